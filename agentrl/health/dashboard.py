@@ -62,7 +62,7 @@ DASHBOARD: tuple[Band, ...] = (
     HELD_OUT,
     Band(
         metric="reward_std",
-        label="Reward spread in a group",
+        label="Reward std in a group",
         unit="",
         healthy=(0.01, None),
         red=(1e-6, None),
@@ -71,7 +71,7 @@ DASHBOARD: tuple[Band, ...] = (
     ),
     Band(
         metric="frac_reward_zero_std",
-        label="Groups without signal",
+        label="Groups with zero advantage",
         unit="share",
         healthy=(None, 0.5),
         red=(None, 0.95),

@@ -29,12 +29,15 @@ from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 
 @detector(
-    bound("warn", 0.7, "share of rollouts in groups without spread", OURS),
-    bound("bound", 0.95, "share of rollouts in groups without spread (`near 1.0`)", USUAL),
+    bound("warn", 0.7, "share of rollouts in groups with zero advantage", OURS),
+    bound("bound", 0.95, "share of rollouts in groups with zero advantage (`near 1.0`)", USUAL),
     bound("steps", 5, "steps in a row (`batch after batch`)", OURS),
     bound("idle", 50, "steps that a solved run may go on without a gradient", OURS),
     bound(
-        "idle_share", 0.9, "share of rollouts without spread that is no gradient to speak of", OURS
+        "idle_share",
+        0.9,
+        "share of rollouts with zero advantage: no gradient to speak of",
+        OURS,
     ),
 )
 def empty_gradient(history: History, limits: Limits) -> Verdict:
@@ -51,7 +54,7 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
     some = empty or sustained(history, metric, lambda v: v >= warn, 2 * steps)
     if some is None:
         return fine(
-            name, f"{share(series.values[-1])} of the rollouts are in groups without spread"
+            name, f"{share(series.values[-1])} of the rollouts are in groups with zero advantage"
         )
     if solved(history):
         return _nothing_left(history, series, limits)

@@ -29,7 +29,7 @@ from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _ALL_EQUAL = 0.95
-"""Share of rollouts in groups without spread that leaves no gradient."""
+"""Share of rollouts in groups with zero advantage that leaves no gradient."""
 _LEVEL = 10
 """Logged steps that say at which level a curve is."""
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")

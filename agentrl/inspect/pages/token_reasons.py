@@ -20,7 +20,7 @@ PREFIX = "prefix"
 TRAINED = "trained"
 TRUNCATED = "truncated: masked"
 STALE = "stale: masked"
-NO_SIGNAL = "group has no signal: not computed"
+ZERO_ADVANTAGE = "zero advantage: not trained"
 EVALUATION = "not in a batch (evaluation)"
 MASKED = "masked: not in the loss"
 
@@ -138,7 +138,7 @@ def _not_recorded(facts: Facts, versions: np.ndarray) -> str:
         others = [why for why in facts.drop_reasons if why not in {"truncated", *Termination}]
         return f"dropped: {others[0]}" if len(others) == 1 else "dropped: not in the batch"
     if facts.advantage == 0:
-        return NO_SIGNAL
+        return ZERO_ADVANTAGE
     if not facts.recorded_step:
         return TRAINED
     if len(versions) and versions.max() < facts.step - 1:

@@ -165,7 +165,8 @@ def _trained(
     with np.errstate(over="ignore", invalid="ignore"):
         columns: dict[str, np.ndarray | None] = {
             "old_log_prob": old,
-            "log_prob": now,
+            # With one update a step it is the pass before it: one number, shown once.
+            "log_prob": None if np.array_equal(old, now) else now,
             "ref_log_prob": None if ref is None else padded(ref),
             "gap": old - sampled.astype(np.float32),
             "entropy": padded(record.entropy),

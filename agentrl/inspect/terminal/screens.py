@@ -186,7 +186,7 @@ class StepView(TableView):
         groups = answer["groups"]
         flat = sum(group["zero_advantage"] for group in groups)
         title = visible(f"{self._kind} step {self._step}", "bold")
-        self.head(title.append(f"  {len(groups)} groups, {flat} without signal", style="dim"))
+        self.head(title.append(f"  {len(groups)} groups, {flat} with zero advantage", style="dim"))
         self.fill([(group["group_id"], _group_cells(group)) for group in groups])
 
     def open(self, key: Any) -> View:

@@ -62,7 +62,10 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_of_100_percent
     assert page.locator(".chart rect.red").count() > 0
     finding = page.locator(".finding", has=page.locator(".pill.warn, .pill.fail")).first
     finding.locator("summary").click()
-    expect(finding.get_by_role("heading", name="What helps")).to_be_visible()
+    expect(finding.get_by_role("heading", name="Evidence")).to_be_visible()
+    expect(page.get_by_role("heading", name="What to change in the run file")).to_be_visible()
+    keys = page.locator(".changes code").all_inner_texts()
+    assert len({text.partition(":")[0] for text in keys}) == len(keys), "one value a key"
     page.keyboard.press("Escape")
     shares = page.locator(".share", has_text="trained").first.locator("li b").all_inner_texts()
     assert sum(float(text.strip("<% ")) for text in shares) == pytest.approx(100, abs=0.5)
@@ -224,7 +227,7 @@ def test_every_overlay_is_switched_and_every_number_of_a_token_shown(
     page: Page, served: str, run: str
 ) -> None:
     tokens_page(page, served, run)
-    for name in ("sampler log-prob", "trainer, before", "trainer, after", "trainer - sampler",
+    for name in ("sampler log-prob", "trainer log-prob", "trainer - sampler",
                  "entropy", "advantage", "ratio", "correction", "loss", "reference"):  # fmt: skip
         assert re.search(r"\d", fact(page, name).inner_text()), name
     expect(fact(page, "why")).to_have_text("trained")
@@ -234,7 +237,7 @@ def test_every_overlay_is_switched_and_every_number_of_a_token_shown(
     expect(fact(page, "weights")).to_have_text(re.compile(r"of step \d"))
     switches = page.locator(".switches").filter(has_text="Entropy").locator("input")
     ids = [one.get_attribute("value") for one in switches.all()]
-    assert ids == ["why", "rollout_log_prob", "old_log_prob", "log_prob", "gap", "entropy",
+    assert ids == ["why", "rollout_log_prob", "old_log_prob", "gap", "entropy",
                    "advantage", "ratio", "correction", "loss", "version"]  # fmt: skip
     for number, overlay in enumerate(ids[:9], start=1):
         page.keyboard.press(str(number))

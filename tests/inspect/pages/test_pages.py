@@ -249,6 +249,8 @@ def test_every_token_column_is_what_was_stored(reader, recorded_run):
         shown = rollout_answer(reader, "train", 3, trajectory.rollout_id)
         assert [row["has_tokens"] for row in shown["rows"]] == [bool(records)]
         for record in records:
+            # One update a step: the pass before it is the only one.
+            assert (answer["log_prob"] is None) == (record.log_probs == record.old_log_probs)
             for place, trained in enumerate(record.trained):
                 if trained:
                     old, now = record.old_log_probs[place], record.log_probs[place]
@@ -307,7 +309,7 @@ def test_every_token_of_a_real_run_has_the_reason_that_its_end_gives(reader, rec
         ({"termination": "sandbox_failed", "advantage": None}, "dropped: sandbox_failed"),
         ({"termination": "stale"}, "dropped: stale"),
         ({"termination": "max_tokens", "mask_truncated": True}, "truncated: masked"),
-        ({"termination": "max_tokens", "advantage": 0.0}, "group has no signal: not computed"),
+        ({"termination": "max_tokens", "advantage": 0.0}, "zero advantage: not trained"),
         ({"advantage": None}, "dropped: not in the batch"),
         ({"advantage": None, "drop_reasons": ["stale", "too_easy"]}, "dropped: too_easy"),
         (
@@ -319,7 +321,7 @@ def test_every_token_of_a_real_run_has_the_reason_that_its_end_gives(reader, rec
         ({}, "masked: not in the loss"),
         (
             {"termination": "of another version", "advantage": 0.0},
-            "group has no signal: not computed",
+            "zero advantage: not trained",
         ),
     ],
 )

@@ -166,7 +166,7 @@ async def test_hostile_text_is_spelled_out_in_every_view(tmp_path: Path) -> None
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "env_done 1", "[bold]b[/bold]")
         for key, shown in (
-            ("enter", "1 groups, 0 without"), ("enter", "all did the same"),
+            ("enter", "1 groups, 0 with zero"), ("enter", "all did the same"),
             ("enter", "assistant turn 0"), ("t", "coloured by why"),
         ):  # fmt: skip
             await press(pilot, key)

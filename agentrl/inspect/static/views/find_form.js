@@ -20,7 +20,7 @@ export const FILTERS = [
   ["step_max", "step to", "number"],
   ["reward_min", "reward from", "number"],
   ["reward_max", "reward to", "number"],
-  ["lag_min", "weights behind, at least", "number"],
+  ["lag_min", "policy lag, at least", "number"],
   ["gap_min", "sampler gap, at least", "number"],
 ];
 export function form(data, params) {
@@ -98,7 +98,7 @@ export function form(data, params) {
       choice("tool_status", "tool call", TOOL_STATUS),
       FILTERS.slice(5).map((one) => field(...one)),
       tick("truncated", "truncated"),
-      tick("zero_advantage", "no signal"),
+      tick("zero_advantage", "zero advantage"),
     ),
   );
 }

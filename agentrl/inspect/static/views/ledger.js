@@ -124,7 +124,7 @@ export function wastePanel(run, open) {
             h(
               "div",
               {},
-              h("h3", {}, "Seconds of rollouts"),
+              h("h3", {}, "Rollout-seconds, summed over parallel rollouts"),
               sum(time.map((part) => part.value)) > 0
                 ? shareBar({ parts: time, show: seconds, label: "Seconds by fate" })
                 : h("p", { class: "note" }, "Not logged."),

@@ -20,17 +20,17 @@ export const OVERLAYS = [
   },
   {
     id: "old_log_prob",
-    name: "Trainer, before",
+    name: "Trainer log-prob",
     kind: "low",
     unit: "nats",
     what: "The trainer's log-probability before the first update of the step",
   },
   {
     id: "log_prob",
-    name: "Trainer, after",
+    name: "Trainer log-prob, last update",
     kind: "low",
     unit: "nats",
-    what: "The trainer's log-probability in the last update that saw it",
+    what: "The trainer's log-probability in the pass of the last update that had it",
   },
   {
     id: "gap",
@@ -47,7 +47,7 @@ export const OVERLAYS = [
     name: "Entropy",
     kind: "high",
     unit: "nats",
-    what: "How undecided the policy was at this token",
+    what: "Entropy of the distribution that the token was drawn from",
   },
   {
     id: "advantage",
@@ -130,7 +130,7 @@ const REASONS = [
   ["prompt", "w-prompt"],
   ["environment", "w-env"],
   ["prefix", "w-prefix"],
-  ["group has no signal", "w-dull"],
+  ["zero advantage", "w-dull"],
   ["not in a batch", "w-eval"],
   ["truncated", "w-cut"],
   ["stale", "w-stale"],

@@ -210,7 +210,7 @@ function side(data, params, at) {
     data.score !== data.reward && ["score", num(data.score)],
     ...Object.entries(data.reward_parts ?? {}).map(([name, value]) => [name, num(value)]),
     ["advantage", data.advantage === null ? "not in a batch" : signed(data.advantage)],
-    data.version_lag > 0 && ["weights behind", plural(data.version_lag, "step")],
+    data.version_lag > 0 && ["policy lag", plural(data.version_lag, "step")],
     ["time", seconds(data.duration_s)],
     data.temperature !== undefined && ["temperature", num(data.temperature)],
     ...Object.entries(data.extra_logs ?? {}).map(([name, value]) => [name, num(value)]),

@@ -10,7 +10,7 @@ const COLUMNS = [
   ["task_id", "task", "Each group tries one task several times"],
   ["n", "rollouts", "How many times it was tried"],
   ["reward_mean", "mean reward", "Over the rollouts of the group"],
-  ["reward_std", "spread", "Standard deviation of the reward inside the group; 0 teaches nothing"],
+  ["reward_std", "std", "Standard deviation of the reward inside the group; 0 teaches nothing"],
   ["score_mean", "score", "Mean of the environment's own 0 to 1 verdict"],
   ["terminations", "how they ended", "By itself, at a limit, or because something failed"],
   ["tokens", "sampled tokens", "What the policy wrote, over all rollouts of the group"],
@@ -197,7 +197,7 @@ function row(group, data, run, size) {
           h(
             "span",
             { class: "pill", title: "All rollouts of this group have one advantage: zero" },
-            "no signal",
+            "zero advantage",
           ),
         ],
     ),

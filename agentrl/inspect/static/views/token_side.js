@@ -8,11 +8,11 @@ import { shownToken } from "./token_text.js";
 // What each number is, and its unit.
 const NUMBERS = [
   ["rollout_log_prob", "sampler log-prob", "nats", "Log-probability when it was sampled."],
-  ["old_log_prob", "trainer, before", "nats", "The trainer's own, before the step's first update."],
-  ["log_prob", "trainer, after", "nats", "The trainer's own, in the last update that saw it."],
+  ["old_log_prob", "trainer log-prob", "nats", "The trainer's own, before the first update of the step."],
+  ["log_prob", "trainer log-prob, last update", "nats", "The trainer's own, in the pass of the last update that had it; there where it is another pass."],
   ["ref_log_prob", "reference", "nats", "Of the reference policy that the KL penalty holds to."],
   ["gap", "trainer - sampler", "nats", "Before any update; 0 if both computed the same."],
-  ["entropy", "entropy", "nats", "How undecided the policy was here; 0 is certain."],
+  ["entropy", "entropy", "nats", "Of the distribution that the token was drawn from; 0 is certain."],
   ["advantage", "advantage", "", "Above 0: made likelier; below 0: made less likely."],
   ["ratio", "ratio", "", "The trainer's probability over the one that the loss holds it to; 1 is unchanged."],
   ["correction", "correction", "", "Weight that corrects for the sampler; 1 is none."],
@@ -30,7 +30,7 @@ export function tokenFacts(data, i) {
     ],
     ["id", h("span", { class: "mono" }, String(data.ids[i]))],
     [
-      "said by",
+      "role",
       words(data.role.legend[data.role.codes[i]]) +
         (data.turn[i] >= 0 ? `, turn ${data.turn[i]}` : ""),
     ],
@@ -95,7 +95,7 @@ const REASONS = {
   prompt: "It was given to the model, not written by it.",
   environment: "A tool, the user or the chat template wrote it.",
   prefix: "The config puts it at the start of each reply (chat.reply_prefix).",
-  "group has no signal": "All siblings earned the same, so there is nothing to learn from.",
+  "zero advantage": "All siblings earned the same, so there is nothing to learn from.",
   "not in a batch": "An evaluation is never trained on.",
   truncated: "The rollout was cut off, and the config masks such (algorithm.mask_truncated).",
   stale: "Weights older than the bound sampled it.",
@@ -183,7 +183,7 @@ export function outlierList(found, data, overlay, pick) {
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, "Furthest out"),
+    h("h2", {}, "Outliers"),
     h(
       "ol",
       { class: "outliers" },

@@ -20,7 +20,7 @@ export function turn(one, index, id) {
       {},
       h("span", { class: "role" }, one.role),
       h("span", { class: "note" }, `turn ${index}`),
-      h("span", { class: "note" }, tokens ? plural(tokens, "token") : "not shown to the model"),
+      h("span", { class: "note" }, tokens ? plural(tokens, "token") : "no tokens: the rollout had ended"),
       one.duration_s > 0 && h("span", { class: "note" }, seconds(one.duration_s)),
       one.finish_reason &&
         one.finish_reason !== "stop" &&
@@ -38,7 +38,7 @@ export function turn(one, index, id) {
       h(
         "details",
         { class: "raw" },
-        h("summary", { class: "note" }, "as the model saw it"),
+        h("summary", { class: "note" }, tokens ? "as the model saw it" : "as it would have been shown"),
         longText(one.text),
       ),
   );
