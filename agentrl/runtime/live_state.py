@@ -1,4 +1,4 @@
-"""The state of a run while it runs, in a small file that whoever watches the run reads.
+"""The state of a run while it runs, in a small file for its viewers.
 
 `RUN/live.json` says what the run does at this moment: its phase, its engines, the rollouts in
 flight, the groups that wait to be trained. It is replaced as a whole at most once a second, and a
@@ -85,7 +85,7 @@ class LiveState(Progress):
             await asyncio.gather(watcher, return_exceptions=True)
 
     def write(self, rollouts: InFlightReport | None) -> None:
-        """Replace the file by one of this moment; whoever reads sees the old one or the new.
+        """Replace the file by one of this moment; a reader sees the old one or the new.
 
         Args:
             rollouts: in flight; None while nobody can say.

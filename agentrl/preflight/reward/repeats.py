@@ -45,7 +45,7 @@ def gradings(answers: Sequence[TriedAnswer]) -> list[list[TriedAnswer]]:
     return list(found.values())
 
 
-def settled(answers: Sequence[TriedAnswer]) -> list[TriedAnswer]:
+def first_verdicts(answers: Sequence[TriedAnswer]) -> list[TriedAnswer]:
     """One grading of each answer: the first with a verdict, where there is one."""
     return [
         next((each for each in times if each.reward is not None), times[0])

@@ -23,7 +23,7 @@ from agentrl.preflight.reward.causes import (
     too_hard,
 )
 from agentrl.preflight.reward.known_answers import LIMITS, NOTHING, SOLVED, AnswerKind, TriedAnswer
-from agentrl.preflight.reward.repeats import find_flaky, reason_of, settled, surely_broken
+from agentrl.preflight.reward.repeats import find_flaky, first_verdicts, reason_of, surely_broken
 
 NAME = "reward test"
 """The line about known answers."""
@@ -72,7 +72,7 @@ def judge_answers(answers: Sequence[TriedAnswer], known: KnownTasks | None = Non
         answers: every grading; those of one answer share `kind` and `task_id`.
         known: of their tasks.
     """
-    flaky, rows = find_flaky(answers), settled(answers)
+    flaky, rows = find_flaky(answers), first_verdicts(answers)
     causes: list[RewardCause] = []
     if flaky is not None:
         causes.append(RewardCause(detail=flaky.detail, fix=flaky.fix))

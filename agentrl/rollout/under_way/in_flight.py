@@ -1,7 +1,7 @@
 """Rollouts in flight as somebody who watches the run sees them: which turn, and waiting for what.
 
-A rollout notes each wait in its `Activity`, two assignments and one look at the clock; whoever
-wants to see asks for a report, which is all that costs more.
+A rollout notes each wait in its `Activity`, two assignments and one look at the clock; a
+viewer asks for a report, which is all that costs more.
 """
 
 from __future__ import annotations
