@@ -6,31 +6,32 @@ that a run of 10^5 rollouts needs the memory of one step. Text is compared witho
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentrl.data.run.labels import read_labels
 from agentrl.data.store.columns import escape
 from agentrl.inspect.pages.find_line import Question
+from agentrl.inspect.pages.find_text import WantedText, any_of, first_hit, flat_lists, row_groups
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.row_facts import largest_gap, oldest_version
+from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.types import TERMINATION_RULES
 
-_AROUND = 80
-"""Characters shown on either side of a hit."""
 _KEPT_HITS, _KEPT_BYTES = 4, 2**16
 """The texts of so many hits of one step are kept until they are shown, those of more read again."""
-_TEXT_LEAVES = ("turns.list.element.text", "turns.list.element.tool_results.list.element.text")
+_TEXT_LEAVES = (
+    "turns.list.element.role",
+    "turns.list.element.text",
+    "turns.list.element.tool_results.list.element.text",
+)
 _STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
 _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
 
@@ -45,12 +46,15 @@ class _Found(NamedTuple):
 
 
 def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
-    """The rollouts that fit, newest step last, with the position of the first hit.
+    """The rollouts that fit, newest step last unless it sorts them, with the first hit of each.
+
+    A hit in a text that the policy wrote comes before one in a prompt or in a tool's output.
 
     Raises:
-        RunError: a file was damaged while it was read.
+        RunError: a file was damaged while it was read, or the text is no regular expression.
     """
     begun = time.perf_counter()
+    wanted = WantedText.of(question)
     reader.rows.refresh()
     candidates = _by_index(reader.rows.table(), question)
     if question.label is not None:
@@ -63,15 +67,15 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
             by_shelf.append((shelves[position], candidates.filter(pa.array(numbers == position))))
 
     def look(item: tuple[Shelf, pa.Table]) -> list[_Found]:
-        return list(_in_file(reader, *item, question))
+        return list(_in_file(reader, *item, question, wanted))
 
     with ThreadPoolExecutor(4) as pool:
         found = [hit for hits in pool.map(look, by_shelf) for hit in hits]
-    found = list(_once(found))
+    found = _sorted(reader, list(_once(found)), question.sort)
     page = found[question.offset : question.offset + question.limit]
     if question.text:
         page = _with_texts(reader, page)
-    hits = [_hit(hit, question.text) for hit in page]
+    hits = [_hit(hit, wanted) for hit in page]
     took = time.perf_counter() - begun
     return {
         "total": len(found),
@@ -94,6 +98,10 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
         tests.append(pc.field("reward") >= question.reward_min)
     if question.reward_max is not None:
         tests.append(pc.field("reward") <= question.reward_max)
+    if question.score_min is not None:
+        tests.append(pc.field("score") >= question.score_min)
+    if question.score_max is not None:
+        tests.append(pc.field("score") <= question.score_max)
     if question.step_min is not None:
         tests.append(pc.field("step") >= question.step_min)
     if question.step_max is not None:
@@ -121,7 +129,7 @@ def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
 
 
 def _in_file(
-    reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question
+    reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question, wanted: WantedText
 ) -> Iterator[_Found]:
     """Those of the candidates of one step that fit in what only its files say."""
     keep = np.zeros(shelf.rows, dtype=bool)
@@ -138,7 +146,7 @@ def _in_file(
         keep &= _with_status(reader, shelf, question.tool_status)
     texts: dict[int, pa.Table] = {}
     if question.text and keep.any():
-        keep, texts = _with_text(reader, shelf, question.text, keep)
+        keep, texts = _with_text(reader, shelf, wanted, keep)
     if keep.any():
         rows = candidates.column("row").to_numpy()
         for row in rows_of(candidates.filter(pa.array(keep[rows]))):
@@ -146,22 +154,25 @@ def _in_file(
 
 
 def _with_text(
-    reader: RunReader, shelf: Shelf, text: str, among: np.ndarray
+    reader: RunReader, shelf: Shelf, wanted: WantedText, among: np.ndarray
 ) -> tuple[np.ndarray, dict[int, pa.Table]]:
     """[rows of the shelf] Which of some rows have the text in the prompt, a turn or a result; and
     the texts of those rows by row, as far as they may be kept.
     """
-    wanted = escape(text)
     found = np.zeros(shelf.rows, dtype=bool)
     texts: dict[int, pa.Table] = {}
-    for start, group in _groups(reader, shelf, ["prompt_text", *_TEXT_LEAVES]):
+    for start, group in row_groups(reader, shelf, ["prompt_text", *_TEXT_LEAVES]):
         here = np.zeros(group.num_rows, dtype=bool)
-        here |= _contains(group.column("prompt_text"), wanted)
-        turns = _flat(group.column("turns"))
-        in_turns = _contains(turns.values.field("text"), wanted)
-        results = turns.values.field("tool_results")
-        in_turns |= _any_of(results, _contains(results.values.field("text"), wanted))
-        here |= _any_of(turns, in_turns)
+        if wanted.role in (None, "prompt"):
+            here |= wanted.within(group.column("prompt_text"))
+        if wanted.role != "prompt":
+            turns = flat_lists(group.column("turns"))
+            in_turns = wanted.within(turns.values.field("text"))
+            results = turns.values.field("tool_results")
+            in_turns |= any_of(results, wanted.within(results.values.field("text")))
+            if wanted.role is not None:
+                in_turns &= np.asarray(turns.values.field("role").to_pylist()) == wanted.role
+            here |= any_of(turns, in_turns)
         here &= among[start : start + group.num_rows]
         found[start : start + group.num_rows] = here
         positions = np.flatnonzero(here)[: _KEPT_HITS - len(texts)]
@@ -177,46 +188,14 @@ def _with_text(
 def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
     """[rows of the shelf] Whether a call ended so."""
     found = np.zeros(shelf.rows, dtype=bool)
-    for start, group in _groups(reader, shelf, [_STATUS_LEAF]):
-        turns = _flat(group.column("turns"))
+    for start, group in row_groups(reader, shelf, [_STATUS_LEAF]):
+        turns = flat_lists(group.column("turns"))
         results = turns.values.field("tool_results")
         ends = np.asarray(results.values.field("status").to_pylist(), dtype=object)
         hits = (ends != "ok") if status == "any_error" else (ends == status)
-        here = _any_of(turns, _any_of(results, hits.astype(bool)))
+        here = any_of(turns, any_of(results, hits.astype(bool)))
         found[start : start + group.num_rows] = here
     return found
-
-
-def _groups(
-    reader: RunReader, shelf: Shelf, columns: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
-    """Row groups with the row they begin at; a file that is damaged or was replaced ends early."""
-    for part in shelf.parts:
-        try:
-            with pq.ParquetFile(part.file.path) as file:
-                part.check(file)
-                for group, start in enumerate(part.starts[:-1]):
-                    table = file.read_row_group(group, columns=list(columns), use_threads=False)
-                    yield start, table
-        except (OSError, pa.ArrowException, ValueError) as error:
-            reader.rows.damaged(part.file.path, error)
-
-
-def _flat(column: pa.ChunkedArray) -> pa.ListArray:
-    return pa.concat_arrays(column.chunks)
-
-
-def _contains(texts: pa.Array | pa.ChunkedArray, wanted: str) -> np.ndarray:
-    plain = wanted.isascii() and not any(char.isalpha() for char in wanted)
-    hits = pc.match_substring(texts, wanted, ignore_case=not plain)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
-    return hits.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def _any_of(lists: pa.ListArray, hits: np.ndarray) -> np.ndarray:
-    """[lists] Whether any element of each list is hit."""
-    offsets = np.asarray(lists.offsets)
-    before = np.concatenate([[0], np.cumsum(hits)])
-    return before[offsets[1:]] > before[offsets[:-1]]
 
 
 def _once(found: Iterable[_Found]) -> Iterator[_Found]:
@@ -227,6 +206,26 @@ def _once(found: Iterable[_Found]) -> Iterator[_Found]:
         if key not in seen:
             seen.add(key)
             yield hit
+
+
+def _sorted(reader: RunReader, found: list[_Found], order: str) -> list[_Found]:
+    """In the order of one of `SORTS`; what has no such number comes last."""
+    name = order.removeprefix("-")
+    if not name:
+        return found
+    sign = -1.0 if order.startswith("-") else 1.0
+
+    def key(hit: _Found) -> tuple[bool, float]:
+        if name == "tokens":
+            value: float | None = float(action_tokens(reader.rows, hit.shelf)[hit.row["row"]])
+        else:
+            value = hit.row[name]
+            value = None if value is None else float(value)
+        if value is None or value != value:
+            return True, 0.0
+        return False, sign * value
+
+    return sorted(found, key=key)
 
 
 def _with_texts(reader: RunReader, page: Sequence[_Found]) -> list[_Found]:
@@ -250,10 +249,10 @@ def _with_texts(reader: RunReader, page: Sequence[_Found]) -> list[_Found]:
     ]
 
 
-def _hit(hit: _Found, wanted: str) -> dict[str, Any]:
+def _hit(hit: _Found, wanted: WantedText) -> dict[str, Any]:
     row, snippet, turn = hit.row, None, None
     if hit.texts is not None:
-        snippet, turn = _first(rows_of(hit.texts)[0], escape(wanted))
+        snippet, turn = first_hit(rows_of(hit.texts)[0], wanted)
     return {
         "kind": row["kind"],
         "step": row["step"],
@@ -268,22 +267,6 @@ def _hit(hit: _Found, wanted: str) -> dict[str, Any]:
         "snippet": snippet,
         "turn": turn,
     }
-
-
-def _first(long: Mapping[str, Any], wanted: str) -> tuple[list[str] | None, int | None]:
-    """Before, match and after of the first hit, and its turn; None is the prompt."""
-    texts: list[tuple[int | None, str]] = [(None, long["prompt_text"])]
-    for position, turn in enumerate(long["turns"]):
-        texts.append((position, turn["text"]))
-        texts += [(position, result["text"]) for result in turn["tool_results"]]
-    for position, text in texts:
-        # Where it stands in the text itself: lower case may have another length.
-        match = re.search(re.escape(wanted), text or "", re.IGNORECASE)
-        if match:
-            at, end = match.span()
-            before = shown(text[max(0, at - _AROUND) : at])
-            return [before, shown(text[at:end]), shown(text[end : end + _AROUND])], position
-    return None, None
 
 
 def _number(shelf: Shelf) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 from agentrl.errors import RunError
 
 FILTERS = (
-    "task:sum end:max_turns tool:any_error reward<0.5 step>=3 lag>=1 gap>=0.1 is:truncated "
-    "label:hacked"
+    "task:sum end:max_turns tool:any_error reward<0.5 score<1 step>=3 lag>=1 gap>=0.1 "
+    "is:truncated label:hacked role:assistant /regular.expression/ sort:-reward"
 )
 """An example of each filter."""
 
@@ -20,10 +20,18 @@ _NAMES = {
     "end": "termination",
     "tool": "tool_status",
     "label": "label",
+    "role": "role",
+    "sort": "sort",
 }
+ROLES = ("assistant", "tool", "user", "system", "prompt")
+"""Roles of a turn whose text can be searched alone, and the prompt."""
+SORTS = ("step", "reward", "score", "tokens")
+"""Orders of what is found: smallest first, or with a minus before it largest first."""
 _BOUNDS = {
     ("reward", ">="): "reward_min",
     ("reward", "<="): "reward_max",
+    ("score", ">="): "score_min",
+    ("score", "<="): "score_max",
     ("step", ">="): "step_min",
     ("step", "<="): "step_max",
     ("lag", ">="): "lag_min",
@@ -36,7 +44,8 @@ _FLAGS = {
     "signal": ("zero_advantage", False),
 }
 _FILTER = re.compile(
-    r"(kind|task|end|tool|is|label)(?::|(?<=label)=)(\S+)|(reward|step|lag|gap)(<=|>=|<|>|=)(\S+)"
+    r"(kind|task|end|tool|is|label|role|sort)(?::|(?<=label)=)(\S+)"
+    r"|(reward|score|step|lag|gap)(<=|>=|<|>|=)(\S+)"
 )
 
 
@@ -45,7 +54,12 @@ class Question:
     """Conditions on the rollouts that are looked for; None and empty mean anything."""
 
     text: str = ""
-    """In a prompt, a turn or a tool's output; empty finds by the filters alone."""
+    """In a prompt, a turn or a tool's output; empty finds by the filters alone. Between slashes a
+    regular expression (RE2), as `/ValueError: .* is not/`."""
+    role: str | None = None
+    """One of `ROLES`, whose text alone is searched."""
+    sort: str = ""
+    """One of `SORTS`, with a minus for the largest first; empty for the order of the steps."""
     kind: str | None = None
     """`train` or `eval/NAME`."""
     task: str | None = None
@@ -58,6 +72,10 @@ class Question:
     """Lowest reward, included."""
     reward_max: float | None = None
     """Highest reward, included."""
+    score_min: float | None = None
+    """Lowest score of the environment, included."""
+    score_max: float | None = None
+    """Highest score, included."""
     lag_min: float | None = None
     """Least versions between the oldest weights that sampled a token and those it trained."""
     gap_min: float | None = None
@@ -107,7 +125,14 @@ def parse_question(line: str, **more: Any) -> Question:
             fields |= _bounds(match[3], match[4], match[5])
     # Words keep their spaces when no filter stands among them.
     text = line.strip() if len(words) == len(line.split()) else " ".join(words)
-    return Question(text=text, **fields)
+    question = Question(text=text, **fields)
+    for name, value, valid in (
+        ("role", question.role, ROLES),
+        ("sort", question.sort.removeprefix("-") or None, SORTS),
+    ):
+        if value is not None and value not in valid:
+            raise RunError(f"{name}:{value} is no filter; valid: {name}:{f', {name}:'.join(valid)}")
+    return question
 
 
 def _bounds(name: str, sign: str, value: str) -> dict[str, Any]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from agentrl.inspect.pages.find_line import Question
+from agentrl.errors import RunError
+from agentrl.inspect.pages.find_line import Question, parse_question
 from agentrl.inspect.pages.task_cells import Range, parse_steps
 
 _MOST_HITS = 1000
+_TEXTS = ("kind", "task", "termination", "tool_status", "label", "role", "sort")
+_NUMBERS = ("reward_min", "reward_max", "score_min", "score_max", "lag_min", "gap_min")
+"""Filters of a question by the kind of their value."""
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
 
 
@@ -92,24 +98,19 @@ def find_question(query: Mapping[str, str]) -> Question:
         ValueError: a filter has no value of its kind.
     """
     limit = whole_or_none(query, "limit")
-    return Question(
-        text=query.get("q", ""),
-        kind=optional(query, "kind"),
-        task=optional(query, "task"),
-        termination=optional(query, "termination"),
-        tool_status=optional(query, "tool_status"),
-        reward_min=number_or_none(query, "reward_min"),
-        reward_max=number_or_none(query, "reward_max"),
-        lag_min=number_or_none(query, "lag_min"),
-        gap_min=number_or_none(query, "gap_min"),
-        truncated=flag(query, "truncated"),
-        zero_advantage=flag(query, "zero_advantage"),
-        step_min=whole_or_none(query, "step_min"),
-        step_max=whole_or_none(query, "step_max"),
-        label=optional(query, "label"),
-        limit=min(_MOST_HITS, 50 if limit is None else limit),
-        offset=whole_or_none(query, "offset") or 0,
-    )
+    # The line of words is read as the terminal reads it; a field beside it wins.
+    try:
+        line = parse_question(query.get("q", ""))
+        parse_question(f"sort:{query['sort']}" if query.get("sort") else "")
+    except RunError as error:
+        raise ValueError(str(error)) from error
+    fields: dict[str, Any] = {name: optional(query, name) for name in _TEXTS}
+    fields |= {name: number_or_none(query, name) for name in _NUMBERS}
+    fields |= {name: flag(query, name) for name in ("truncated", "zero_advantage")}
+    fields |= {name: whole_or_none(query, name) for name in ("step_min", "step_max")}
+    fields["limit"] = min(_MOST_HITS, 50 if limit is None else limit)
+    fields["offset"] = whole_or_none(query, "offset")
+    return replace(line, **{name: value for name, value in fields.items() if value is not None})
 
 
 def steps_or_none(query: Mapping[str, str], name: str) -> Range | None:

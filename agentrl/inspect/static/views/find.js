@@ -18,6 +18,9 @@ const NAMES = [
   "tool_status",
   "truncated",
   "zero_advantage",
+  "role",
+  "sort",
+  "label",
   ...FILTERS.map(([name]) => name),
 ];
 
@@ -113,6 +116,7 @@ function draw(data, params) {
         ),
       ),
       saved(),
+      run && !inSql && questions(run),
       run ? body : empty("No run here", "There is nothing to search."),
     ),
     after: () =>
@@ -120,6 +124,24 @@ function draw(data, params) {
       !inSql &&
       document.getElementById("find-text")?.focus({ preventScroll: true }),
   };
+}
+
+// What a reviewer asks first, above all of a reward that may be hacked.
+const QUESTIONS = [
+  ["paid most and not solved", { q: "score<0.5 sort:-reward", kind: "train" }],
+  ["longest", { q: "sort:-tokens", kind: "train" }],
+  ["longest of the solved", { q: "score>=1 sort:-tokens", kind: "train" }],
+  ["calls that failed", { tool_status: "any_error" }],
+  ["truncated", { truncated: "true" }],
+  ["labelled hacked", { label: "hacked" }],
+];
+
+function questions(run) {
+  return h(
+    "nav",
+    { class: "row note", "aria-label": "Questions" },
+    QUESTIONS.map(([name, params]) => h("a", { href: href("find", { run, ...params }) }, name)),
+  );
 }
 
 function runPicker(data, params) {
@@ -191,7 +213,7 @@ function results(data, params) {
         h(
           "tr",
           {},
-          ["rollout", "where", "reward", "ended by"].map((name) => h("th", {}, name)),
+          ["rollout", "where", "reward", "score", "ended by"].map((name) => h("th", {}, name)),
         ),
       ),
       h(
@@ -240,11 +262,12 @@ function row(hit, run) {
         h(
           "a",
           { href: href("group", { run, kind: hit.kind, step: hit.step, group: hit.group_id }) },
-          "group",
+          `sibling ${lastPart(hit.rollout_id)} of its group`,
         ),
       ),
     ),
     h("td", {}, reward(hit.reward)),
+    h("td", {}, num(hit.score)),
     h("td", {}, termination(hit.termination)),
   );
 }

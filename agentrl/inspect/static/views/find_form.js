@@ -14,12 +14,25 @@ const TOOL_STATUS = [
   "over_cap",
   "timeout",
 ];
+const ROLES = ["assistant", "tool", "user", "system", "prompt"];
+const SORT_NAMES = {
+  "-reward": "highest reward",
+  reward: "lowest reward",
+  "-score": "highest score",
+  score: "lowest score",
+  "-tokens": "most tokens",
+  tokens: "fewest tokens",
+  "-step": "newest step",
+};
+const SORTS = Object.keys(SORT_NAMES);
 export const FILTERS = [
   ["task", "task", "text"],
   ["step_min", "step from", "number"],
   ["step_max", "step to", "number"],
   ["reward_min", "reward from", "number"],
   ["reward_max", "reward to", "number"],
+  ["score_min", "score from", "number"],
+  ["score_max", "score to", "number"],
   ["lag_min", "policy lag, at least", "number"],
   ["gap_min", "sampler gap, at least", "number"],
 ];
@@ -60,7 +73,7 @@ export function form(data, params) {
     type: "search",
     name: "q",
     value: params.q ?? "",
-    placeholder: "What a model, a tool or a user said",
+    placeholder: "Text, /regular expression/, or filters: role:assistant reward<0.5 sort:-tokens",
     "aria-label": "Text to find",
     "data-key": "find-text",
   });
@@ -93,10 +106,12 @@ export function form(data, params) {
       "div",
       { class: "filters" },
       choice("kind", "kind", data.kinds, kindName),
-      FILTERS.slice(0, 5).map((one) => field(...one)),
+      FILTERS.slice(0, 7).map((one) => field(...one)),
       choice("termination", "ended by", endings()),
       choice("tool_status", "tool call", TOOL_STATUS),
-      FILTERS.slice(5).map((one) => field(...one)),
+      choice("role", "text of", ROLES),
+      choice("sort", "sorted by", SORTS, (order) => SORT_NAMES[order] ?? order),
+      FILTERS.slice(7).map((one) => field(...one)),
       tick("truncated", "truncated"),
       tick("zero_advantage", "zero advantage"),
     ),
