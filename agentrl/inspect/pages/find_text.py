@@ -57,7 +57,7 @@ class WantedText(NamedTuple):
         return hits.fill_null(False).to_numpy(zero_copy_only=False)
 
     def first(self, text: str) -> re.Match[str] | None:
-        """Where it stands first; lower case may have another length, so in the text itself."""
+        """The first hit, in the text itself: in lower case it may have another length."""
         pattern = self.pattern if self.regex else re.escape(self.pattern)
         return re.search(pattern, text, re.IGNORECASE)
 
