@@ -25,7 +25,7 @@ from agentrl.config.schema import RunConfig
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import require_run
 from agentrl.errors import ConfigError
-from agentrl.health.records import History, RolloutFacts, Series
+from agentrl.health.records import LARGEST, History, RolloutFacts, Series
 from agentrl.health.rollouts import read_rollouts
 from agentrl.metrics import read_metrics
 
@@ -81,7 +81,7 @@ def read_series(
 def series_of(
     values: Mapping[str, Mapping[int, float]],
 ) -> tuple[dict[str, Series], dict[str, tuple[int, ...]]]:
-    """Curves from step to value, and the steps at which each was not finite.
+    """Curves from step to value, and the steps at which each was not finite, or beyond `LARGEST`.
 
     Example:
         >>> curves, broken = series_of({"reward": {2: 0.5, 1: 0.25, 3: float("nan")}})
@@ -91,12 +91,12 @@ def series_of(
     curves: dict[str, Series] = {}
     broken: dict[str, tuple[int, ...]] = {}
     for name, by_step in values.items():
-        known = sorted((step, value) for step, value in by_step.items() if math.isfinite(value))
+        known = sorted((step, value) for step, value in by_step.items() if abs(value) <= LARGEST)
         if known:
             steps, numbers = zip(*known, strict=True)
             curves[name] = Series(steps=steps, values=numbers)
         if len(known) < len(by_step):
-            lost = (step for step, value in by_step.items() if not math.isfinite(value))
+            lost = (step for step, value in by_step.items() if not abs(value) <= LARGEST)
             broken[name] = tuple(sorted(lost))
     return curves, broken
 

@@ -74,6 +74,10 @@ class History:
     """Parts of the run that could not be read, in words."""
 
 
+LARGEST = 1e100
+"""Numbers beyond it are taken as infinite: their squares and sums could not be computed with."""
+
+
 class Dating(StrEnum):
     """The part of a piece of evidence that says since when something is wrong."""
 

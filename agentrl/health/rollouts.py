@@ -12,7 +12,7 @@ from agentrl.data.store.columns import unescape
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError
 from agentrl.health.measures.error_texts import MOST_ERRORS, error_line
-from agentrl.health.records import RolloutFacts
+from agentrl.health.records import LARGEST, RolloutFacts
 from agentrl.types import TERMINATION_RULES, Termination, ToolStatus, Trajectory
 
 TEXT_CHARS = 20_000
@@ -113,7 +113,7 @@ def facts_of(
         task_id=last.task_id,
         group_id=last.group_id,
         rollout_id=last.rollout_id,
-        reward=last.reward,
+        reward=_trusted(last.reward),
         score=last.score,
         advantage=advantage,
         termination=last.termination.value,
@@ -166,7 +166,7 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
         task_id=unescape(last["task_id"]),
         group_id=unescape(last["group_id"]),
         rollout_id=unescape(last["rollout_id"]),
-        reward=last["reward"],
+        reward=_trusted(last["reward"]),
         score=last["score"],
         advantage=last["advantage"],
         termination=last["termination"],
@@ -183,6 +183,11 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
             [(result["status"], unescape(result["text"] or "")) for result in results],
         ),
     )
+
+
+def _trusted(reward: float | None) -> float | None:
+    """The reward, if numbers can be computed with it."""
+    return reward if reward is not None and abs(reward) <= LARGEST else None
 
 
 def _errors(

@@ -18,6 +18,7 @@ from agentrl.health import (
     diagnose,
     merged_levers,
     next_command,
+    read_history,
 )
 from agentrl.health.causes import _EXPLAINS
 from agentrl.health.levers import sampler, system
@@ -176,6 +177,24 @@ def test_an_outage_that_is_over_is_named_with_its_errors() -> None:
     assert (found.status, found.first_step, found.last_step) == (Status.WARN, 31, 40)
     assert "over since step 40" in found.detail
     assert any("5 x no route to host 10.0.0.0" in item.text for item in found.evidence)
+
+
+def test_truncation_that_was_not_logged_before_is_no_error() -> None:
+    """Fails if a curve that begins later than the reward ends the report."""
+    late = Series(steps=tuple(range(21, 61)), values=(0.5,) * 40)
+    fallen = curve(*[0.8] * 20, *[0.2 + 0.01 * (n % 3) for n in range(40)])
+    verdicts = diagnose(History(metrics={"reward": fallen, "completions/clipped_ratio": late}))
+    found = next(verdict for verdict in verdicts if verdict.name == "truncation")
+    assert found.status is Status.OK
+
+
+def test_a_score_without_a_reward_and_numbers_beyond_squares_end_no_report(make_run) -> None:
+    """Fails if a run of which the reward was lost, or that blew up, cannot be judged."""
+    assert diagnose(History(metrics={"score": curve(*[0.5] * 20)}))
+    run = make_run({"score": [0.5] * 30, "critic/vf_loss": [0.1] * 29 + [1e300]})
+    found = {verdict.name: verdict for verdict in diagnose(read_history(run))}
+    assert found["not_finite"].status is Status.FAIL
+    assert found["not_finite"].first_step == 30
 
 
 def test_errors_are_grouped_by_what_they_have_in_common() -> None:

@@ -59,6 +59,13 @@ def test_a_straight_line_began_at_the_start() -> None:
     assert onset(series(_STEPS * 0.01 + noise(0, 0.02)), up=True) == 1
 
 
+def test_numbers_as_large_as_floats_can_be_are_dated() -> None:
+    """Fails if a blow-up overflows the fit, and with it the whole report."""
+    blown = np.where(_STEPS >= 90, 1.5e308, -1.5e308)
+    assert onset(series(blown), up=True) == 90
+    assert onset(series(np.where(_STEPS >= 90, 1e200, 1.0 + noise(0, 0.1))), up=True) == 90
+
+
 def test_few_or_equal_values_say_nothing() -> None:
     short = Series(steps=(1, 2, 3), values=(0.0, 1.0, 2.0))
     assert onset(short, up=True) is None

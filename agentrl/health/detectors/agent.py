@@ -153,14 +153,14 @@ def _storm(history: History, metric: str, what: str, limits: Limits) -> tuple[li
     if some is None:
         return [], False
     series = history.metrics[metric]
-    over_since = bad is not None and not now
+    is_over = bad is not None and not now
     move = change(series)
-    from_start = some.first_step == series.steps[0] or not over_since
+    from_start = some.first_step == series.steps[0] or not is_over
     if move is not None and move.down and from_start:
         # It learns to call; only what stays bad is a finding.
         return [], False
     text = f"{share(some.worst)} of the {what}, for {steps_text(some)}"
-    return [seen(metric, some, text + over(some, not over_since))], bad is not None and now
+    return [seen(metric, some, text + over(some, not is_over))], bad is not None and now
 
 
 def _statuses(history: History) -> list[str]:

@@ -179,7 +179,7 @@ def _harmful(history: History, limits: Limits) -> Stretch | None:
     cut = history.metrics[metric].values[
         : bisect_left(history.metrics[metric].steps, stretch.first_step)
     ]
-    if len(before) < 5 or len(after) < 5 or median(cut[-20:]) > most / 2:
+    if min(len(before), len(after), len(cut)) < 5 or median(cut[-20:]) > most / 2:
         return None
     lost = difference(before, after)
     return stretch if lost.down and -lost.gain > 0.2 * max(abs(lost.start), 1e-3) else None

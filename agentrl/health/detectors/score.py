@@ -25,7 +25,7 @@ def score_falls(history: History, limits: Limits) -> Verdict:
     """The reward rises, and the score that the environment gives beside it falls: the policy does
     what is paid for instead of the task, and the environment itself admits it."""
     name = "score_falls"
-    if own_score(history) != "score":
+    if own_score(history) != "score" or "reward" not in history.metrics:
         return unknown(name, "the environment gives no score beside the reward")
     reward, score = history.metrics["reward"], history.metrics["score"]
     gain, own = change(reward), change(score)

@@ -21,13 +21,16 @@ def summed(parts: Iterable[Series]) -> Series:
 
 
 def shares(whole: Series, parts: Iterable[Series | None]) -> Series:
-    """The sum of `parts` over `whole`, at the steps of `whole`."""
+    """The sum of `parts` over `whole`, between 0 and 1, at the steps of `whole`."""
     sums = summed(part for part in parts if part is not None)
     known = dict(zip(sums.steps, sums.values, strict=True))
     values = zip(whole.steps, whole.values, strict=True)
     return Series(
         steps=whole.steps,
-        values=tuple(known.get(step, 0.0) / count if count else 0.0 for step, count in values),
+        values=tuple(
+            min(1.0, max(0.0, known.get(step, 0.0) / count)) if count else 0.0
+            for step, count in values
+        ),
     )
 
 

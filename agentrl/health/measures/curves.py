@@ -128,7 +128,8 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Change:
     half = 0.0
     if total > 0:
         parts = zip(errors, (before, after), strict=True)
-        df = total**2 / sum(error**2 / (len(part) - 1) for error, part in parts)
+        # Shares of the whole, whose squares neither overflow nor vanish.
+        df = 1 / sum((error / total) ** 2 / (len(part) - 1) for error, part in parts)
         half = t_quantile(max(1.0, df)) * math.sqrt(total)
     start, end = fmean(before), fmean(after)
     return Change(start=start, end=end, low=end - start - half, high=end - start + half)

@@ -57,7 +57,12 @@ def onset(
         end = min(end, crossed + max(_LEAST, crossed // 4))
     if end < _LEAST:
         return None
-    steps, values = _binned(series.steps[:end], np.array(series.values[:end]))
+    values = np.array(series.values[:end])
+    largest = float(np.abs(values).max())
+    if largest == 0.0:
+        return None
+    # Squares of a blow-up would overflow; the step does not depend on the scale.
+    steps, values = _binned(series.steps[:end], values / largest)
     values = _scaled(values)
     index = _begin(values if up else -values)
     return None if index is None else steps[index]
