@@ -24,6 +24,7 @@ class LocalSandbox(Sandbox):
         self.closed = False
         self.broken = broken
         self._folder = tempfile.TemporaryDirectory()
+        self._running: set[asyncio.subprocess.Process] = set()
         self.workdir = self._folder.name
 
     async def exec(self, command, *, stdin=b"", timeout_s=None, cwd=None, env=None):
@@ -40,12 +41,17 @@ class LocalSandbox(Sandbox):
             env={"PATH": "/usr/bin:/bin"},
         )
         outcome = None
+        self._running.add(process)
+        if self.closed:
+            process.kill()
         try:
             out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
         except TimeoutError:
             process.kill()
             out, err = await process.communicate()
             outcome = Outcome.TIMEOUT
+        finally:
+            self._running.discard(process)
         return ExecResult(
             outcome=outcome or (Outcome.NONZERO if process.returncode else Outcome.OK),
             exit_code=process.returncode,
@@ -87,6 +93,9 @@ class LocalSandbox(Sandbox):
 
     async def close(self):
         self.closed = True
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         self._folder.cleanup()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from agentrl.testing.env_check.values import (
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch
 from agentrl.tool import Tool
 from agentrl.types import Task
+
+_COMMANDS_END_S = 10.0
+"""Time that commands get to end once their sandbox is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +284,11 @@ class _SharedSandbox:
             self._setting.add(broken("E407", message))
         for sandbox in sandboxes:
             await sandbox.close()
+        # What the closed sandbox ends is E407 already, not a task that was left behind.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_COMMANDS_END_S):
+                for sandbox in sandboxes:
+                    await sandbox.idle.wait()
 
     async def _make(self, spec: SandboxSpec | None) -> _CountingSandbox:
         if self._closed:
@@ -297,12 +305,19 @@ class _CountingSandbox(SandboxWrapper):
     def __init__(self, inner: Sandbox) -> None:
         super().__init__(inner)
         self.running = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     @contextmanager
     def around(self, operation: Operation) -> Iterator[None]:
-        counted = operation == "exec"
-        self.running += counted
+        if operation != "exec":
+            yield
+            return
+        self.running += 1
+        self.idle.clear()
         try:
             yield
         finally:
-            self.running -= counted
+            self.running -= 1
+            if not self.running:
+                self.idle.set()

@@ -275,7 +275,7 @@ class E406(Good):
 class E407(Good):
     async def step(self, action):
         sandbox = await self.context.open_sandbox()
-        self.job = asyncio.create_task(sandbox.exec(("sleep", "0.2")))
+        self.job = asyncio.create_task(sandbox.exec(("sleep", "30")))
         await asyncio.sleep(0)
         return await super().step(action)
 
