@@ -15,14 +15,17 @@ def command(
     run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     what: Annotated[
         str,
-        typer.Argument(metavar="continue|stop|add-server|remove-server", help="What it shall do."),
+        typer.Argument(metavar="continue|stop|add-server|remove-server", help="The action."),
     ],
     server: Annotated[
-        str, typer.Argument(metavar="[URL]", help="The server that shall join or leave.")
+        str, typer.Argument(metavar="[URL]", help="Address of the server to add or remove.")
     ] = "",
 ) -> None:
-    """Tell a run that a rule has paused to go on, or to score its policy and end; or let a vLLM
-    server join or leave a run that goes on. A resumed run begins with the servers of its config."""
+    """Continue or stop a run that a health rule has paused (stop scores its policy first).
+
+    It also adds a vLLM server to a running run, or removes one. A resumed run begins with the
+    servers of its config.
+    """
     from agentrl.runtime.disk.pause import PauseState
     from agentrl.runtime.disk.server_requests import ServerAction
 

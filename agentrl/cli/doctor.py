@@ -137,7 +137,7 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         counts += f" with {_counted(found - len(ranked), 'consequence')}"
     verdict = (counts, "bold")
     if not kinds[Status.FAIL] and not kinds[Status.WARN]:
-        verdict = ("nothing to judge yet", "bold")
+        verdict = ("not enough data yet", "bold")
         if kinds[Status.OK] and history.metrics:
             most = len(kinds[Status.OK]) >= len(kinds[Status.UNKNOWN])
             verdict = ("healthy", "bold green") if most else ("nothing wrong seen", "bold")

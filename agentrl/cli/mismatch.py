@@ -30,7 +30,7 @@ def command(
     worst: Annotated[int, typer.Option(min=0, help="Single tokens to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Trace what sampler and trainer disagree on to turns, tokens, ages and a likely cause.
+    """Find where sampler and trainer log-probs differ: turns, tokens, policy lags, the cause.
 
     Exit status 0 if they agree up to rounding, 1 if there is more to it.
     """

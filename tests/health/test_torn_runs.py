@@ -78,7 +78,7 @@ def test_without_metrics_nothing_is_called_healthy(run: Path, capsys) -> None:
     doctor(run)
     text = capsys.readouterr().out
     assert "healthy" not in text
-    assert "0 steps, nothing to judge yet; " in text
+    assert "0 steps, not enough data yet; " in text
     doctor(run, "--json")
     assert json.loads(capsys.readouterr().out)["status"] == "unknown"
 

@@ -90,7 +90,7 @@ def find(
     limit: Annotated[int, typer.Option(min=1, help="Most rollouts listed.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Find rollouts by what was said in them and by what became of them.
+    """Find rollouts by their text, their score and how they ended.
 
     Example: agentrl traj find runs/x "not found" "reward<0.5" end:max_turns
     """

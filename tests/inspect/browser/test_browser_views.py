@@ -16,7 +16,7 @@ def test_from_a_point_of_a_curve_down_to_a_token_and_back(
     page: Page, served: str, run: str
 ) -> None:
     opened(page, at(served, "run", run=run))
-    chart = page.get_by_role("slider", name="Tokens a second by step")
+    chart = page.get_by_role("slider", name="Tokens per second by step")
     chart.scroll_into_view_if_needed()
     scrolled = page.evaluate("scrollY")
     assert scrolled > 200
@@ -228,13 +228,14 @@ def test_every_overlay_is_switched_and_every_number_of_a_token_shown(
 ) -> None:
     tokens_page(page, served, run)
     for name in ("sampler log-prob", "trainer log-prob", "trainer - sampler",
-                 "entropy", "advantage", "ratio", "correction", "loss", "reference"):  # fmt: skip
+                 "entropy", "advantage", "importance ratio", "sampler correction", "loss",
+                 "reference log-prob"):  # fmt: skip
         assert re.search(r"\d", fact(page, name).inner_text()), name
-    expect(fact(page, "why")).to_have_text("trained")
+    expect(fact(page, "reason")).to_have_text("trained")
     expect(page.locator("#token-facts .verdict")).to_have_text(
-        re.compile(r"^TrainedMade (less )?like\w+, ratio [\d.]+, (not clipped|the \w+ bound)")
+        re.compile(r"^TrainedProbability (rais|lower)ed, ratio [\d.]+, (not clipped|clipped at)")
     )
-    expect(fact(page, "weights")).to_have_text(re.compile(r"of step \d"))
+    expect(fact(page, "policy version")).to_have_text(re.compile(r"step \d"))
     switches = page.locator(".switches").filter(has_text="Entropy").locator("input")
     ids = [one.get_attribute("value") for one in switches.all()]
     assert ids == ["why", "rollout_log_prob", "old_log_prob", "gap", "entropy",
@@ -271,8 +272,8 @@ def test_tokens_are_walked_with_the_keyboard_and_shown_as_ids(
 def test_why_a_token_was_not_trained_is_said(page: Page, served: str, run: str) -> None:
     place = rollout_of(page, served, run, lambda one: one["termination"] == "max_tokens")
     opened(page, f"{served}#/tokens?{place}")
-    expect(fact(page, "why")).to_have_text("truncated: masked")
-    expect(page.locator("#token-facts .verdict")).to_contain_text("the config masks such")
+    expect(fact(page, "reason")).to_have_text("truncated: masked")
+    expect(page.locator("#token-facts .verdict")).to_contain_text("the config masks those")
     expect(page.locator(".token-key")).to_contain_text("environment")
 
 

@@ -17,7 +17,7 @@ const OVERLAYS = [
     kind: "both",
     middle: 0,
     unit: "nats",
-    what: "Log-probability less that of the reference: above 0 the fit has made the token likelier",
+    what: "Log-probability - reference log-probability: above 0 the training has raised the probability",
   },
   { id: "log_prob", name: "Policy", kind: "low", unit: "nats", what: "Log-probability after this step" },
   { id: "ref_log_prob", name: "Reference", kind: "low", unit: "nats", what: "Log-probability under the reference" },
@@ -91,8 +91,8 @@ function facts(data) {
     "p",
     { class: "sub" },
     data.source && h("span", { class: "mono" }, data.source),
-    known(data.margin) && h("span", { title: "Reward of chosen less rejected" }, `margin ${signed(data.margin)}`),
-    known(data.label_probability) && h("span", {}, `label right with ${percent(data.label_probability)}`),
+    known(data.margin) && h("span", { title: "Reward of chosen - rejected" }, `margin ${signed(data.margin)}`),
+    known(data.label_probability) && h("span", {}, `label probability ${percent(data.label_probability)}`),
     data.weight !== 1 && h("span", {}, `weight ${num(data.weight)}`),
     h("span", {}, [data.objective.kind, data.objective.loss].filter(Boolean).join(", ")),
     data.objective.kind === "dpo" && h("span", {}, `beta ${num(data.objective.beta)}`),
@@ -104,7 +104,7 @@ function worth(data) {
   const what = data.answers.length > 1 ? "h" : "value";
   return h(
     "section",
-    { class: "card worth", "aria-label": "What it was worth" },
+    { class: "card worth", "aria-label": "Scores of this example" },
     h(
       "dl",
       { class: "facts" },
@@ -211,10 +211,10 @@ function oneAnswer(data, answer, said) {
     look(at + by);
   });
   const rows = [
-    ["tokens", sums.tokens, "Trained ones"],
+    ["tokens", sums.tokens, "Trained tokens"],
     ["log-prob", sums.log_prob, "Sum over trained tokens, nats"],
     ["reference", sums.ref_log_prob, "The same under the reference"],
-    ["log-ratio", sums.log_ratio, "Log-prob less reference"],
+    ["log-ratio", sums.log_ratio, "Log-prob - reference"],
     ["score", sums.score, "Raw score of the reward model"],
   ].filter(([, value]) => value !== null);
   return {

@@ -13,7 +13,7 @@ async function load(params, signal) {
 
 // What the columns hold for each objective: [heading, what it means, value of an example].
 export function worthOf(objective) {
-  const pair = "Chosen less rejected";
+  const pair = "Chosen - rejected";
   if (objective.kind === "rm") {
     return [
       ["chosen", "Score of the chosen answer", (one) => one.sums[0].value],
@@ -26,15 +26,15 @@ export function worthOf(objective) {
   }
   if (objective.loss === "kto") {
     return [
-      ["log-ratio", "Log-probability less that of the reference, nats", (one) => one.sums[0].value],
+      ["log-ratio", "Log-probability - reference log-probability, nats", (one) => one.sums[0].value],
       ["reward", "beta times the log-ratio", (one) => one.scaled],
     ];
   }
   return [
     ["chosen", "Log-ratio to the reference (mean log-probability without one)", (one) => one.sums[0].value],
-    ["rejected", "The same of the rejected answer", (one) => one.sums[1]?.value],
+    ["rejected", "Log-ratio of the rejected answer", (one) => one.sums[1]?.value],
     ["h", pair, (one) => one.h],
-    ["beta h", "What the loss looks at", (one) => one.scaled],
+    ["beta h", "Input of the loss", (one) => one.scaled],
   ];
 }
 

@@ -51,8 +51,8 @@ export function findings(run, steps, id) {
 function nothing(rest) {
   const looked = rest.filter((one) => one.status === "ok").length;
   return looked
-    ? `Nothing was found by the ${looked} detectors that had enough to look at.`
-    : "No detector has had enough to look at so far.";
+    ? `None of the ${looked} detectors with enough data found anything.`
+    : "No detector has enough data yet.";
 }
 
 function counted(rest) {

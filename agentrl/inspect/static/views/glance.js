@@ -82,7 +82,7 @@ function health(run) {
       small: worst.title + (more ? `; and ${more} more` : ""),
     };
   }
-  if (!fine.length) return { ...answer, big: "Too early", small: "nothing to judge by so far" };
+  if (!fine.length) return { ...answer, big: "Too early", small: "no detector has enough data yet" };
   return {
     ...answer,
     level: "good",
@@ -109,13 +109,13 @@ function tokens(run) {
     .map(([name, one]) => [name, one.values.reduce((a, b) => a + (b ?? 0), 0)])
     .sort((a, b) => b[1] - a[1]);
   const sum = fates.reduce((a, [, value]) => a + value, 0);
-  const answer = { name: "What is trained on?", to: "waste-title" };
+  const answer = { name: "Which tokens are trained on?", to: "waste-title" };
   if (!sum) return { ...answer, big: "Not logged", small: "" };
   const trained = fates.find(([name]) => name === "trained")?.[1] ?? 0;
   const lost = fates.find(([name, value]) => name !== "trained" && value > 0);
   return {
     ...answer,
     big: `${percent(trained / sum)} of tokens`,
-    small: lost ? `most of the rest: ${words(lost[0])}, ${percent(lost[1] / sum)}` : "nothing lost",
+    small: lost ? `most of the others: ${words(lost[0])}, ${percent(lost[1] / sum)}` : "nothing lost",
   };
 }

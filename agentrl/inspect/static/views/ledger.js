@@ -12,12 +12,12 @@ const THROUGHPUT = ["perf/tokens_per_second", "train/tokens_per_second"];
 
 const FATES = {
   trained: ["c0", "In the loss of an update."],
-  penalty_only: ["c5", "The whole group had one reward: only the KL or entropy term moved it."],
-  zero_advantage: ["c7", "The whole group had one reward: no gradient."],
+  penalty_only: ["c5", "Zero advantage: only the KL or entropy term has a gradient."],
+  zero_advantage: ["c7", "Zero advantage: all rewards of the group are equal, no gradient."],
   filtered: ["c3", "Dropped by a filter of the config."],
-  stale: ["c4", "Sampled by weights older than the bound."],
-  truncated: ["c1", "Cut off by a budget and masked by the config."],
-  aborted: ["c2", "Still in flight when it was stopped."],
+  stale: ["c4", "Policy lag above the limit."],
+  truncated: ["c1", "Truncated by a limit, and masked by the config."],
+  aborted: ["c2", "Cancelled while in flight."],
   infrastructure: ["c6", "An engine, sandbox, environment or grader failed."],
 };
 
@@ -51,7 +51,7 @@ export function timePanel(run, open) {
       "h2",
       { id: "time-title" },
       "Time by stage ",
-      h("span", { class: "note" }, "seconds a step; stages may overlap"),
+      h("span", { class: "note" }, "seconds per step; stages may overlap"),
     ),
     parts.length
       ? [
@@ -62,14 +62,14 @@ export function timePanel(run, open) {
     speeds.length > 0 && [
       h("h2", { class: "gap" }, "Throughput"),
       curveCard({
-        title: "Tokens a second",
+        title: "Tokens per second",
         plain: true,
         series: speeds,
         steps: range(speeds),
         zero: true,
         height: 110,
         open,
-        label: "Tokens a second by step",
+        label: "Tokens per second by step",
         key: "chart throughput",
         what: "Sampled tokens over the time of the whole step, and over the time of the update alone.",
       }),
@@ -102,7 +102,7 @@ export function wastePanel(run, open) {
       "h2",
       { id: "waste-title" },
       "Waste ledger ",
-      h("span", { class: "note" }, "what became of everything that was sampled"),
+      h("span", { class: "note" }, "sampled tokens by fate"),
     ),
     sum(tokens.map((part) => part.value)) > 0
       ? [

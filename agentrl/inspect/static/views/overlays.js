@@ -7,7 +7,7 @@ const LEVELS = 8;
 export const OVERLAYS = [
   {
     id: "why",
-    name: "Mask and why",
+    name: "Mask and reason",
     kind: "named",
     what: "Whether the token is in the loss, and if not, why not",
   },
@@ -16,7 +16,7 @@ export const OVERLAYS = [
     name: "Sampler log-prob",
     kind: "low",
     unit: "nats",
-    what: "Log-probability when it was sampled",
+    what: "Log-probability that the sampler computed when it drew the token",
   },
   {
     id: "old_log_prob",
@@ -30,7 +30,7 @@ export const OVERLAYS = [
     name: "Trainer log-prob, last update",
     kind: "low",
     unit: "nats",
-    what: "The trainer's log-probability in the pass of the last update that had it",
+    what: "The trainer's log-probability in the last update with this token",
   },
   {
     id: "gap",
@@ -39,7 +39,7 @@ export const OVERLAYS = [
     middle: 0,
     unit: "nats",
     what:
-      "Difference of the two before any update: 0 if both computed the same; " +
+      "Trainer log-prob - sampler log-prob before any update: 0 if both agree; " +
       "kept in steps of 0.00012",
   },
   {
@@ -54,24 +54,24 @@ export const OVERLAYS = [
     name: "Advantage",
     kind: "both",
     middle: 0,
-    what: "Positive: made likelier; negative: made less likely",
+    what: "Positive: training raises the probability; negative: training lowers it",
   },
   {
     id: "ratio",
-    name: "Ratio and clip",
+    name: "Importance ratio and clip",
     kind: "both",
     middle: 1,
-    what: "The ratio of the loss: the trainer's probability over the sampler's, or over its own before the step (algorithm.old_log_probs); underlined where a bound held it back",
+    what: "Current probability / old probability, as in the loss; algorithm.old_log_probs says whose old one; underlined where the ratio was clipped",
   },
   {
     id: "correction",
-    name: "Correction",
+    name: "Sampler correction",
     kind: "both",
     middle: 1,
-    what: "Weight that corrects for the sampler; 1 without one",
+    what: "Importance weight between trainer and sampler; 1 without one",
   },
-  { id: "loss", name: "Loss", kind: "both", middle: 0, what: "What the token added to the loss" },
-  { id: "version", name: "Weights", kind: "steps", what: "Version of the weights that sampled it" },
+  { id: "loss", name: "Loss", kind: "both", middle: 0, what: "Contribution of the token to the loss" },
+  { id: "version", name: "Policy version", kind: "steps", what: "Policy version (step) that sampled the token" },
 ];
 
 export function present(overlay, data) {
@@ -168,7 +168,7 @@ function stepped(values) {
     ),
     legend: found.map((value) => ({
       cls: at.get(value),
-      text: `weights of step ${value}`,
+      text: `policy of step ${value}`,
       count: values.filter((one) => one === value).length,
     })),
   };

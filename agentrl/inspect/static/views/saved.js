@@ -52,7 +52,7 @@ export function saved() {
             h(
               "button",
               {
-                "aria-label": `Forget ${one.name}`,
+                "aria-label": `Delete ${one.name}`,
                 onclick: () => {
                   write(list.filter((other) => other !== one));
                   fill();

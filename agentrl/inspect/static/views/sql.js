@@ -34,7 +34,7 @@ export function sqlPanel(run, given) {
   const ask = async () => {
     replace("find", { run, sql: box.value });
     document.dispatchEvent(new Event("asked"));
-    out.replaceChildren(h("p", { class: "note" }, "Asking"));
+    out.replaceChildren(h("p", { class: "note" }, "Running the query"));
     try {
       out.replaceChildren(answer(await get("sql", { run, q: box.value }), run));
     } catch (error) {

@@ -7,16 +7,16 @@ import { shownToken } from "./token_text.js";
 
 // What each number is, and its unit.
 const NUMBERS = [
-  ["rollout_log_prob", "sampler log-prob", "nats", "Log-probability when it was sampled."],
-  ["old_log_prob", "trainer log-prob", "nats", "The trainer's own, before the first update of the step."],
-  ["log_prob", "trainer log-prob, last update", "nats", "The trainer's own, in the pass of the last update that had it; there where it is another pass."],
-  ["ref_log_prob", "reference", "nats", "Of the reference policy that the KL penalty holds to."],
-  ["gap", "trainer - sampler", "nats", "Before any update; 0 if both computed the same."],
-  ["entropy", "entropy", "nats", "Of the distribution that the token was drawn from; 0 is certain."],
-  ["advantage", "advantage", "", "Above 0: made likelier; below 0: made less likely."],
-  ["ratio", "ratio", "", "The trainer's probability over the one that the loss holds it to; 1 is unchanged."],
-  ["correction", "correction", "", "Weight that corrects for the sampler; 1 is none."],
-  ["loss", "loss", "", "What it added to the loss of its update."],
+  ["rollout_log_prob", "sampler log-prob", "nats", "Log-probability that the sampler computed when it drew the token."],
+  ["old_log_prob", "trainer log-prob", "nats", "Log-probability that the trainer computed before the first update of the step."],
+  ["log_prob", "trainer log-prob, last update", "nats", "Log-probability that the trainer computed in the last update with this token; shown if it is another forward pass."],
+  ["ref_log_prob", "reference log-prob", "nats", "Log-probability under the reference policy of the KL penalty."],
+  ["gap", "trainer - sampler", "nats", "Trainer log-prob - sampler log-prob, before any update; 0 if both agree."],
+  ["entropy", "entropy", "nats", "Entropy of the distribution that the token was drawn from; 0 if only this token was possible."],
+  ["advantage", "advantage", "", "Above 0: training raises the probability; below 0: training lowers it."],
+  ["ratio", "importance ratio", "", "Current probability / old probability, as in the loss; 1 means unchanged."],
+  ["correction", "sampler correction", "", "Importance weight between trainer and sampler (algorithm.is_correction_type); 1 means none."],
+  ["loss", "loss", "", "Contribution of this token to the loss of its update."],
 ];
 const SIGNED = new Set(["gap", "advantage", "loss"]);
 
@@ -35,7 +35,7 @@ export function tokenFacts(data, i) {
         (data.turn[i] >= 0 ? `, turn ${data.turn[i]}` : ""),
     ],
     ["mask", data.mask[i] ? "1, sampled" : "0"],
-    ["why", data.why.legend[data.why.codes[i]]],
+    ["reason", data.why.legend[data.why.codes[i]]],
     ...NUMBERS.filter(([name]) => data[name]).map(([name, label, unit, what]) => [
       label,
       [value(name, data[name][i]), unit && data[name][i] !== null && h("i", {}, ` ${unit}`)],
@@ -47,16 +47,16 @@ export function tokenFacts(data, i) {
     data.clip && [
       "clip",
       clip === 1
-        ? "upper bound held"
+        ? "clipped at the upper bound"
         : clip === -1
-          ? "lower bound held"
+          ? "clipped at the lower bound"
           : clip === 0
             ? "not clipped"
             : num(null),
     ],
     data.version && [
-      "weights",
-      data.version[i] === null ? num(null) : `of step ${data.version[i]}`,
+      "policy version",
+      data.version[i] === null ? num(null) : `step ${data.version[i]}`,
     ],
   ].filter(Boolean);
   return [
@@ -92,23 +92,23 @@ export function numbersExplained(data) {
 
 // Why it is or is not in the loss, in a sentence. Keys are how a reason begins.
 const REASONS = {
-  prompt: "It was given to the model, not written by it.",
-  environment: "A tool, the user or the chat template wrote it.",
-  prefix: "The config puts it at the start of each reply (chat.reply_prefix).",
-  "zero advantage": "All siblings earned the same, so there is nothing to learn from.",
-  "not in a batch": "An evaluation is never trained on.",
-  truncated: "The rollout was cut off, and the config masks such (algorithm.mask_truncated).",
-  stale: "Weights older than the bound sampled it.",
-  dropped: "The whole rollout was left out of the batch.",
-  masked: "A correction or a bound took it out of the loss.",
+  prompt: "Part of the prompt: the policy did not sample it.",
+  environment: "Written by a tool, the environment or the chat template: the policy did not sample it.",
+  prefix: "Put at the start of each reply by the config (chat.reply_prefix).",
+  "zero advantage": "All siblings have the same reward, so the advantage is zero.",
+  "not in a batch": "Rollouts of evaluations are never trained on.",
+  truncated: "The rollout was truncated, and the config masks those (algorithm.mask_truncated).",
+  stale: "Sampled by a policy version older than the allowed policy lag.",
+  dropped: "The whole rollout was dropped from the batch.",
+  masked: "Masked out of the loss by a correction or a limit of the importance ratio.",
 };
 const CLIPS = {
-  1: "the upper bound held it: no further push",
-  "-1": "the lower bound held it: no further push",
+  1: "clipped at the upper bound: no gradient",
+  "-1": "clipped at the lower bound: no gradient",
   0: "not clipped",
 };
 
-// The answers one comes for: was it trained, which way, how far, was it held back.
+// The answers one comes for: was it trained, in which direction, how far, was it clipped.
 export function verdict(data, i) {
   const why = data.why.legend[data.why.codes[i]];
   if (why !== "trained") {
@@ -123,7 +123,7 @@ export function verdict(data, i) {
   const advantage = data.advantage?.[i] ?? null;
   const ratio = data.ratio?.[i] ?? null;
   const clip = data.clip?.[i] ?? null;
-  const way = advantage > 0 ? "Made likelier" : advantage < 0 ? "Made less likely" : "Not moved by its reward";
+  const way = advantage > 0 ? "Probability raised" : advantage < 0 ? "Probability lowered" : "No gradient from the reward";
   const told = [
     ratio !== null && `ratio ${value("ratio", ratio)}`,
     clip !== null && CLIPS[clip],

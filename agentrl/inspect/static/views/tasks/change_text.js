@@ -20,6 +20,6 @@ export function changeWords(change) {
       ? "a gain beyond chance"
       : change.high < 0
         ? "a loss beyond chance"
-        : "may be chance: the interval holds 0";
+        : "may be chance: the interval contains 0";
   return `95 % interval over ${plural(change.tasks, "task")}, paired by task; ${said}`;
 }
