@@ -6,6 +6,7 @@ Legend: `_N` held-out pairs, `_K` trial temperatures.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,16 @@ TEMPERATURE_BOUNDS = (1e-3, 1e3)
 _HALVINGS = 60
 _TRIALS = 121
 """Temperatures between which minima are looked for where there may be several: 20 a decade."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedTemperature:
+    """A temperature, and whether a prior had to help."""
+
+    value: float
+    """T, in units of the reward."""
+    prior: str
+    """The prior that decided and the reason for it; empty where the pairs alone gave T."""
 
 
 def win_logits(differences: ArrayLike, temperature: float, variances: ArrayLike | None) -> Floats:
@@ -114,6 +125,60 @@ def fit_temperature(
     return best
 
 
+def fit_regular_temperature(
+    differences: ArrayLike,
+    *,
+    variances: ArrayLike | None = None,
+    label_probability: ArrayLike | None = None,
+) -> FittedTemperature:
+    """Temperature as from `fit_temperature`, with a weak prior where no pair is ordered wrong.
+
+    Labels that the scores separate have no finite best temperature. They are fitted with Platt's
+    targets in place of 1 ("Probabilistic outputs for support vector machines", 1999, section 2.2),
+    t+ = (N+ + 1) / (N+ + 2) and t- = 1 / (N- + 2): the mean of the probability of a label under a
+    uniform prior, after N of one kind (Laplace's rule of succession). A pair is an example of both
+    kinds, once either way round, so both counts are N, and its target is (N + 1) / (N + 2). Left
+    out: Platt's offset, as the two ways round of a pair have opposite logits.
+
+    Args:
+        differences: as in `fit_temperature`.
+        variances: as in `fit_temperature`.
+        label_probability: as in `fit_temperature`.
+
+    Raises:
+        DataError: as `fit_temperature`, but for pairs that are all ordered right; with variances
+            also for these, where the variances alone keep the model less sure than the targets.
+
+    Example:
+        Two of two right at a distance of 1: sigmoid(1 / T) = 3 / 4.
+
+        >>> found = fit_regular_temperature([1.0, 1.0])
+        >>> round(found.value * math.log(3), 9)
+        1.0
+        >>> found.prior
+        "all 2 pairs that differ are ordered right, so T is that of Platt's target 3/4"
+    """
+    apart = checked_array("fit_temperature: differences", differences)
+    label = checked_labels("fit_temperature", label_probability, len(apart))
+    if not _separated(apart, label):
+        best = fit_temperature(apart, variances=variances, label_probability=label)
+        return FittedTemperature(value=best, prior="")
+    count = len(apart)
+    target = (count * label + 1.0) / (count + 2.0)
+    best = fit_temperature(apart, variances=variances, label_probability=target)
+    return FittedTemperature(
+        value=best,
+        prior=f"all {np.count_nonzero(apart)} pairs that differ are ordered right, so T is that of "
+        f"Platt's target {count + 1}/{count + 2}",
+    )
+
+
+def _separated(apart: Floats, label: Floats) -> bool:
+    """Whether the labels are certain, and no pair that differs is ordered wrong."""
+    certain = np.all((label == 0.0) | (label == 1.0))
+    return bool(certain and apart.any() and np.all((label - 0.5) * apart >= 0))
+
+
 def _slope(apart: Floats, temperature: float, spread: Floats | None, label: Floats) -> float:
     """Derivative of the mean loss by 1 / T, up to a positive factor.
 
@@ -152,10 +217,9 @@ def _at_bound(apart: Floats, label: Floats, bound: float) -> str:
             f"temperature: all {count} differences of rewards are 0, so every temperature fits "
             f"alike; {expected}; give pairs whose answers have different rewards"
         )
-    certain = np.all((label == 0.0) | (label == 1.0))
     right = np.where(label == 0.5, 0.0, np.sign(label - 0.5)) * np.sign(apart)
     share = f"{np.count_nonzero(right > 0)} of {count} pairs are ordered right"
-    if certain and np.all(right >= 0):
+    if _separated(apart, label):
         return (
             f"temperature: {share} and none wrong, so the likelihood rises without end as T goes "
             f"to 0, got the bound {bound:g}; {expected}; calibrate on more held-out pairs, or "

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.reward.temperature import (
+    fit_regular_temperature,
     fit_temperature,
     log_losses,
     sigmoid,
@@ -134,3 +135,38 @@ def test_what_has_no_temperature(
 ) -> None:
     with pytest.raises(DataError, match=message):
         fit_temperature(differences, **options)
+
+
+def test_pairs_that_are_all_right_get_the_temperature_of_platts_targets() -> None:
+    """Fails without a prior, with one that does not fade with more pairs, or with a silent one."""
+    few, many = (fit_regular_temperature(np.full(count, 2.0)) for count in (8, 998))
+    assert few.value == pytest.approx(2.0 / math.log(9), rel=1e-9)
+    assert many.value == pytest.approx(2.0 / math.log(999), rel=1e-9)
+    assert few.prior.startswith("all 8 pairs that differ are ordered right")
+    assert few.prior.endswith("Platt's target 9/10")
+    turned = fit_regular_temperature([2.0, -2.0], label_probability=[1.0, 0.0])
+    assert turned.value == pytest.approx(2.0 / math.log(3), rel=1e-9)
+
+
+def test_the_prior_does_nothing_where_the_pairs_decide() -> None:
+    """Fails if the prior moves a temperature that the pairs give by themselves."""
+    apart = drawn(300, 2.0, 3)
+    found = fit_regular_temperature(apart)
+    assert found.value == fit_temperature(apart)
+    assert found.prior == ""
+    soft = fit_regular_temperature([2.0, 2.0], label_probability=[0.9, 0.9])
+    assert soft.prior == ""
+    assert soft.value == pytest.approx(2.0 / math.log(9), rel=1e-9)
+
+
+def test_the_prior_repairs_no_model_that_is_wrong_or_unsure() -> None:
+    """Fails if pairs that are all wrong, or variances that hide the order, get a number."""
+    with pytest.raises(DataError, match="wrong way round"):
+        fit_regular_temperature([-1.0, -2.0])
+    with pytest.raises(DataError, match="all 2 differences of rewards are 0"):
+        fit_regular_temperature([0.0, 0.0])
+    with pytest.raises(DataError, match="the variances too large"):
+        fit_regular_temperature([1.0] * 8, variances=[90.0] * 8)
+    calm = fit_regular_temperature([1.0] * 8, variances=[0.01] * 8)
+    logit = win_logits([1.0], calm.value, np.array([0.01]))
+    assert logit[0] == pytest.approx(math.log(9), rel=1e-9)

@@ -12,7 +12,7 @@ import pytest
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError, DataError
 from agentrl.reward.probes import PROBES
-from agentrl.reward.scale import RewardScale
+from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.reward.temperature import fit_temperature
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.fit.rating.answers import encode_answer
@@ -113,12 +113,41 @@ def test_probes_that_must_lose_do_lose(run, folder) -> None:
     assert report.calibration.overall.after.accuracy == 1.0
 
 
-def test_a_model_that_is_always_right_has_no_temperature_and_no_scale(run, folder, tmp_path):
-    rows = [
-        {"prompt": f"say {n}", "chosen": "aeio" + "u" * n, "rejected": "xyzk" + "q" * n}
-        for n in range(8)
+def easy_rows(better: str, worse: str) -> list[dict[str, str]]:
+    """Pairs that the model of vowels orders without a doubt."""
+    letters = {"chosen": better, "rejected": worse}
+    return [
+        {"prompt": f"say {n}", **{k: v + v[-1] * n for k, v in letters.items()}} for n in range(8)
     ]
-    path = write_rows(tmp_path / "easy.jsonl", rows)
+
+
+def test_a_model_that_is_always_right_is_scaled_by_a_weak_prior(run, folder, tmp_path) -> None:
+    """Fails if pairs that the scores separate leave no scale, or if nobody is told of the prior."""
+    path = write_rows(tmp_path / "easy.jsonl", easy_rows("aeiou", "xyzkq"))
+    kept = Path(resolve_model_path(str(run))) / SCALE_FILE
+    kept.unlink(missing_ok=True)
+    status, text = agentrl(
+        tmp_path / "out.log", "rm", "report", run, "--data", path, "--store",
+        "--eval-out", tmp_path,
+    )  # fmt: skip
+    assert status == 0, text
+    said = "prior: all 4 pairs that differ are ordered right, so T is that of Platt's target 5/6"
+    assert said in " ".join(text.split())
+    assert said in (tmp_path / "report.md").read_text()
+    model = open_reward_model(str(run), device="cpu")
+    fitted, _ = halves_by_prompt(load_pairs(str(path)), "easy")
+    scored = score_pairs(model, named(path)).part(fitted)
+    apart = scored.chosen_NO[:, 0] - scored.rejected_NO[:, 0]
+    scale = model.stored_scale()
+    assert scale is not None
+    # Where the mean slope is 0 the pairs have, weighted by their distance, the target's odds.
+    odds = 1 / (1 + np.exp(-apart / scale.temperature))
+    assert np.average(odds, weights=apart) == pytest.approx(5 / 6)
+    kept.unlink()
+
+
+def test_a_model_that_is_always_wrong_has_no_temperature_and_no_scale(run, folder, tmp_path):
+    path = write_rows(tmp_path / "easy.jsonl", easy_rows("xyzkq", "aeiou"))
     status, text = agentrl(
         tmp_path / "out.log", "rm", "report", run, "--data", path, "--store",
         "--eval-out", tmp_path,
@@ -126,9 +155,9 @@ def test_a_model_that_is_always_right_has_no_temperature_and_no_scale(run, folde
     assert status == 2, text
     said = " ".join(text.split())
     assert (
-        "--store: there is no scale to store: temperature: 4 of 4 pairs are ordered right" in said
+        "--store: there is no scale to store: temperature: 0 of 4 pairs are ordered right" in said
     )
-    assert "no temperature: temperature: 4 of 4" in (tmp_path / "report.md").read_text()
+    assert "no temperature: temperature: 0 of 4" in (tmp_path / "report.md").read_text()
     diagram = (tmp_path / "reliability.svg").read_text()
     assert "temperature 1: ECE" in diagram
     assert "fitted temperature" not in diagram

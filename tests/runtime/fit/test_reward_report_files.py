@@ -39,6 +39,7 @@ def report() -> RewardReport:
     )
     return RewardReport(
         model=HOSTILE, data=HOSTILE, calibrated_on=HOSTILE, temperature_problem="",
+        temperature_prior=HOSTILE,
         left_out={HOSTILE: 2}, calibration=found, probes={"empty": probe}, not_probed=1,
         whitened_on=HOSTILE, scale=RewardScale(temperature=2.0, mean=0.5, std=1.5),
         scale_problem="",

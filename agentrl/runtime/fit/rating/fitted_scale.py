@@ -8,7 +8,7 @@ import numpy as np
 
 from agentrl.errors import DataError
 from agentrl.reward.scale import RewardScale
-from agentrl.reward.temperature import fit_temperature
+from agentrl.reward.temperature import fit_regular_temperature
 from agentrl.runtime.fit.rating.scored_pairs import ScoredPairs
 
 
@@ -20,6 +20,8 @@ class FittedScale:
     """T; 1 where there is none."""
     temperature_problem: str
     """Reason why there is no temperature; empty where there is one."""
+    temperature_prior: str
+    """The prior that decided the temperature, and why; empty where the pairs alone gave it."""
     scale: RewardScale | None
     """Scale for RL; None where there is no temperature or no spread of scores."""
     scale_problem: str
@@ -36,12 +38,13 @@ def fit_scale(fitted: ScoredPairs, white: ScoredPairs) -> FittedScale:
         fitted: pairs for the temperature.
         white: pairs whose answers are whitened.
     """
-    temperature, problem = 1.0, ""
+    temperature, problem, prior = 1.0, "", ""
     apart = fitted.chosen_NO[:, 0] - fitted.rejected_NO[:, 0]
     try:
-        temperature = fit_temperature(
+        found = fit_regular_temperature(
             apart, variances=fitted.variances_N, label_probability=fitted.labels_N
         )
+        temperature, prior = found.value, found.prior
     except DataError as error:
         problem = str(error)
     whitening, scale_problem = RewardScale(), ""
@@ -54,6 +57,7 @@ def fit_scale(fitted: ScoredPairs, white: ScoredPairs) -> FittedScale:
     return FittedScale(
         temperature=temperature,
         temperature_problem=problem,
+        temperature_prior=prior,
         scale=None if scale_problem else whitening,
         scale_problem=scale_problem,
         whitening=whitening,

@@ -39,6 +39,8 @@ def report_facts(report: RewardReport) -> dict[str, str]:
         facts["no temperature"] = report.temperature_problem
     else:
         facts["temperature"] = f"{found.temperature:.4g}, fitted on {report.calibrated_on}"
+        if report.temperature_prior:
+            facts["prior"] = report.temperature_prior
     facts["variance that length explains"] = share
     facts |= _disagreement(report)
     if report.left_out:

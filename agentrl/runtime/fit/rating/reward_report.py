@@ -32,6 +32,8 @@ class RewardReport:
     """Pairs that the temperature was fitted on, in words."""
     temperature_problem: str
     """Reason why there is no temperature, so that `after` is at 1; empty where there is one."""
+    temperature_prior: str
+    """The prior that decided the temperature, or those of heads; empty where pairs alone did."""
     left_out: dict[str, int]
     """Reasons for which pairs were not scored, with their number."""
     calibration: CalibrationReport
@@ -99,6 +101,12 @@ def measure_reward_model(
         fitted, measured, white = (each.combined(used) for each in (fitted, measured, white))
         model = model.whitened(used)
     whole = fit_scale(fitted, white)
+    priors = [whole.temperature_prior] if whole.temperature_prior else []
+    priors += [
+        f"head {number}: {head.temperature_prior}"
+        for number, head in enumerate(heads)
+        if head.temperature_prior
+    ]
     scale, scale_problem = whole.scale, whole.scale_problem
     if heads:  # RL whitens each of them by its own, and their mean no more
         scale = None
@@ -114,6 +122,7 @@ def measure_reward_model(
         data=data.name,
         calibrated_on=on,
         temperature_problem=whole.temperature_problem,
+        temperature_prior="; ".join(priors),
         left_out=dict(scored.left_out),
         calibration=calibration_report(
             measured.chosen_NO[:, 0],
