@@ -22,8 +22,8 @@ class CheckpointTeacher(KindSection):
     kind: Literal["checkpoint"] = "checkpoint"
     """Source of the teacher's log-probabilities: `checkpoint` loads a model beside the policy."""
     path: str
-    """Checkpoint folder, run directory (its latest checkpoint) or hub name, of the policy's
-    tokenizer. Relative folders start at the folder of this file."""
+    """Checkpoint folder, run directory (its latest checkpoint when this run begins) or hub
+    name, of the policy's tokenizer. Relative folders start at the folder of this file."""
 
 
 class ServedTeacher(FiniteSection, KindSection):

@@ -67,7 +67,7 @@ async def train(
 
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
-        config = run_dir.resolve_model(config) if run_dir else config
+        config = run_dir.resolve_models(config) if run_dir else config
         check_parts(config, base=base)
         check_learner(config)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
@@ -80,7 +80,7 @@ async def train(
         await ask_server(config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
-            config = directory.resolve_model(config)
+            config = directory.resolve_models(config)
             write_chosen(directory.chosen_file, datasets, tasks)
             write_task_labels(directory.task_labels_file, tasks.by_kind())
             slots = config.serving.max_batch_size

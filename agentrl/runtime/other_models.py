@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentrl.config.reward import RewardModelSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.disk.checkpoint import resolve_model_path
+
+MEMBERS = "members"
+"""Folder of the members in the run directory of an ensemble of reward models."""
 
 
 def other_model_source(path: str, base: Path) -> str:
@@ -22,6 +26,39 @@ def other_model_source(path: str, base: Path) -> str:
     """
     folder = base / Path(path).expanduser()
     return resolve_model_path(str(folder)) if folder.is_dir() else path
+
+
+def reward_model_sources(item: RewardModelSection, base: Path) -> dict[str, str]:
+    """Checkpoint folders and hub names of a reward model of a run, by their names for messages.
+
+    The run of a fit with `objective.ensemble_mode: members` stands for all of its members.
+
+    Args:
+        item: names them.
+        base: folder that relative paths start from.
+
+    Raises:
+        RunError: a run directory without a complete checkpoint.
+        ConfigError: one model twice.
+    """
+    found: dict[str, str] = {}
+    for path in item.path:
+        members = member_runs(base / Path(path).expanduser())
+        for each in [str(Path(path) / MEMBERS / member.name) for member in members] or [path]:
+            source = other_model_source(each, base)
+            if source in found.values():
+                raise ConfigError(
+                    f"path names the model {source} twice: {', '.join(item.path)}; leave one out"
+                )
+            found[each] = source
+    return found
+
+
+def member_runs(run: Path) -> list[Path]:
+    """Run directories of the members of an ensemble, in their order; none where it is none."""
+    folder = run / MEMBERS
+    found = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name))
 
 
 def check_same_vocabulary(ours: Mapping[str, int], theirs: Mapping[str, int], who: str) -> None:

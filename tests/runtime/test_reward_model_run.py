@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
+from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
 from agentrl.reward.scale import RewardScale, ensemble_reward
+from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
 from agentrl.runtime.scale.fake_fleet import fake_fleet
 from agentrl.runtime.scale.fake_servers import FakeTurn
@@ -143,3 +146,36 @@ def test_a_dry_run_refuses_what_cannot_work(tmp_path: Path) -> None:
     status, text = agentrl(tmp_path / "clip.log", *words, "reward.clip=[-5, 5]")
     assert status == 0, text
     assert "nothing whitens" not in text
+
+
+def test_a_resumed_run_is_paid_by_the_checkpoint_it_began_with(tmp_path: Path) -> None:
+    """Fails if the fit that goes on meanwhile pays the later steps, or if a lost checkpoint is
+    replaced by its next one."""
+    path = write_project(
+        tmp_path, reward={"models": {"rm": {"path": "rm", "scale": "none"}}}, train__steps=1
+    )
+
+    def fitted(step: int) -> Path:
+        state = CheckpointState(step=step, version=step, cursor={}, elapsed_s=0.0)
+        return save_checkpoint(
+            tmp_path / "rm" / "checkpoints", state,
+            lambda folder: write_reward_model(folder, tmp_path / "model", seed=step) and None,
+            CheckpointSection(keep_last=5),
+        )  # fmt: skip
+
+    first = fitted(1)
+    status, text = agentrl(tmp_path / "run.log", "train", path)
+    assert status == 0, text
+    fitted(2)
+    status, text = agentrl(tmp_path / "more.log", "train", path, "train.steps=2", "--resume")
+    assert status == 0, text
+    rows = stored(tmp_path / "runs" / "tiny")
+    assert len(rows) == 24
+    wanted = scores(first, rows)
+    assert np.allclose([row.reward_parts["rm"] for row in rows], wanted, atol=1e-3)
+    shutil.rmtree(first)
+    status, text = agentrl(tmp_path / "lost.log", "train", path, "train.steps=3", "--resume")
+    assert status == 2, text
+    said = " ".join(text.split())
+    assert "the run began with reward.models.rm.path at" in said
+    assert "but it is gone" in said

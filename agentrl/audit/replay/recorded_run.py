@@ -15,7 +15,7 @@ from agentrl.data.run.read import read_object
 from agentrl.errors import AgentrlError, RunError
 from agentrl.metrics import read_metrics
 from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
-from agentrl.runtime.disk.run_directory import read_identity
+from agentrl.runtime.disk.run_directory import read_identity, resolved_models
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import TrainedTokens, TrajectoryGroup
 
@@ -103,11 +103,9 @@ def open_recorded(path: Path) -> RecordedRun:
         ConfigError: its config is of another make.
     """
     config, base = read_identity(path)
-    model = read_object(RunPaths(path).identity_file).get("model") or config.model.path
-    section = config.model.model_copy(update={"path": str(model)})
     return RecordedRun(
         path=path,
-        config=config.model_copy(update={"model": section}),
+        config=resolved_models(config, read_object(RunPaths(path).identity_file)),
         base=base,
         store=TrajectoryStore(RunPaths(path).trajectories),
         tokens=TokenStore(RunPaths(path).tokens),

@@ -19,8 +19,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
 from agentrl.runtime.disk.logs import quiet_transformers
-from agentrl.runtime.fit.ensemble import MEMBERS, member_runs
-from agentrl.runtime.other_models import check_same_vocabulary, other_model_source
+from agentrl.runtime.other_models import check_same_vocabulary, reward_model_sources
 from agentrl.runtime.reward_versions import UsedRewardModel
 
 if TYPE_CHECKING:
@@ -102,32 +101,6 @@ def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
         for source in reward_model_sources(item, base).values()
     ]
     return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
-
-
-def reward_model_sources(item: RewardModelSection, base: Path) -> dict[str, str]:
-    """Checkpoint folders and hub names of a reward model of a run, by their names for messages.
-
-    The run of a fit with `objective.ensemble_mode: members` stands for all of its members.
-
-    Args:
-        item: names them.
-        base: folder that relative paths start from.
-
-    Raises:
-        RunError: a run directory without a complete checkpoint.
-        ConfigError: one model twice.
-    """
-    found: dict[str, str] = {}
-    for path in item.path:
-        members = member_runs(base / Path(path).expanduser())
-        for each in [str(Path(path) / MEMBERS / member.name) for member in members] or [path]:
-            source = other_model_source(each, base)
-            if source in found.values():
-                raise ConfigError(
-                    f"path names the model {source} twice: {', '.join(item.path)}; leave one out"
-                )
-            found[each] = source
-    return found
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,9 @@
 """The run directory: everything one run leaves on disk, and who may write it.
 
     RUN/config.yaml       the resolved config
-    RUN/run.json          where relative paths of the config start, which model it began with,
-                          versions, when it was written
+    RUN/run.json          where relative paths of the config start, which model it began with and
+                          which other models (`runtime.disk.pinned_models`), versions, when it was
+                          written
     RUN/tasks.json        ids of the tasks that dataset.difficulty left when the run began
     RUN/task_labels.jsonl labels of the tasks (family, level, tags), by which the inspector filters
     RUN/metrics.jsonl     one line a step
@@ -41,7 +42,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -49,11 +50,18 @@ import agentrl
 from agentrl.config import RunConfig, dump_config
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
-from agentrl.config.schema import ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
 from agentrl.files import write_whole
-from agentrl.runtime.disk.checkpoint import resolve_model_path
+from agentrl.runtime.disk.pinned_models import (
+    MODEL,
+    PinnedModel,
+    check_pinned,
+    pin_models,
+    pinned_json,
+    read_pinned,
+    with_pinned,
+)
 from agentrl.runtime.disk.run_name import (
     IDENTITY_FILE,
     REFERENCE_FILE,
@@ -111,7 +119,7 @@ class RunDir(RunPaths):
 
         Raises:
             RunError: another process runs there, it already holds a run, or it is not writable; or
-                `model.path` names a run without a checkpoint.
+                a path of a model names a run without a checkpoint.
         """
         path = run_path(config.run)
         run = cls._locked(path)
@@ -122,7 +130,7 @@ class RunDir(RunPaths):
                     f"start another with run.name={free_name(path)}"
                 )
             empty(path, but=(REFERENCE_FILE,))
-            run._write_identity(config, base, model=_model(config.model))
+            run._write_identity(config, base, pinned=pin_models(config, base))
         except BaseException:
             run.close()
             raise
@@ -148,7 +156,8 @@ class RunDir(RunPaths):
         """Go on with `config` instead of the stored one, if finished steps stay what they were.
 
         Raises:
-            RunError: a key differs that decides what finished steps were trained on.
+            RunError: a key differs that decides what finished steps were trained on, or a model
+                that the run began with is gone or another one.
         """
         load = FIT_FILE.load if isinstance(config, FitConfig) else load_stored_config
         old = _flatten(load(self.config_file).model_dump(mode="json"))
@@ -164,18 +173,19 @@ class RunDir(RunPaths):
                 + "\n".join(wrong)
                 + "\nundo the change, or start another run with another run.name"
             )
-        began = self.resolve_model(config).model.path
-        self._write_identity(config, base, model=began)
+        pinned = read_pinned(json.loads((self.path / IDENTITY_FILE).read_bytes()))
+        check_pinned(pinned)
+        # What an older make did not keep, or a run without steps had no need of.
+        pinned = pin_models(self.resolve_models(config), base) | pinned
+        self._write_identity(config, base, pinned=pinned)
 
-    def resolve_model(self, config: Config) -> Config:
-        """`config` with the model that this run began with, whatever its name stands for now.
+    def resolve_models(self, config: Config) -> Config:
+        """`config` with the models that this run began with, whatever their names stand for now.
 
-        A `model.path` that names another run stands for the latest checkpoint there, and that run
-        may go on.
+        A path that names another run stands for the latest checkpoint there, and that run may go
+        on.
         """
-        identity = json.loads((self.path / IDENTITY_FILE).read_bytes())
-        path = identity.get("model") or _model(config.model)  # run.json of an older make has none
-        return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+        return resolved_models(config, json.loads((self.path / IDENTITY_FILE).read_bytes()))
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the final scores."""
@@ -228,10 +238,17 @@ class RunDir(RunPaths):
         lock.flush()
         return cls(path, lock)
 
-    def _write_identity(self, config: RunConfig | FitConfig, base: Path, *, model: str) -> None:
+    def _write_identity(
+        self,
+        config: RunConfig | FitConfig,
+        base: Path,
+        *,
+        pinned: Mapping[str, Sequence[PinnedModel]],
+    ) -> None:
         identity = {
             "base": str(base.resolve()),
-            "model": model,
+            "model": pinned[MODEL][0].path,
+            "models": pinned_json(pinned),
             "agentrl": agentrl.__version__,
             "python": platform.python_version(),
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -259,6 +276,18 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
     return _identity(path, load_stored_config)
 
 
+def resolved_models(config: Config, identity: Mapping[str, Any]) -> Config:
+    """`config` with the models that a run began with.
+
+    Args:
+        config: of the run.
+        identity: contents of its `run.json`; one of an older make knows `model.path` alone.
+    """
+    path = identity.get("model") or config.model.path
+    section = config.model.model_copy(update={"path": path})
+    return with_pinned(config.model_copy(update={"model": section}), read_pinned(identity))
+
+
 def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:
     """As `read_identity`, of a run directory of `agentrl fit`."""
     return _identity(path, FIT_FILE.load)
@@ -284,15 +313,6 @@ def _identity(path: Path, load: Callable[[Path], Read]) -> tuple[Read, Path]:
         raise
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}/run.json cannot be read: {error}") from error
-
-
-def _model(section: ModelSection) -> str:
-    """The checkpoint folder or the name that `model.path` stands for now."""
-    if section.path == ModelSection().path:
-        return section.path  # the quickstart model, also beside a folder of that name
-    path = resolve_model_path(section.path)
-    folder = Path(path).expanduser()
-    return str(folder.absolute()) if folder.is_dir() else path
 
 
 def _same_file(lock: IO[str], path: Path) -> bool:

@@ -17,9 +17,7 @@ from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.disk.run_name import holds_a_run
 from agentrl.runtime.fit.heads import ENSEMBLE_HEAD_STD
 from agentrl.runtime.fit.progress import FitProgress, FitResult
-
-MEMBERS = "members"
-"""Folder of the members in the run directory."""
+from agentrl.runtime.other_models import MEMBERS, member_runs
 
 
 class FitOne(Protocol):
@@ -30,13 +28,6 @@ class FitOne(Protocol):
     ) -> Awaitable[FitResult]:
         """Train from the first step, or go on in `run_dir`."""
         ...
-
-
-def member_runs(run: Path) -> list[Path]:
-    """Run directories of the members of an ensemble, in their order; none where it is none."""
-    folder = run / MEMBERS
-    found = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name))
 
 
 def member_config(config: FitConfig, number: int, run: Path) -> FitConfig:
@@ -90,7 +81,7 @@ async def fit_members(
     directory = run_dir or RunDir.create(config, base=base)
     seconds, result = 0.0, None
     try:
-        config = directory.resolve_model(config)
+        config = directory.resolve_models(config)
         for number in range(count):
             own = member_config(config, number, directory.path)
             path, there = directory.path / MEMBERS / str(number), None

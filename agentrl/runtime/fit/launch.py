@@ -138,7 +138,7 @@ async def fit(
     reserve_cores()
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
-        config = run_dir.resolve_model(config) if run_dir else config
+        config = run_dir.resolve_models(config) if run_dir else config
         try:
             sets = await stop.guard(run_computing(load_fit_sets, config, base=base))
             directory = run_dir or RunDir.create(config, base=base)
@@ -148,7 +148,7 @@ async def fit(
             raise
         trained = False
         try:
-            config = directory.resolve_model(config)
+            config = directory.resolve_models(config)
             with log_to(directory.log_file), ExitStack() as stack:
                 sweep(directory.checkpoints)
                 try:

@@ -8,8 +8,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.runtime.drivers.choose import driver_kind
 from agentrl.runtime.drivers.synchronous import SynchronousRun
-from agentrl.runtime.fit.ensemble import member_runs
-from agentrl.runtime.other_models import other_model_source
+from agentrl.runtime.other_models import member_runs, other_model_source
 from agentrl.runtime.refresh.labels import HUMAN, check_human, load_function
 from agentrl.runtime.refresh.origin import old_pairs
 

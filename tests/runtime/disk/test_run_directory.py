@@ -201,10 +201,10 @@ def test_a_run_keeps_the_model_it_began_with(tmp_path: Path) -> None:
     run = RunDir.create(began, base=tmp_path)
     save_checkpoint(other / "checkpoints", state(2), fill, CheckpointSection(keep_last=5))
     first = str(other / "checkpoints" / "step-1")
-    assert run.resolve_model(began).model.path == first
+    assert run.resolve_models(began).model.path == first
     run.close()
     run, stored, _ = RunDir.resume(run.path)
     assert stored == began
     run.adopt(stored, base=tmp_path)
-    assert run.resolve_model(stored).model.path == first
+    assert run.resolve_models(stored).model.path == first
     run.close()

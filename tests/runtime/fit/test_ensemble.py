@@ -18,9 +18,10 @@ from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.disk.checkpoint import resolve_model_path
-from agentrl.runtime.fit.ensemble import member_config, member_runs
+from agentrl.runtime.fit.ensemble import member_config
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
+from agentrl.runtime.other_models import member_runs
 from agentrl.types import RewardValue
 from tests.runtime.fit.fit_project import assert_same_fit, kill_at, pairs, weights, write_fit
 from tests.runtime.reward_checkpoints import values_of

@@ -16,8 +16,8 @@ from agentrl.errors import ConfigError
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
-from agentrl.runtime.fit.ensemble import member_runs
 from agentrl.runtime.fit.model import CHAT_FILE
+from agentrl.runtime.other_models import member_runs
 
 if TYPE_CHECKING:
     from agentrl.batch.examples import ScoredTokens
