@@ -80,3 +80,23 @@ def check_same_vocabulary(ours: Mapping[str, int], theirs: Mapping[str, int], wh
                 f"the policy and {got} there, so it would read other text than was sampled; take "
                 "one of the policy's tokenizer"
             )
+
+
+def check_read_ids(ours: Mapping[str, int], vocabulary: int, who: str) -> None:
+    """Refuse a model without an embedding for a token of the policy's tokenizer.
+
+    Args:
+        ours: token to id, of the policy.
+        vocabulary: number of ids that the other model reads.
+        who: names it and its role at the beginning of the message.
+
+    Raises:
+        ConfigError: names a token that it cannot read.
+    """
+    last = max(ours, key=lambda token: ours[token])
+    if ours[last] >= vocabulary:
+        raise ConfigError(
+            f"{who} reads {vocabulary} token ids (vocab_size in its config.json), but token "
+            f"{last!a} is id {ours[last]} for the policy; take one that was trained with all of "
+            "the policy's tokens"
+        )

@@ -64,6 +64,11 @@ class ScoreModel:
         """K: 1, or more where the model is an ensemble by itself."""
         return self._model.heads
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that the model reads."""
+        return len(self._model.body.get_input_embeddings().weight)
+
     @torch.no_grad()
     def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
         """[N, K O] Raw reward of each row, and the deviation of it where the model gives one.
@@ -109,6 +114,8 @@ class RewardHead:
     """Arithmetic: bfloat16 where it was saved so, else float32."""
     context: int | None
     """Most tokens of a row; None where the model does not say."""
+    vocabulary: int
+    """Number of token ids that the model reads."""
 
 
 def reward_head(path: str) -> RewardHead:
@@ -147,6 +154,7 @@ def reward_head(path: str) -> RewardHead:
         heads=heads,
         dtype="bfloat16" if config.dtype == torch.bfloat16 else "float32",
         context=getattr(config, "max_position_embeddings", None),
+        vocabulary=int(config.get_text_config().vocab_size),
     )
 
 

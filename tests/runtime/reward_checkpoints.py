@@ -72,12 +72,13 @@ def values_of(
         tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         async with open_reward_models(config, base=base, tokenizer=tokenizer) as opened:
             (call,) = [target.call for target in opened.targets if target.name == name]
-            return [await call(_rollout(row), Task(id="t", prompt="p")) for row in rows]
+            return [await call(rollout_of(row), Task(id="t", prompt="p")) for row in rows]
 
     return asyncio.run(pay())
 
 
-def _rollout(row: ScoredTokens) -> Trajectory:
+def rollout_of(row: ScoredTokens) -> Trajectory:
+    """A finished rollout of these tokens, all of them sampled."""
     count = len(row.ids)
     return Trajectory(
         task_id="t", group_id="g", rollout_id="r", prompt_ids=row.prompt_ids,

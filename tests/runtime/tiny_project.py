@@ -94,6 +94,16 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def resize_ids(folder: Path, count: int) -> Path:
+    """Give a model more ids than its tokenizer has, as heads that are padded have; or fewer."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(count)
+    model.save_pretrained(folder)
+    return folder
+
+
 def write_larger_model(folder: Path) -> None:
     """Replace the model of `folder`: the smallest heads that vLLM computes with on a CPU."""
     from transformers import AutoTokenizer

@@ -7,7 +7,7 @@ Every process that runs rollouts has a copy of its own: this one, each of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,17 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
 from agentrl.runtime.disk.logs import quiet_transformers
-from agentrl.runtime.other_models import check_same_vocabulary, reward_model_sources
+from agentrl.runtime.fit.vocabulary import vocabulary_of
+from agentrl.runtime.other_models import (
+    check_read_ids,
+    check_same_vocabulary,
+    reward_model_sources,
+)
 from agentrl.runtime.reward_versions import UsedRewardModel
 
 if TYPE_CHECKING:
     from agentrl.train.reward_models.rollout_rewards import RewardMember, RolloutRewards
+    from agentrl.train.score_model import RewardHead
 
 
 class OpenRewardModels:
@@ -197,8 +203,23 @@ def _check(
                 theirs = load_tokenizer(ModelSection(path=source))
                 who = f"the reward model {path!r}"
                 check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
+                check_read_ids(tokenizer.get_vocab(), head.vocabulary, who)
+        unread = "" if tokenizer is None else _unread(heads.values(), config)
     several = f", an ensemble of {members}" if members > len(item.path) else ""
-    return f"{key}: {', '.join(item.path)}{several}, scale {item.scale}"
+    return f"{key}: {', '.join(item.path)}{several}, scale {item.scale}{unread}"
+
+
+def _unread(heads: Iterable[RewardHead], config: RunConfig) -> str:
+    """Says which ids the policy may sample and a reward model cannot read; empty for none."""
+    from agentrl.runtime.assembly.parts import model_source
+
+    ours, theirs = vocabulary_of(model_source(config.model)), min(head.vocabulary for head in heads)
+    if ours <= theirs:
+        return ""
+    return (
+        f"; it reads {theirs} token ids and the policy has {ours}: a rollout with one of the "
+        "others, which stand for no text, ends as grader_crashed"
+    )
 
 
 def _scales(item: RewardModelSection, source: str, heads: int) -> tuple[RewardScale, ...]:

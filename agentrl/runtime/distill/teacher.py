@@ -10,7 +10,12 @@ from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeac
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.other_models import check_same_vocabulary, other_model_source
+from agentrl.runtime.fit.vocabulary import vocabulary_of
+from agentrl.runtime.other_models import (
+    check_read_ids,
+    check_same_vocabulary,
+    other_model_source,
+)
 
 if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
@@ -197,3 +202,11 @@ def _check_checkpoint(
         theirs = load_tokenizer(config.model.model_copy(update={"path": source}))
         who = f"{KEY}.path {teacher.path!r}"
         check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
+        check_read_ids(tokenizer.get_vocab(), text.vocab_size, who)
+        if text.vocab_size < (ours := vocabulary_of(model_source(config.model))):
+            raise ConfigError(
+                f"{who} has {text.vocab_size} token ids (vocab_size in its config.json), but the "
+                f"policy has {ours}, and may sample one for which the teacher has no probability; "
+                f"take a teacher with at least {ours}, or save this one after "
+                f"model.resize_token_embeddings({ours})"
+            )

@@ -36,6 +36,8 @@ class EnsembleScores:
         """K, heads counted one by one."""
         self.batch_tokens = min(member.batch_tokens for member in members)
         """Most packed tokens of a pass, as `RowScorer.batch_tokens`."""
+        self.vocabulary = min(member.vocabulary for member in members)
+        """Token ids that all of them read, as `RowScorer.vocabulary`."""
 
     def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
         """[N, 2] Mean and deviation (ddof 1) of the members' whitened scores.

@@ -49,6 +49,11 @@ class RowScorer(Protocol):
         """Most packed tokens of a pass."""
         ...
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that it reads."""
+        ...
+
     def scores(self, rows: Sequence[ScoredTokens]) -> FloatArray:
         """[N, O] Scores of rows; those of several heads side by side."""
         ...
@@ -126,6 +131,7 @@ class RolloutRewards:
         check_disagreement(self._disagreement, sum(m.model.heads for m in members))
         self._members, self._gaussian, self._version = tuple(members), gaussian, version
         self._longest = min(member.model.batch_tokens for member in members) - 1
+        self._vocabulary = min(member.model.vocabulary for member in members)
 
     async def value(self, trajectory: Trajectory, task: Task) -> RewardValue:
         """The value of a finished rollout, with the parts `std_between`, `deviation`, `rm_version`.
@@ -135,8 +141,8 @@ class RolloutRewards:
             task: of the rollout.
 
         Raises:
-            GraderError: nothing was sampled, the row does not fit into a batch, or a score is not
-                finite.
+            GraderError: nothing was sampled, the row does not fit into a batch, a token is none
+                of the model's, or a score is not finite.
         """
         row = scored_row(trajectory)
         tokens = len(row.prompt_ids) + len(row.ids)
@@ -145,6 +151,8 @@ class RolloutRewards:
                 f"the rollout has {tokens} tokens, but a batch of the reward model holds "
                 f"{self._longest}; raise batch_tokens"
             )
+        if unknown := unknown_token(row, self._vocabulary):
+            raise GraderError(unknown)
         return self._combined(await self.queue.score(row))
 
     def _compute(self, rows: Sequence[ScoredTokens]) -> list[Sequence[FloatArray]]:
@@ -195,6 +203,21 @@ def check_disagreement(disagreement: float, members: int) -> None:
             "give path a list of at least 2, the run of an ensemble, or a model of several heads, "
             "or set it to 0"
         )
+
+
+def unknown_token(row: ScoredTokens, vocabulary: int) -> str:
+    """Reason why a model cannot read a row; empty where it can.
+
+    The head of a policy may have more ids than its tokenizer, as padding, and sample one of them.
+
+    Args:
+        row: the tokens.
+        vocabulary: number of ids that the model reads.
+    """
+    largest = max((*row.prompt_ids, *row.ids), default=0)
+    if largest < vocabulary:
+        return ""
+    return f"token id {largest} is none of the {vocabulary} that the reward model reads"
 
 
 def scored_row(trajectory: Trajectory) -> ScoredTokens:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from agentrl.batch.examples import ScoredTokens
 from agentrl.config import load_config, parse_config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, GraderError
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.assembly.reward_models import (
     check_reward_models,
@@ -18,8 +21,9 @@ from agentrl.runtime.assembly.reward_models import (
     reward_model_bytes,
 )
 from agentrl.runtime.reward_versions import UsedRewardModel
-from tests.runtime.reward_checkpoints import write_reward_model
-from tests.runtime.tiny_project import write_project
+from agentrl.types import RewardValue, Task
+from tests.runtime.reward_checkpoints import rollout_of, write_reward_model
+from tests.runtime.tiny_project import resize_ids, write_project
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,37 @@ def test_the_name_of_the_part_of_the_environment_is_taken(project: Path) -> None
     config = load_config(write_project(project, reward={"models": {"env": "rm"}}))
     with pytest.raises(ConfigError, match="is the environment's own part; rename it"):
         check_reward_models(config, base=project)
+
+
+async def test_ids_that_a_model_cannot_read_end_only_their_rollout(tmp_path: Path) -> None:
+    """Fails if a padding id of the policy breaks the batch of others, or if nothing warns of it."""
+    path = write_project(tmp_path, reward={"models": {"rm": {"path": "rm", "scale": "none"}}})
+    write_reward_model(tmp_path / "rm", tmp_path / "model")
+    resize_ids(tmp_path / "model", 264)
+    config = load_config(path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    (line,) = check_reward_models(config, base=tmp_path, tokenizer=tokenizer)
+    assert "it reads 258 token ids and the policy has 264" in line
+    async with open_reward_models(config, base=tmp_path, tokenizer=tokenizer) as opened:
+        (target,) = opened.targets
+        rows = [ScoredTokens(prompt_ids=(1,), ids=(2, last)) for last in (263, 257)]
+        task = Task(id="t", prompt="p")
+        found = await asyncio.gather(
+            *(target.call(rollout_of(row), task) for row in rows), return_exceptions=True
+        )
+    assert isinstance(found[0], GraderError)
+    assert "token id 263 is none of the 258" in str(found[0])
+    assert isinstance(found[1], RewardValue)
+
+
+def test_a_model_without_an_embedding_for_a_token_is_refused(tmp_path: Path) -> None:
+    """Fails if a tokenizer that fits hides weights that do not."""
+    path = write_project(tmp_path, reward={"models": {"rm": {"path": "rm", "scale": "none"}}})
+    file = write_reward_model(tmp_path / "rm", tmp_path / "model") / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 257}))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"'rm' reads 257 token ids .* is id 257 for the policy"):
+        check_reward_models(load_config(path), base=tmp_path, tokenizer=tokenizer)
 
 
 async def test_another_vocabulary_is_refused(project: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.teacher import teacher as preflight_teacher
 from agentrl.runtime.distill.teacher import ask_server, check_teacher, teacher_bytes
 from agentrl.train.model.pretrained import load_tokenizer
-from tests.runtime.tiny_project import write_model, write_project
+from tests.runtime.tiny_project import resize_ids, write_model, write_project
 
 
 def project(folder: Path, teacher: dict[str, Any], **changes: Any) -> Path:
@@ -67,6 +67,21 @@ def test_a_teacher_that_cannot_be_used_is_refused(tmp_path: Path, damage: Any, w
     damage(write_model(tmp_path / "big", seed=1))
     with pytest.raises(ConfigError, match=words):
         check(project(tmp_path, {"path": "big"}))
+
+
+def test_a_teacher_that_lacks_ids_of_the_policy_is_refused(tmp_path: Path) -> None:
+    """Fails if a padding id that the policy samples reaches a teacher that has none; and if one of
+    more ids is refused, too."""
+    write_model(tmp_path / "big", seed=1)
+    path = project(tmp_path, {"path": "big"})
+    resize_ids(tmp_path / "model", 264)
+    with pytest.raises(ConfigError, match=r"'big' has 258 token ids .* the policy has 264"):
+        check(path)
+    resize_ids(tmp_path / "big", 272)
+    assert check(path) == "big beside the policy, top_k 0, coef 1"
+    resize_ids(tmp_path / "big", 257)
+    with pytest.raises(ConfigError, match=r"'big' reads 257 token ids .* is id 257 for the policy"):
+        check(path)
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:

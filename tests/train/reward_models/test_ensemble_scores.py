@@ -17,6 +17,7 @@ class Fixed:
 
     def __init__(self, *scores, batch_tokens=64):
         self.outputs, self.heads, self.batch_tokens = 1, 1, batch_tokens
+        self.vocabulary = 100 - batch_tokens
         self._scores = np.array(scores, dtype=np.float64)[:, None]
 
     def scores(self, rows):
@@ -32,6 +33,7 @@ def test_members_are_whitened_before_their_mean():
     ]
     made = EnsembleScores(members, scales)
     assert made.batch_tokens == 32
+    assert made.vocabulary == 36
     found = made.scores(ROWS)
     assert found[:, 0].tolist() == pytest.approx([0.0, 0.0, 0.0])
     assert found[:, 1].tolist() == pytest.approx([2**0.5, 0.0, 2**0.5])

@@ -28,6 +28,7 @@ class Fixed:
     """The last token of a row times a factor, with a deviation of `factor` if there is one."""
 
     heads = 1
+    vocabulary = 50
 
     def __init__(self, factor: float, *, outputs: int = 1, batch_tokens: int = 32) -> None:
         self.factor, self.outputs, self.batch_tokens = factor, outputs, batch_tokens
@@ -139,6 +140,8 @@ async def test_a_broken_score_costs_its_own_rollout_alone() -> None:
     ("row", "said"),
     [
         (rollout(*range(31)), "has 33 tokens, but a batch of the reward model holds 31"),
+        (rollout(5, 50), "token id 50 is none of the 50 that the reward model reads"),
+        (rollout(5, prompt=(99,)), "token id 99 is none of the 50"),
         (rollout(5, mask=(0,)), "no sampled token that a reward model could score"),
     ],
 )

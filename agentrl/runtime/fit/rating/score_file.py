@@ -15,6 +15,7 @@ from agentrl.errors import ChatError, DataError
 from agentrl.files import replacing
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.reward_model import TOGETHER
+from agentrl.train.reward_models.rollout_rewards import unknown_token
 from agentrl.types import Completion, Conversation, PreferencePair
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def _lines(model: OpenRewardModel, items: Sequence[Scored]) -> Iterator[dict[str
         if tokens >= model.model.batch_tokens:
             line["error"] = f"{tokens} tokens do not fit into {model.model.batch_tokens}"
             own = []
+        if why := max((unknown_token(row, model.model.vocabulary) for row in own), default=""):
+            line["error"], own = why, []
         lines.append(line)
         names.append(list(found) if own else [])
         rows += own

@@ -12,6 +12,7 @@ import numpy as np
 
 from agentrl.errors import ChatError, DataError
 from agentrl.runtime.fit.rating.answers import encode_answer
+from agentrl.train.reward_models.rollout_rewards import unknown_token
 from agentrl.types import PreferencePair
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ def score_pairs(
             continue
         if max(len(row.prompt_ids) + len(row.ids) for row in both) >= model.model.batch_tokens:
             left_out[f"too long for a batch of {model.model.batch_tokens} tokens"] += 1
+            continue
+        unknown = [unknown_token(row, model.model.vocabulary) for row in both]
+        if why := max(unknown):
+            left_out[why] += 1
             continue
         kept.append(pair)
         rows += both
