@@ -67,7 +67,8 @@ class Example:
     margin: float | None = None
     """Reward of the chosen answer less that of the rejected one; None unknown."""
     label_probability: float | None = None
-    """Probability that the chosen answer is the better one; None takes the label as certain."""
+    """Probability that the chosen answer is the better one, or that the verdict is right; None
+    takes the label as certain."""
     head_weights: tuple[float, ...] = ()
     """[_K] Factor of its loss for each head of a reward model; empty is 1 for all."""
     desirable: bool | None = None

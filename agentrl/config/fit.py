@@ -75,7 +75,8 @@ class DpoObjective(FiniteSection, KindSection):
     """`dpo` preference pairs, without a reward model."""
     loss: str = "sigmoid"
     """Pair loss: `sigmoid`, `robust`, `ipo`, `hinge`, `simpo`, `orpo`, or the import string of
-    one's own. `kto` learns from single answers with a verdict (`prompt`, `completion`, `label`)."""
+    one's own. `kto` learns from single answers with a verdict (`prompt`, `completion`, `label`).
+    A `label_probability` beside a pair or verdict counts for `sigmoid` and `kto`."""
     beta: float = Field(default=0.1, gt=0)
     """Strength of the pull towards the reference; factor of the log-ratios (of the length-averaged
     log-probabilities for `simpo`, of the odds term for `orpo`)."""

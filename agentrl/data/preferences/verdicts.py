@@ -19,6 +19,7 @@ from agentrl.data.example_rows import (
     RowIds,
     first_of,
     mapped,
+    own_number,
     prompt_in,
     read_rows,
     row_name,
@@ -51,6 +52,8 @@ class LabelledAnswer:
     """Prompt and answer."""
     desirable: bool
     """True for an answer that should be given."""
+    label_probability: float | None = None
+    """Probability that the verdict is right; None takes it as certain."""
 
 
 class LoadedVerdicts(list[LabelledAnswer]):
@@ -147,7 +150,11 @@ def _labelled(row: SourceRow, ids: RowIds) -> LabelledAnswer:
         task_id=str(values.get("task_id") or ""),
         source=row.where,
     )
-    return LabelledAnswer(conversation=conversation, desirable=_label(row))
+    return LabelledAnswer(
+        conversation=conversation,
+        desirable=_label(row),
+        label_probability=own_number(row, "label_probability", 0.0, 1.0),
+    )
 
 
 def _label(row: SourceRow) -> bool:
@@ -176,7 +183,11 @@ def unpaired(pair: PreferencePair) -> Iterator[LabelledAnswer]:
             task_id=pair.task_id,
             source=pair.source,
         )
-        yield LabelledAnswer(conversation=conversation, desirable=name == "chosen")
+        yield LabelledAnswer(
+            conversation=conversation,
+            desirable=name == "chosen",
+            label_probability=pair.label_probability,
+        )
 
 
 def _of_run(folder: Path, *, kind: str, min_score: float, limit: int | None) -> LoadedVerdicts:

@@ -142,7 +142,9 @@ def _examples(
         except ChatError as error:
             raise ChatError(f"{said.source or said.id}: {error}") from None
         if isinstance(item, LabelledAnswer):
-            example = replace(example, desirable=item.desirable)
+            example = replace(
+                example, desirable=item.desirable, label_probability=item.label_probability
+            )
         why = why_unusable(example, pairs=pairs)
         why = why or _too_long(example, section, train)
         if why:

@@ -63,6 +63,7 @@ class KtoLoss:
             ratio_K, desirable_K, z0, beta=objective.beta,
             desirable_weight=objective.desirable_weight,
             undesirable_weight=objective.undesirable_weight,
+            label_probability_K=self._probabilities(micro, like=sums_K),
         )  # fmt: skip
         tokens_K = row_sums(torch.ones_like(log_probs_R), micro, batch)
         metrics = kto_metrics(ratio_K, sums_K, tokens_K, desirable_K, z0, beta=objective.beta)
@@ -88,6 +89,12 @@ class KtoLoss:
         chosen, rejected = (known.get(name) for name in names)
         if chosen is not None and rejected is not None:
             metrics.mean("pref/margin", chosen - rejected)
+
+    def _probabilities(self, micro: MicroBatch, *, like: Tensor) -> Tensor | None:
+        known = [self._examples[key.rollout_id].label_probability for key in micro.rows]
+        if all(p is None for p in known):
+            return None
+        return like.new_tensor([1.0 if p is None else p for p in known])
 
     def _desirable(self, key: RowKey) -> bool:
         verdict = self._examples[key.rollout_id].desirable

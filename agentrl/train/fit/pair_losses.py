@@ -186,13 +186,16 @@ def kto_loss(
     beta: float,
     desirable_weight: float,
     undesirable_weight: float,
+    label_probability_K: Tensor | None = None,
 ) -> Tensor:
     """KTO: answers that are each called good or bad, without pairs. `_K` are answers.
 
         desirable      lambda_d (1 - sigmoid(beta (r - z0)))
         undesirable    lambda_u (1 - sigmoid(beta (z0 - r)))       r = l - lr
 
-    https://arxiv.org/abs/2402.01306.
+    https://arxiv.org/abs/2402.01306, equation 8. A verdict that is right with probability p has
+    the expectation over both, p loss(verdict) + (1 - p) loss(the other one), as conservative DPO
+    takes it of a pair (https://ericmitchell.ai/cdpo.pdf, equation 3).
 
     Args:
         log_ratio_K: [K] r of each answer, with gradient.
@@ -201,6 +204,7 @@ def kto_loss(
         beta: strength of the pull towards the reference.
         desirable_weight: lambda_d.
         undesirable_weight: lambda_u.
+        label_probability_K: [K] p; None takes verdicts as certain.
 
     Returns:
         [K] the loss of each answer, not divided by their number.
@@ -208,7 +212,12 @@ def kto_loss(
     excess_K = beta * (log_ratio_K - (z0.detach() if isinstance(z0, Tensor) else z0))
     # 1 - sigmoid(x) is sigmoid(-x), which keeps its digits where x is large.
     good_K = desirable_weight * torch.sigmoid(-excess_K)
-    return torch.where(desirable_K, good_K, undesirable_weight * torch.sigmoid(excess_K))
+    bad_K = undesirable_weight * torch.sigmoid(excess_K)
+    said_K = torch.where(desirable_K, good_K, bad_K)
+    if label_probability_K is None:
+        return said_K
+    other_K = torch.where(desirable_K, bad_K, good_K)
+    return label_probability_K * said_K + (1.0 - label_probability_K) * other_K
 
 
 def kto_z0(total: float, rows: int) -> float:

@@ -133,3 +133,15 @@ def test_rollouts_are_desirable_from_a_score_on(tmp_path):
         load_verdicts("run:a-run", base=tmp_path)
     with pytest.raises(DataError, match="rollouts of kind"):
         load_verdicts("run:a-run", base=tmp_path, min_score=0.5, split="eval/x")
+
+
+def test_a_label_probability_comes_with_answers_and_pairs(tmp_path):
+    """Fails if it is passed over, or read as the probability that an answer is desirable."""
+    single = {**ROWS["texts"], "label": False, "label_probability": 0.8}
+    pair = {"prompt": "3 + 3?", "chosen": "6", "rejected": "7", "label_probability": 0.75}
+    found = load(tmp_path, single, pair)
+    assert [(each.desirable, each.label_probability) for each in found] == [
+        (False, 0.8), (True, 0.75), (False, 0.75),
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"label_probability is 1\.5; expected one in \[0, 1\]"):
+        load(tmp_path, {**single, "label_probability": 1.5})

@@ -33,7 +33,9 @@ LONGEST = 64
 
 def verdicts(count: int = 6, *, seed: int = 0) -> list[Example]:
     made = examples(count, pairs=False, seed=seed)
-    return [replace(e, desirable=index % 3 != 1) for index, e in enumerate(made)]
+    return [
+        replace(e, desirable=index % 3 != 1, label_probability=None) for index, e in enumerate(made)
+    ]
 
 
 @torch.no_grad()
@@ -104,6 +106,27 @@ def test_kto_is_the_mean_over_rows_with_one_z0(budget, sharing, seed, held):
     found, grads = gradient(made, update)
     assert found == pytest.approx(float(loss.detach()), rel=1e-12)
     assert relative_error(grads, plain_gradient(model, loss)) < 1e-11
+
+
+def test_a_verdict_that_may_be_wrong_counts_as_both():
+    """Fails if a label probability is passed over, or if it is that of being desirable."""
+    data, model, other = verdicts(), tiny_model(), tiny_model(seed=8)
+    probabilities = [0.9, 0.6, None, 0.75, 0.5, 1.0]
+    soft = [replace(e, label_probability=p) for e, p in zip(data, probabilities, strict=True)]
+    wanted = 0.0
+    for index, p in enumerate(probabilities):
+        for share, wrong in ((1.0 if p is None else p, False), (0.0 if p is None else 1 - p, True)):
+            # One answer's part: all others weigh nothing, and its verdict may be turned round.
+            alone = [replace(e, weight=e.weight if at == index else 0.0,
+                             desirable=e.desirable != (wrong and at == index))
+                     for at, e in enumerate(data)]  # fmt: skip
+            wanted = wanted + share * trl_style(model, other, alone)[0]
+    made = fitter(tiny_model(), loss_of(soft, other))
+    asked, step = measured(soft, budget=24), made.step
+    made.step = lambda update: step(update, measured=asked)  # type: ignore[method-assign]
+    found, grads = gradient(made, pair_update(soft, micro_batch_tokens=24))
+    assert found == pytest.approx(float(wanted.detach()), rel=1e-12)
+    assert relative_error(grads, plain_gradient(model, wanted)) < 1e-11
 
 
 def test_metrics_are_those_of_the_update():

@@ -31,6 +31,15 @@ def test_kto_golden_numbers():
         assert slope[index].item() == pytest.approx(float(by_r), abs=1e-12)
 
 
+def test_a_label_probability_is_the_expectation_over_both_verdicts():
+    ratios, good = torch.tensor([1.25, -3.0, 0.5]), torch.tensor([True, False, False])
+    p = torch.tensor([0.9, 0.5, 1.0])
+    said, other = (kto_loss(ratios, kind, 0.625, **KTO) for kind in (good, ~good))
+    found = kto_loss(ratios, good, 0.625, label_probability_K=p, **KTO)
+    assert found.tolist() == pytest.approx((p * said + (1 - p) * other).tolist())
+    assert found[2] == said[2]
+
+
 def test_kto_is_finite_far_away_and_lets_no_gradient_into_z0():
     log_ratio = torch.tensor([1e4, -1e4, 1e4, -1e4], requires_grad=True)
     z0 = torch.tensor(0.5, requires_grad=True)

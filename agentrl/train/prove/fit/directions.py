@@ -165,7 +165,9 @@ def _known_slopes(at: FitBench) -> dict[str, float] | None:
         # At r = z0 = 0 the loss of an answer changes by -/+ weight beta / 4 with r.
         for example in at.examples:
             good, bad = -objective.desirable_weight, objective.undesirable_weight
-            slope = (good if example.desirable else bad) * objective.beta / 4.0
+            said, other = (good, bad) if example.desirable else (bad, good)
+            right = 1.0 if example.label_probability is None else example.label_probability
+            slope = (right * said + (1.0 - right) * other) * objective.beta / 4.0
             found[f"{example.id}/{CHOSEN}"] = example.weight / len(at.examples) * slope
         return found
     # The mean that centering squares is 0 where all scores are.
