@@ -5,8 +5,7 @@ Pure and deterministic: every rank comes to the same assignment from the same ou
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 BALANCED = 1.05
@@ -25,7 +24,42 @@ class Piece:
     """Tokens that it reads once for all pieces of the group on a rank."""
 
 
-_Key = tuple[int, str]
+class _Part:
+    """Pieces of one group on one rank, with what their size depends on."""
+
+    __slots__ = ("largest", "members", "own", "second")
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self.own = self.largest = self.second = 0
+
+    def update(self, members: list[int], pieces: Sequence[Piece]) -> None:
+        """Hold other pieces."""
+        found = [pieces[index] for index in members]
+        self.members, self.own = members, sum(piece.own for piece in found)
+        # Of two equal prompts one is the largest and the other the second.
+        self.largest, self.second = sorted([0, 0, *(piece.prompt for piece in found)])[:-3:-1]
+
+    @property
+    def size(self) -> int:
+        """Tokens that the model reads for it."""
+        return self.own + self.largest
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Pieces of one group that may move together."""
+
+    group_id: str
+    """Group of all of them."""
+    members: list[int]
+    """Their indices."""
+    own: int
+    """Tokens that the model reads for them alone."""
+    prompt: int
+    """Tokens of their longest prompt."""
+    gone: int
+    """Tokens by which the share that they leave gets shorter."""
 
 
 class _Loads:
@@ -33,33 +67,41 @@ class _Loads:
 
     def __init__(self, pieces: Sequence[Piece], ranks: int) -> None:
         self.pieces, self.tokens = pieces, [0] * ranks
-        self.parts: defaultdict[_Key, list[int]] = defaultdict(list)
+        self.parts: list[dict[str, _Part]] = [{} for _ in range(ranks)]
 
-    def size(self, members: Iterable[int]) -> int:
-        """Tokens of pieces of one group on one rank."""
-        found = [self.pieces[index] for index in members]
-        return sum(p.own for p in found) + max((p.prompt for p in found), default=0)
+    def part(self, rank: int, group_id: str) -> _Part:
+        """The pieces of a group on a rank."""
+        return self.parts[rank].setdefault(group_id, _Part())
 
-    def put(self, members: Sequence[int], rank: int) -> None:
+    def put(self, group_id: str, members: Sequence[int], rank: int) -> None:
         """Give pieces of one group to a rank."""
-        part = self.parts[rank, self.pieces[members[0]].group_id]
-        self.tokens[rank] += self.size([*part, *members]) - self.size(part)
-        part.extend(members)
+        self._hold(group_id, [*self.part(rank, group_id).members, *members], rank)
 
-    def take(self, members: Sequence[int], rank: int) -> None:
+    def take(self, group_id: str, members: Sequence[int], rank: int) -> None:
         """Take pieces of one group from a rank."""
-        part = self.parts[rank, self.pieces[members[0]].group_id]
-        left = [index for index in part if index not in members]
-        self.tokens[rank] += self.size(left) - self.size(part)
-        part[:] = left
+        gone = set(members)
+        left = [index for index in self.part(rank, group_id).members if index not in gone]
+        self._hold(group_id, left, rank)
 
-    def groups_on(self, rank: int) -> list[list[int]]:
+    def _hold(self, group_id: str, members: list[int], rank: int) -> None:
+        part = self.part(rank, group_id)
+        before = part.size
+        part.update(members, self.pieces)
+        self.tokens[rank] += part.size - before
+
+    def groups_on(self, rank: int) -> Iterator[_Unit]:
         """The pieces of each group on a rank."""
-        return [list(part) for (where, _), part in self.parts.items() if where == rank and part]
+        for group_id, part in self.parts[rank].items():
+            if part.members:
+                yield _Unit(group_id, part.members, part.own, part.largest, part.size)
 
-    def pieces_on(self, rank: int) -> list[list[int]]:
+    def pieces_on(self, rank: int) -> Iterator[_Unit]:
         """Every piece on a rank by itself."""
-        return [[index] for part in self.groups_on(rank) for index in part]
+        for group_id, part in self.parts[rank].items():
+            for index in part.members:
+                piece = self.pieces[index]
+                prompt = part.largest - part.second if piece.prompt == part.largest else 0
+                yield _Unit(group_id, [index], piece.own, piece.prompt, piece.own + prompt)
 
 
 def assign_pieces(
@@ -86,14 +128,15 @@ def assign_pieces(
     for index, piece in enumerate(pieces):
         together.setdefault(piece.group_id, []).append(index)
     for group_id, members in together.items():
-        loads.put(members, held_by[group_id])
+        loads.put(group_id, members, held_by[group_id])
     for units in (loads.groups_on, loads.pieces_on):
         while _uneven(loads) and _move_one(loads, units):
             pass
     found = [0] * len(pieces)
-    for (rank, _), part in loads.parts.items():
-        for index in part:
-            found[index] = rank
+    for rank, parts in enumerate(loads.parts):
+        for part in parts.values():
+            for index in part.members:
+                found[index] = rank
     return tuple(found)
 
 
@@ -101,27 +144,23 @@ def _uneven(loads: _Loads) -> bool:
     return max(loads.tokens) * len(loads.tokens) > BALANCED * sum(loads.tokens)
 
 
-def _move_one(loads: _Loads, units: Callable[[int], list[list[int]]]) -> bool:
+def _move_one(loads: _Loads, units: Callable[[int], Iterator[_Unit]]) -> bool:
     """Move the unit from the longest share to the shortest that evens them out most, if any."""
     order = range(len(loads.tokens))
     longest = max(order, key=lambda rank: (loads.tokens[rank], -rank))
     shortest = min(order, key=lambda rank: (loads.tokens[rank], rank))
     before = loads.tokens[longest], loads.tokens[shortest]
-    best: list[int] | None = None
+    best: _Unit | None = None
     least = (before[0], 0)
     for unit in units(longest):
-        group_id = loads.pieces[unit[0]].group_id
-        here, there = loads.parts[longest, group_id], loads.parts[shortest, group_id]
-        left = [index for index in here if index not in unit]
-        after = (
-            before[0] + loads.size(left) - loads.size(here),
-            before[1] + loads.size([*there, *unit]) - loads.size(there),
-        )
+        there = loads.part(shortest, unit.group_id)
+        more = unit.own + max(0, unit.prompt - there.largest)
+        after = (before[0] - unit.gone, before[1] + more)
         # The longest share gives way to two that are shorter, so this ends.
         if (max(after), sum(after)) < least:
             best, least = unit, (max(after), sum(after))
     if best is None:
         return False
-    loads.take(best, longest)
-    loads.put(best, shortest)
+    loads.take(best.group_id, best.members, longest)
+    loads.put(best.group_id, best.members, shortest)
     return True
