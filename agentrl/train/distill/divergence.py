@@ -12,6 +12,10 @@ The gradient is that of this formula,
 written out instead of left to autograd: so it is zero to the bit where both distributions are
 equal, and has no 1 / p_tail.
 
+A token that the teacher cannot sample, which has -inf there, belongs to the bin of all others: so K
+may be more than the tokens that the teacher has left. One that the policy cannot sample has p_k = 0
+and gives 0 (p log p goes to 0 with p).
+
 Legend: `_R` response positions, `_K` likeliest tokens.
 """
 
@@ -69,12 +73,16 @@ def reverse_kl(log_probs_RK: Tensor, teacher_RK: Tensor, *, mask_R: Tensor) -> D
         mask_R: [R] bool, True where a token is trained.
     """
     zero = log_probs_RK.new_zeros(())
-    own_RK = torch.where(mask_R[:, None], log_probs_RK, zero)
-    theirs_RK = torch.where(mask_R[:, None], teacher_RK, zero)
+    never = log_probs_RK.new_full((), -math.inf)
+    known_RK = mask_R[:, None] & (teacher_RK != never)
+    both_RK = known_RK & (log_probs_RK.detach() != never)
+    own_RK = torch.where(both_RK, log_probs_RK, zero)
+    theirs_RK = torch.where(both_RK, teacher_RK, zero)
     fixed_RK = own_RK.detach()
-    tail_R, their_tail_R = tail_log_prob(fixed_RK), tail_log_prob(theirs_RK)
+    tail_R = tail_log_prob(torch.where(both_RK, fixed_RK, never))
+    their_tail_R = tail_log_prob(torch.where(known_RK, teacher_RK, never))
     apart_RK, tail_apart_R = fixed_RK - theirs_RK, tail_R - their_tail_R
-    probs_RK = fixed_RK.exp()
+    probs_RK = torch.where(both_RK, fixed_RK.exp(), zero)
     value_R = (probs_RK * apart_RK).sum(-1) + tail_R.exp() * tail_apart_R
     slope_RK = probs_RK * (apart_RK - tail_apart_R[:, None])
     # The second term is 0 and has the gradient.

@@ -33,7 +33,7 @@ class TeacherRow:
     """[R, K] Ids of its likeliest tokens, the likeliest first; anything where nothing is trained.
     """
     log_probs_RK: Numbers
-    """[R, K] Log-probability of each of them."""
+    """[R, K] Log-probability of each of them, -inf for one that it cannot sample."""
 
 
 RowTeacher = Mapping[RowKey, TeacherRow]
@@ -65,7 +65,8 @@ class Teacher(Protocol):
             prompts: what a teacher with a hint reads; others look at the row as it is.
 
         Raises:
-            TrainError: a row for which there is no finite number; names it and the teacher.
+            TrainError: a row for which there is no number, or -inf for a sampled token where that
+                is what is asked for; names it and the teacher.
         """
         ...
 

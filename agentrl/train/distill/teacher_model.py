@@ -77,7 +77,11 @@ class TeacherModel:
         def work(model: LogProbPasses, micro: MicroBatch) -> TokenLogProbs:
             tensors = replace(model.to_tensors(micro), top=self._top)
             out = model.log_probs(tensors)
-            check_finite(out.log_probs_R, micro, policy=self._name)
+            asked_R = out.log_probs_R
+            if self._top is not None:
+                # Not looked at in this form, so a token that the teacher cannot sample is no error.
+                asked_R = asked_R.masked_fill(asked_R == -torch.inf, 0.0)
+            check_finite(asked_R, micro, policy=self._name)
             return out
 
         with self._policy.running():

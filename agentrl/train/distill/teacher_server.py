@@ -12,6 +12,7 @@ a request names, so rows of another temperature are refused.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from agentrl.train.distill.records import RowTeacher, TeacherPrompts, TeacherRow
 LARGEST_ANSWER = 1 << 28
 """Bytes of an answer; an entry takes about 70."""
 LEAST = -9000.0
-"""vLLM writes -9999 for a log-probability that is not finite."""
+"""vLLM writes -9999 for a log-probability of -inf, of a token that its model cannot sample."""
 _ROUNDING = 1e-3
 PROBES = (
     "def add(a, b):\n    return a + b  # 12345 67890\n",
@@ -204,6 +205,12 @@ def read_row(
         if token not in found:
             raise ValueError(f"prompt_logprobs {what} at token {place} do not hold id {token}")
         sampled_R[position] = found[token][0]
+        if not top_k and sampled_R[position] == -math.inf:
+            raise ValueError(
+                f"prompt_logprobs {what} at token {place} give id {token}, which the policy "
+                "sampled, a log-probability of -inf; serve a teacher that can sample it, or set "
+                "algorithm.distill.top_k"
+            )
         best = sorted(
             (rank, other, log_prob)
             for other, (log_prob, rank) in found.items()
@@ -221,17 +228,19 @@ def read_row(
 
 
 def _entry(value: Any, what: str) -> dict[int, tuple[float, int]]:
-    """By id: log-probability and rank, of one entry of `prompt_logprobs`."""
+    """By id: log-probability, -inf for what cannot be sampled, and rank, of one entry."""
     try:
         found = {int(token): (float(e["logprob"]), int(e["rank"])) for token, e in value.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"prompt_logprobs {what} are {value!r:.100}, expected ids") from None
-    for token, (log_prob, _) in found.items():
-        if not LEAST < log_prob <= _ROUNDING:
+    for token, (log_prob, rank) in found.items():
+        if not log_prob <= _ROUNDING:
             raise ValueError(
                 f"prompt_logprobs {what} give id {token} a log-probability of {log_prob}, expected "
-                "a finite number of at most 0"
+                "a number of at most 0"
             )
+        if log_prob < LEAST:
+            found[token] = (-math.inf, rank)
     return found
 
 

@@ -67,6 +67,33 @@ def test_value_and_gradient_are_those_of_all_logits(k: int) -> None:
     assert (found > 0).all()
 
 
+def test_tokens_that_one_side_cannot_sample() -> None:
+    """p = (1/2, 1/4, 1/4), q = (3/4, 0, 1/4): the second token is in the tail, so both have two
+    bins of (1/2, 1/2) and (3/4, 1/4). And where the policy has none of a token, its bin is worth 0.
+    Fails with NaN, from -inf less -inf or 0 times -inf."""
+    own = logs(0.5, 0.25).requires_grad_()
+    found = reverse_kl(own, logs(0.75, 0.0), mask_R=ALL)
+    assert float(found.kl_R.detach()) == pytest.approx(0.5 * math.log(4 / 3), abs=1e-15)
+    assert float(found.tail_R) == pytest.approx(0.5, abs=1e-15)
+    assert float(found.teacher_tail_R) == pytest.approx(0.25, abs=1e-15)
+    found.kl_R.sum().backward()
+    assert own.grad is not None
+    # p_1 ((log p_1 - log q_1) - (log p_tail - log q_tail)), and the tail has no log-probability.
+    assert own.grad.tolist() == [[pytest.approx(0.5 * math.log(1 / 3)), 0.0]]
+    none = logs(0.0, 0.5).requires_grad_()
+    kl_R = reverse_kl(none, logs(0.25, 0.5), mask_R=ALL).kl_R
+    assert float(kl_R.detach()) == pytest.approx(0.5 * math.log(2), abs=1e-15)
+    kl_R.sum().backward()
+    assert none.grad is not None
+    assert none.grad.isfinite().all()
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """Fails if a broken teacher's NaN goes where -inf goes."""
+    theirs = torch.tensor([[math.nan, -1.0]], dtype=torch.float64)
+    assert reverse_kl(logs(0.5, 0.25), theirs, mask_R=ALL).kl_R.isnan()
+
+
 def test_equal_distributions_have_no_gradient_to_the_bit() -> None:
     """Fails if autograd is left to cancel the terms: it leaves about 1e-17."""
     log_probs = torch.log_softmax(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def broken(change: Any) -> Any:
         (None, r"got None, expected one for each of 3 tokens"),
         (broken(lambda e: e.pop()), r"got 2 entries, expected one for each of 3"),
         (broken(lambda e: e[1].pop("4")), r"at token 1 do not hold id 4"),
-        (broken(lambda e: e[2].update({"5": {"logprob": -9999.0, "rank": 60}})), r"of -9999\.0"),
+        (broken(lambda e: e[2].update({"5": {"logprob": math.nan, "rank": 60}})), r"of nan"),
         (broken(lambda e: e[2].update({"5": {"logprob": 0.5, "rank": 60}})), r"of 0\.5"),
         (broken(lambda e: e[2].update({"x": {}})), r"expected ids"),
     ],
@@ -129,6 +130,18 @@ def test_answers_that_lack_a_number_are_refused(entries: Any, words: str) -> Non
     """Fails if what is missing becomes a number."""
     with pytest.raises(ValueError, match=words):
         read(entries, [3, 4, 5])
+
+
+def test_a_token_that_the_teacher_cannot_sample_is_minus_infinity() -> None:
+    """Fails if vLLM's -9999 counts as a number, or stops the form that does not look at it."""
+    entries = broken(lambda e: e[2].update({"5": {"logprob": -9999.0, "rank": 2}}))
+    entries[2] = {key: e for key, e in entries[2].items() if key == "5" or e["rank"] == 1}
+    row = read(entries, [3, 4, 5])
+    assert row.ids_RK[1, 1] == 5
+    assert row.log_probs_RK[1, 1] == -math.inf
+    assert np.isfinite(row.log_probs_RK[0]).all()
+    with pytest.raises(ValueError, match=r"id 5, which the policy sampled, .* -inf; serve a"):
+        read(entries, [3, 4, 5], top_k=0)
 
 
 def test_likely_tokens_that_the_policy_has_not_are_refused() -> None:

@@ -64,6 +64,27 @@ def test_the_gradient_is_that_of_a_dense_loop(mode: str, top_k: int) -> None:
     assert relative_error(found, want) < 1e-10
 
 
+def test_a_teacher_that_cannot_sample_some_tokens_teaches_the_others() -> None:
+    """It has 5 tokens left, so 2 of its 7 likeliest have -inf, and so have most that were sampled.
+    Fails if that stops the step, or if the 2 count beside the tail."""
+    model, teacher = tiny_model(), tiny_model(seed=TEACHER)
+    bias_V = torch.full((VOCABULARY,), -torch.inf, dtype=torch.float64)
+    bias_V[10:15] = 0.0
+    teacher.lm_head.bias = torch.nn.Parameter(bias_V)
+    groups = groups_of(model)
+    gradients = []
+    for top_k in (5, 7):
+        section = section_of(top_k=top_k)
+        batch = step_of(groups, section)
+        taught = teacher_of(teacher, top_k=top_k)
+        gradients.append(distilled_gradient(model, batch, section, taught))
+    assert all(grad.isfinite().all() for grad in gradients[1].values())
+    assert relative_error(gradients[1], gradients[0]) < 1e-12
+    section = section_of(top_k=0)
+    with pytest.raises(TrainError, match="the teacher gives a log-probability of -inf"):
+        distilled_gradient(model, step_of(groups, section), section, teacher_of(teacher, top_k=0))
+
+
 def test_the_sampled_form_has_the_gradient_of_the_kl_on_average() -> None:
     """Over all 61 tokens that may follow a prompt, each as often as it is sampled. Fails with the
     KL of the other direction, or without the policy's own log-probability in the advantage."""
