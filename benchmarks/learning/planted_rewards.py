@@ -220,6 +220,17 @@ class Trust:
         """AUROC of the deviation that the model gives, grammar B against A."""
         return auroc(both(self.strange, 1), both(self.own, 1))
 
+    @property
+    def overlap_aurocs(self) -> tuple[float, float]:
+        """The same of the mean overlap with answers of A, and with equally many of A and B."""
+        own, strange = gaussians(self.own), gaussians(self.strange)
+        some = own[: len(strange)]
+        among_own, among_both = (
+            auroc(mean_overlaps(strange, others), mean_overlaps(own, others))
+            for others in (some, np.concatenate([some, strange]))
+        )
+        return among_own, among_both
+
 
 def measure(
     run: Path, plan: Plan, *, seed: int, weights: Mapping[str, float] | None = None
@@ -265,6 +276,32 @@ def measure(
 def both(scored: ScoredPairs, output: int) -> NDArray[np.float64]:
     """[_N] One output of the model for all answers."""
     return np.concatenate([scored.chosen_NO[:, output], scored.rejected_NO[:, output]])
+
+
+def gaussians(scored: ScoredPairs) -> NDArray[np.float64]:
+    """[_N, 2] Mean and deviation of the reward of every answer."""
+    return np.stack([both(scored, 0), both(scored, 1)], axis=1)
+
+
+def mean_overlaps(
+    answers_N2: NDArray[np.float64], others_M2: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """[_N] Mean Bhattacharyya coefficient of each answer's reward with those of other answers.
+
+        BC = sqrt(2 s t / (s^2 + t^2)) exp(-(mu - nu)^2 / (4 (s^2 + t^2)))
+
+    The uncertainty of https://arxiv.org/abs/2503.22480: a reward that overlaps many others orders
+    few answers. Whose rewards the others are is a choice.
+
+    Example:
+        >>> mean_overlaps(np.array([[0.0, 1.0]]), np.array([[0.0, 1.0], [2.0, 1.0]]))
+        array([0.80326533])
+    """
+    mu_N1, s_N1 = answers_N2[:, :1], answers_N2[:, 1:]
+    nu_M, t_M = others_M2.T
+    spread_NM = s_N1**2 + t_M**2
+    apart_NM = np.exp(-((mu_N1 - nu_M) ** 2) / (4 * spread_NM))
+    return (np.sqrt(2 * s_N1 * t_M / spread_NM) * apart_NM).mean(axis=1)
 
 
 def ensemble_auroc(members: Sequence[Trust]) -> float:

@@ -12,7 +12,15 @@ from transformers import AutoTokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "learning"))
 
-from planted_rewards import PAID_LENGTH, Plan, auroc, measure, train, write_model
+from planted_rewards import (
+    PAID_LENGTH,
+    Plan,
+    auroc,
+    mean_overlaps,
+    measure,
+    train,
+    write_model,
+)
 from reward_models import Figure, figures, page
 
 from agentrl.testing.preferences import planted_pairs
@@ -63,6 +71,23 @@ def test_auroc_counts_pairs_in_order() -> None:
     high, low = np.array([2.0, 3.0]), np.array([1.0, 2.0, 2.0])
     assert auroc(high, low) == pytest.approx((1 + 0.5 + 0.5 + 3) / 6)
     assert auroc(low, high) == pytest.approx(1 - 5 / 6)
+
+
+def test_overlaps_are_those_of_the_densities() -> None:
+    """Against the integral of sqrt(p q). Fails with a wrong factor in the exponent or the root."""
+    answers = np.array([[0.0, 1.0], [1.5, 0.4]])
+    at = np.linspace(-12.0, 12.0, 20_001)
+
+    def density(mean: float, deviation: float) -> np.ndarray:
+        return np.exp(-(((at - mean) / deviation) ** 2) / 2) / (deviation * np.sqrt(2 * np.pi))
+
+    for mean, deviation in answers:
+        wanted = [
+            np.sqrt(density(mean, deviation) * density(*other)).sum() * (at[1] - at[0])
+            for other in answers
+        ]
+        (found,) = mean_overlaps(np.array([[mean, deviation]]), answers)
+        assert found == pytest.approx(np.mean(wanted), rel=1e-9)
 
 
 def test_a_demand_is_judged_by_the_median_and_every_seed() -> None:
