@@ -7,8 +7,9 @@ that a run of 10^5 rollouts needs the memory of one step. Text is compared witho
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,15 +24,18 @@ from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.task_scores import rows_by_rollout
 from agentrl.types import TERMINATION_RULES
 
 _KEPT_HITS, _KEPT_BYTES = 4, 2**16
 """The texts of so many hits of one step are kept until they are shown, those of more read again."""
-_TEXT_LEAVES = (
+TEXT_COLUMNS = (
+    "prompt_text",
     "turns.list.element.role",
     "turns.list.element.text",
     "turns.list.element.tool_results.list.element.text",
 )
+"""Where text is looked for."""
 _STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
 _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
 
@@ -43,6 +47,10 @@ class _Found(NamedTuple):
     row: dict[str, Any]
     texts: pa.Table | None
     """The texts of this row alone; None where they have to be read again."""
+
+
+Texts = dict[tuple[int, int], pa.Table]
+"""Number of a shelf and row in it to the texts of this row alone."""
 
 
 def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
@@ -60,29 +68,38 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     if question.label is not None:
         candidates = _labelled(candidates, reader, question.label)
     shelves = {_number(shelf): shelf for shelf in reader.rows.shelves()}
-    by_shelf: list[tuple[Shelf, pa.Table]] = []
-    numbers = candidates.column("shelf").to_numpy()
-    for position in dict.fromkeys(numbers.tolist()):
-        if position in shelves:
-            by_shelf.append((shelves[position], candidates.filter(pa.array(numbers == position))))
+    by_shelf = [(shelves[number], part) for number, part in _parts(candidates) if number in shelves]
 
-    def look(item: tuple[Shelf, pa.Table]) -> list[_Found]:
-        return list(_in_file(reader, *item, question, wanted))
+    def look(item: tuple[Shelf, pa.Table]) -> tuple[pa.Table, Texts]:
+        return _in_file(reader, *item, question, wanted)
 
     with ThreadPoolExecutor(4) as pool:
-        found = [hit for hits in pool.map(look, by_shelf) for hit in hits]
-    found = _sorted(reader, list(_once(found)), question.sort)
-    page = found[question.offset : question.offset + question.limit]
+        looked = list(pool.map(look, by_shelf))
+    found = _once(pa.concat_tables([candidates.slice(0, 0), *(table for table, _ in looked)]))
+    found = _sorted(reader, shelves, found, question.sort)
+    texts = {place: table for _, of_shelf in looked for place, table in of_shelf.items()}
+    page = [
+        _Found(shelves[row["shelf"]], row, texts.get((row["shelf"], row["row"])))
+        for row in rows_of(found.slice(question.offset, question.limit))
+    ]
     if question.text:
         page = _with_texts(reader, page)
     hits = [_hit(hit, wanted) for hit in page]
     took = time.perf_counter() - begun
     return {
-        "total": len(found),
+        "total": found.num_rows,
         "took_ms": round(1000 * took, 1),
         "hits": hits,
         "notes": reader.rows.notes,
     }
+
+
+def _parts(candidates: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """The candidates of each step, which stand one behind the other, by the shelf's number."""
+    numbers = candidates.column("shelf").to_numpy()
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    for start, end in pairwise([*starts.tolist(), len(numbers)]):
+        yield int(numbers[start]), candidates.slice(start, end - start)
 
 
 def _by_index(table: pa.Table, question: Question) -> pa.Table:
@@ -130,13 +147,14 @@ def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
 
 def _in_file(
     reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question, wanted: WantedText
-) -> Iterator[_Found]:
+) -> tuple[pa.Table, Texts]:
     """Those of the candidates of one step that fit in what only its files say."""
+    rows = candidates.column("row").to_numpy()
     keep = np.zeros(shelf.rows, dtype=bool)
-    keep[candidates.column("row").to_numpy()] = True
+    keep[rows] = True
     if question.lag_min is not None:
         if shelf.kind != "train":
-            return
+            return candidates.slice(0, 0), {}
         with np.errstate(invalid="ignore"):
             keep &= shelf.step - 1 - oldest_version(reader.rows, shelf) >= question.lag_min
     if question.gap_min is not None:
@@ -147,10 +165,9 @@ def _in_file(
     texts: dict[int, pa.Table] = {}
     if question.text and keep.any():
         keep, texts = _with_text(reader, shelf, wanted, keep)
-    if keep.any():
-        rows = candidates.column("row").to_numpy()
-        for row in rows_of(candidates.filter(pa.array(keep[rows]))):
-            yield _Found(shelf, row, texts.get(row["row"]))
+    number = _number(shelf)
+    found = candidates if keep[rows].all() else candidates.filter(pa.array(keep[rows]))
+    return found, {(number, row): table for row, table in texts.items()}
 
 
 def _with_text(
@@ -161,7 +178,7 @@ def _with_text(
     """
     found = np.zeros(shelf.rows, dtype=bool)
     texts: dict[int, pa.Table] = {}
-    for start, group in row_groups(reader, shelf, ["prompt_text", *_TEXT_LEAVES]):
+    for start, group in row_groups(reader, shelf, TEXT_COLUMNS):
         here = np.zeros(group.num_rows, dtype=bool)
         if wanted.role in (None, "prompt"):
             here |= wanted.within(group.column("prompt_text"))
@@ -171,7 +188,7 @@ def _with_text(
             results = turns.values.field("tool_results")
             in_turns |= any_of(results, wanted.within(results.values.field("text")))
             if wanted.role is not None:
-                in_turns &= np.asarray(turns.values.field("role").to_pylist()) == wanted.role
+                in_turns &= _equal(turns.values.field("role"), wanted.role)
             here |= any_of(turns, in_turns)
         here &= among[start : start + group.num_rows]
         found[start : start + group.num_rows] = here
@@ -191,41 +208,46 @@ def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
     for start, group in row_groups(reader, shelf, [_STATUS_LEAF]):
         turns = flat_lists(group.column("turns"))
         results = turns.values.field("tool_results")
-        ends = np.asarray(results.values.field("status").to_pylist(), dtype=object)
-        hits = (ends != "ok") if status == "any_error" else (ends == status)
-        here = any_of(turns, any_of(results, hits.astype(bool)))
+        ends = results.values.field("status")
+        hits = ~_equal(ends, "ok") if status == "any_error" else _equal(ends, status)
+        here = any_of(turns, any_of(results, hits))
         found[start : start + group.num_rows] = here
     return found
 
 
-def _once(found: Iterable[_Found]) -> Iterator[_Found]:
+def _equal(texts: pa.Array, wanted: str) -> np.ndarray:
+    """[texts] True where it is this one."""
+    same = pc.equal(texts, wanted).fill_null(False)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+    return same.to_numpy(zero_copy_only=False)
+
+
+def _once(found: pa.Table) -> pa.Table:
     """Each rollout once, though several of its rows may fit."""
-    seen: set[tuple[str, int, str]] = set()
-    for hit in found:
-        key = (hit.row["kind"], hit.row["step"], hit.row["rollout_id"])
-        if key not in seen:
-            seen.add(key)
-            yield hit
+    of_row, last = rows_by_rollout(found)
+    if len(last) == found.num_rows:
+        return found
+    return found.take(np.sort(np.unique(of_row, return_index=True)[1]))
 
 
-def _sorted(reader: RunReader, found: list[_Found], order: str) -> list[_Found]:
+def _sorted(
+    reader: RunReader, shelves: Mapping[int, Shelf], found: pa.Table, order: str
+) -> pa.Table:
     """In the order of one of `SORTS`; what has no such number comes last."""
     name = order.removeprefix("-")
-    if not name:
+    if not name or not found.num_rows:
         return found
-    sign = -1.0 if order.startswith("-") else 1.0
-
-    def key(hit: _Found) -> tuple[bool, float]:
-        if name == "tokens":
-            value: float | None = float(action_tokens(reader.rows, hit.shelf)[hit.row["row"]])
-        else:
-            value = hit.row[name]
-            value = None if value is None else float(value)
-        if value is None or value != value:
-            return True, 0.0
-        return False, sign * value
-
-    return sorted(found, key=key)
+    if name == "tokens":
+        parts = [
+            action_tokens(reader.rows, shelves[number])[part.column("row").to_numpy()]
+            for number, part in _parts(found)
+        ]
+        values = np.concatenate(parts)
+    else:
+        values = np.array(found.column(name).to_numpy(), dtype=np.float64)
+    if order.startswith("-"):
+        values = -values
+    missing = np.isnan(values)
+    return found.take(np.lexsort((np.where(missing, 0.0, values), missing)))
 
 
 def _with_texts(reader: RunReader, page: Sequence[_Found]) -> list[_Found]:
@@ -241,7 +263,7 @@ def _with_texts(reader: RunReader, page: Sequence[_Found]) -> list[_Found]:
     read: dict[tuple[int, int], pa.Table] = {}
     for key, hits in missing.items():
         rows = sorted(hit.row["row"] for hit in hits)
-        table = reader.rows.read(hits[0].shelf, rows, ["prompt_text", *_TEXT_LEAVES])
+        table = reader.rows.read(hits[0].shelf, rows, TEXT_COLUMNS)
         read |= {(key, row): table.slice(n, 1) for n, row in enumerate(rows)}
     return [
         hit._replace(texts=read[id(hit.shelf), hit.row["row"]]) if hit.texts is None else hit

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from agentrl.data.store.columns import escape
 from agentrl.errors import RunError
 from agentrl.inspect.pages.find_line import Question
+from agentrl.inspect.read.kept_columns import KEPT, mark_of
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.shelf import Shelf
@@ -54,7 +55,8 @@ class WantedText(NamedTuple):
         else:
             plain = self.pattern.isascii() and not any(char.isalpha() for char in self.pattern)
             hits = pc.match_substring(texts, self.pattern, ignore_case=not plain)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
-        return hits.fill_null(False).to_numpy(zero_copy_only=False)
+        hits = hits.fill_null(False) if hits.null_count else hits
+        return hits.to_numpy(zero_copy_only=False)
 
     def first(self, text: str) -> re.Match[str] | None:
         """The first hit, in the text itself: in lower case it may have another length."""
@@ -84,24 +86,43 @@ def row_groups(
     reader: RunReader, shelf: Shelf, columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.Table]]:
     """Row groups with the row they begin at; a file that is damaged or was replaced ends early."""
+    try:
+        mark = mark_of(shelf, columns)
+    except OSError as error:
+        reader.rows.damaged(shelf.parts[0].file.path, error)
+        return
+    kept = KEPT.get(mark)
+    if kept is not None:
+        yield from kept
+        return
+    read: list[tuple[int, pa.Table]] = []
+    whole = True
     for part in shelf.parts:
         try:
             with pq.ParquetFile(part.file.path) as file:
                 part.check(file)
                 for group, start in enumerate(part.starts[:-1]):
                     table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                    read.append((start, table))
                     yield start, table
         except (OSError, pa.ArrowException, ValueError) as error:
             reader.rows.damaged(part.file.path, error)
+            whole = False
+    if whole:
+        KEPT.keep(mark, reader.path, tuple(read))
 
 
 def flat_lists(column: pa.ChunkedArray) -> pa.ListArray:
     """A column of lists in one piece."""
-    return pa.concat_arrays(column.chunks)
+    # Joining a single piece would copy it.
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def any_of(lists: pa.ListArray, hits: np.ndarray) -> np.ndarray:
     """[lists] Whether any element of each list is hit."""
+    if not hits.any():
+        return np.zeros(len(lists), dtype=bool)
     offsets = np.asarray(lists.offsets)
-    before = np.concatenate([[0], np.cumsum(hits)])
+    before = np.zeros(len(hits) + 1, dtype=np.int32)
+    np.cumsum(hits, out=before[1:])
     return before[offsets[1:]] > before[offsets[:-1]]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 
 from agentrl.errors import RunError
-from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find import TEXT_COLUMNS, find_answer
 from agentrl.inspect.pages.find_line import SORTS, parse_question
+from agentrl.inspect.pages.find_text import row_groups
 from agentrl.inspect.pages.rollout import rollout_answer
+from agentrl.inspect.read.kept_columns import KEPT, KeptColumns, mark_of
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
+from tests.inspect.synthetic import make_rollout, write_step
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +85,42 @@ def test_scores_are_bounds_and_mistakes_are_named(reader: RunReader) -> None:
     for line, valid in (("role:me x", "role:assistant"), ("sort:size", "sort:reward")):
         with pytest.raises(RunError, match=valid):
             parse_question(line)
+
+
+def step_of_texts(run: Path, step: int, text: str) -> None:
+    write_step(run, [make_rollout(f"s{step}-{n}", [("assistant", f"{text} {n}")])
+                     for n in range(3)], step)  # fmt: skip
+
+
+def test_a_step_that_was_searched_is_searched_in_memory_until_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    """Fails if texts are not kept, or if what is kept outlives its file."""
+    for step in (1, 2):
+        step_of_texts(tmp_path, step, "first words")
+    reader = RunReader(FoundRun(id="run", path=tmp_path))
+    assert len(hits(reader, "first words")) == 6
+    shelf = reader.rows.shelf("train", 1)
+    mark = mark_of(shelf, TEXT_COLUMNS)
+    kept = KEPT.get(mark)
+    assert kept is not None
+    assert [table is again for (_, table), (_, again) in
+            zip(kept, row_groups(reader, shelf, TEXT_COLUMNS), strict=True)] == [True]  # fmt: skip
+    step_of_texts(tmp_path, 1, "other words")
+    assert [hit["step"] for hit in hits(reader, "first words")] == [2, 2, 2]
+    assert [hit["step"] for hit in hits(reader, "other words")] == [1, 1, 1]
+
+
+def test_what_is_kept_stays_within_its_bound_and_other_runs_make_room(tmp_path: Path) -> None:
+    """Fails if memory grows with every run, or a run throws out its own steps while it is read."""
+    table = pa.table({"text": ["x" * 100]})
+    kept = KeptColumns(most_bytes=2 * table.nbytes)
+    marks = {name: (((tmp_path / name, 0, 0, 0),), ("text",)) for name in "abcd"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    for name, run in (("a", one), ("b", one), ("c", one)):
+        kept.keep(marks[name], run, ((0, table),))
+    assert [name for name in marks if kept.get(marks[name])] == ["a", "b"]
+    kept.keep(marks["d"], two, ((0, table),))
+    assert [name for name in marks if kept.get(marks[name])] == ["b", "d"]
+    kept.keep(marks["c"], two, ((0, pa.table({"text": ["x" * 1000]})),))
+    assert kept.get(marks["c"]) is None
