@@ -15,7 +15,7 @@ from agentrl.health.measures.curves import (
     stretches,
     trend,
 )
-from agentrl.health.measures.texts import LetterModel, alike_share, repeated_share
+from agentrl.health.measures.texts import LetterModel, alike_share, plain_text, repeated_share
 from agentrl.intervals import t_quantile
 
 
@@ -111,3 +111,9 @@ def test_a_letter_model_is_surprised_by_what_it_has_not_read() -> None:
     assert noise is not None
     assert noise > 3 * known
     assert model.bits([]) is None
+
+
+@pytest.mark.parametrize("text", ["007 or 10 x 100", "0", "0000", "a1b22c333", "no digit", ""])
+def test_numbers_are_folded_alike_in_ascii_and_in_other_texts(text: str) -> None:
+    """Fails if the quick way for ASCII parts from that for all other texts."""
+    assert plain_text(f"\u00e9 {text}") == f"\u00e9 {plain_text(text)}".strip()
