@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 
 from agentrl.data.run.labels import read_labels
 from agentrl.data.store.columns import escape
+from agentrl.inspect.pages.clusters import sketch_of
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.find_text import WantedText, any_of, first_hit, flat_lists, row_groups
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.sketches import answer_sketches, are_alike
 from agentrl.inspect.read.task_scores import rows_by_rollout
 from agentrl.types import TERMINATION_RULES
 
@@ -67,11 +69,12 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     candidates = _by_index(reader.rows.table(), question)
     if question.label is not None:
         candidates = _labelled(candidates, reader, question.label)
+    like = None if question.like is None else sketch_of(reader, question.like, question.kind)
     shelves = {_number(shelf): shelf for shelf in reader.rows.shelves()}
     by_shelf = [(shelves[number], part) for number, part in _parts(candidates) if number in shelves]
 
     def look(item: tuple[Shelf, pa.Table]) -> tuple[pa.Table, Texts]:
-        return _in_file(reader, *item, question, wanted)
+        return _in_file(reader, *item, question, wanted, like)
 
     with ThreadPoolExecutor(4) as pool:
         looked = list(pool.map(look, by_shelf))
@@ -146,7 +149,12 @@ def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
 
 
 def _in_file(
-    reader: RunReader, shelf: Shelf, candidates: pa.Table, question: Question, wanted: WantedText
+    reader: RunReader,
+    shelf: Shelf,
+    candidates: pa.Table,
+    question: Question,
+    wanted: WantedText,
+    like: np.ndarray | None,
 ) -> tuple[pa.Table, Texts]:
     """Those of the candidates of one step that fit in what only its files say."""
     rows = candidates.column("row").to_numpy()
@@ -160,6 +168,8 @@ def _in_file(
     if question.gap_min is not None:
         with np.errstate(invalid="ignore"):
             keep &= largest_gap(reader, shelf) >= question.gap_min
+    if like is not None:
+        keep &= are_alike(answer_sketches(reader.rows, shelf), like)
     if question.tool_status is not None and keep.any():
         keep &= _with_status(reader, shelf, question.tool_status)
     texts: dict[int, pa.Table] = {}

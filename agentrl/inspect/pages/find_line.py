@@ -10,7 +10,7 @@ from agentrl.errors import RunError
 
 FILTERS = (
     "task:sum end:max_turns tool:any_error reward<0.5 score<1 step>=3 lag>=1 gap>=0.1 "
-    "is:truncated label:hacked role:assistant /regular.expression/ sort:-reward"
+    "is:truncated label:hacked like:ROLLOUT role:assistant /regular.expression/ sort:-reward"
 )
 """An example of each filter."""
 
@@ -20,6 +20,7 @@ _NAMES = {
     "end": "termination",
     "tool": "tool_status",
     "label": "label",
+    "like": "like",
     "role": "role",
     "sort": "sort",
 }
@@ -44,7 +45,7 @@ _FLAGS = {
     "signal": ("zero_advantage", False),
 }
 _FILTER = re.compile(
-    r"(kind|task|end|tool|is|label|role|sort)(?::|(?<=label)=)(\S+)"
+    r"(kind|task|end|tool|is|label|like|role|sort)(?::|(?<=label)=)(\S+)"
     r"|(reward|score|step|lag|gap)(<=|>=|<|>|=)(\S+)"
 )
 
@@ -90,6 +91,8 @@ class Question:
     """Last step, included."""
     label: str | None = None
     """Given by a reviewer, to the rollout or to tokens of it."""
+    like: str | None = None
+    """Id of a rollout; only those whose answer is near-identical to its answer, itself included."""
     limit: int = 50
     """Hits given."""
     offset: int = 0

@@ -12,7 +12,7 @@ from agentrl.inspect.pages.find_line import Question, parse_question
 from agentrl.inspect.pages.task_cells import Range, parse_steps
 
 _MOST_HITS = 1000
-_TEXTS = ("kind", "task", "termination", "tool_status", "label", "role", "sort")
+_TEXTS = ("kind", "task", "termination", "tool_status", "label", "like", "role", "sort")
 _NUMBERS = ("reward_min", "reward_max", "score_min", "score_max", "lag_min", "gap_min")
 """Filters of a question by the kind of their value."""
 _YES, _NO = ("1", "true", "yes"), ("0", "false", "no")
