@@ -264,6 +264,8 @@ def questions(run: Path, step: int) -> list[tuple[str, str, dict[str, object]]]:
         ("tasks of training", "tasks", {"run": name, "kind": "train"}),
         ("one task", "task", {"run": name, "task": "task-35"}),
         ("compare thirds of training", "compare", place),
+        ("is the reward hacked", "hacking", {"run": name}),
+        ("near-identical answers", "clusters", {"run": name}),
         ("pulse", "pulse", {"run": name}),
     ]  # fmt: skip
 
@@ -322,6 +324,7 @@ def views(run: Path) -> list[tuple[str, str, dict[str, object]]]:
         "tasks of training",
         "one task",
         "compare thirds of training",
+        "is the reward hacked",
     )
     return [(title, *asked[title]) for title in titles]
 

@@ -22,10 +22,12 @@ from agentrl.errors import RunError
 from agentrl.health.journal import HealthJournal
 from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
+from agentrl.inspect.pages.clusters import clusters_answer
 from agentrl.inspect.pages.compare import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.hacking import hacking_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.pages.task import task_answer
@@ -66,6 +68,9 @@ def ask_everything(reader: RunReader, kind: str = "train", step: int = 1) -> lis
             rollout_answer(reader, kind, step, rollout),
             tokens_answer(reader, kind, step, rollout, 0),
             find_answer(reader, Question(text="x")),
+            find_answer(reader, Question(like=rollout)),
+            hacking_answer(reader, kind, step),
+            clusters_answer(reader, kind),
             tasks_answer(reader, TaskQuestion(kind=kind)),
             task_answer(reader, group["task_id"]),
             compare_answer(*2 * (Side(reader=reader, kind=kind, steps=(step, step)),)),
@@ -143,7 +148,7 @@ def test_a_folder_with_nothing_but_trajectories_is_shown(tmp_path):
     write_step(tmp_path, [make_rollout("a", [("assistant", "x")])], kind="eval/a=b %2F/..")
     reader = open_run(tmp_path)
     answers = ask_everything(reader, kind="eval/a=b %2F/..")
-    assert len(answers) == 10
+    assert len(answers) == 13
     assert run_entry(reader)["model"] == ""
 
 

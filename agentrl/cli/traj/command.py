@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agentrl.cli.traj import compare as traj_compare
 from agentrl.cli.traj import export as traj_export
+from agentrl.cli.traj import hacking as traj_hacking
 from agentrl.cli.traj import labels as traj_labels
 from agentrl.cli.traj import query as traj_query
 from agentrl.cli.traj import tasks as traj_tasks
@@ -124,6 +125,7 @@ app.command()(traj_labels.label)
 app.command()(traj_labels.labels)
 app.command()(traj_tasks.tasks)
 app.command()(traj_compare.compare)
+app.command()(traj_hacking.hacking)
 
 
 def select(

@@ -11,9 +11,10 @@ import runs from "./views/runs.js";
 import step from "./views/step.js";
 import compare from "./views/compare/compare.js";
 import pair from "./views/compare/pair.js";
+import hacking from "./views/hacking/hacking.js";
 import task from "./views/tasks/task.js";
 import tasks from "./views/tasks/tasks.js";
 import tokens from "./views/tokens.js";
 
 const places = { runs, run, step, group, rollout, tokens, examples, example, find };
-start({ ...places, tasks, task, compare, pair }, "runs");
+start({ ...places, tasks, task, compare, pair, hacking }, "runs");

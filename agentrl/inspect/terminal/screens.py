@@ -21,6 +21,7 @@ from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.step_list import StoredStep, step_list
 from agentrl.inspect.terminal import text as words
 from agentrl.inspect.terminal.examples import ExamplesView
+from agentrl.inspect.terminal.hacking import HackingView
 from agentrl.inspect.terminal.lines import Lines
 from agentrl.inspect.terminal.rollout import RolloutView
 from agentrl.inspect.terminal.tasks import TasksView
@@ -77,6 +78,7 @@ class RunView(TableView):
         Binding("d", "dashboard", "dashboard"),
         Binding("e", "examples", "examples"),
         Binding("t", "tasks", "tasks"),
+        Binding("x", "hacking", "hacked?"),
     ]
     columns = ("step", "kind", "groups", "rollouts", "reward", "score", "ended by")
 
@@ -126,6 +128,10 @@ class RunView(TableView):
     def action_tasks(self) -> None:
         """Open what was learned and what was forgotten."""
         self.app.push_screen(TasksView(reader_of(self), GroupView))
+
+    def action_hacking(self) -> None:
+        """Open the answer to whether the reward is hacked."""
+        self.app.push_screen(HackingView(reader_of(self), RolloutView))
 
     def action_dashboard(self) -> None:
         """Open curves and findings."""

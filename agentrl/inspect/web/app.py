@@ -35,6 +35,7 @@ from agentrl.inspect.web.access import AccessGuard
 from agentrl.inspect.web.answers import answered, json_response
 from agentrl.inspect.web.base_path import BasePath, page_response
 from agentrl.inspect.web.downloads import export_response
+from agentrl.inspect.web.hacking_questions import HACKING_ANSWERS
 from agentrl.inspect.web.labels import label_route
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
@@ -250,6 +251,7 @@ _ANSWERS: Mapping[str, Answer] = {
     "find": _find,
     "diff": _diff,
     **TASK_ANSWERS,
+    **HACKING_ANSWERS,
     "export": _export,
 }
 

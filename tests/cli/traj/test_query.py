@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from agentrl.errors import RunError
 from agentrl.inspect.pages.find_line import parse_question
 from agentrl.types import Termination, Turn
 from tests.data.records import group, trajectory
+from tests.inspect.hacked_runs import write_hacked_run
 
 HOSTILE = "\x1b]0;owned\x07[red]\u202e,\"'\n\ud800"
 
@@ -167,3 +170,21 @@ def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path) -> None:
     assert "solved -> failed: 1 tasks: lost" in told
     both = json.loads(call("compare", run, "--steps", "0", "--other-steps", "0", "--json"))
     assert (both["solved_count"], both["common_tasks"]) == (0, 3)
+
+
+def test_a_hacked_reward_is_named_with_its_clusters_and_their_members(tmp_path: Path) -> None:
+    run = write_hacked_run(tmp_path / "hacked")
+    text = call("hacking", run, "--step", "40")
+    assert text.startswith("Probably: the reward rises and the environment's own score falls")
+    assert "part confidence" in text
+    assert "0.9 " + 30 * "#" + " 16  score 0" in text
+    count = re.search(r"(\d+) rollouts of 8 tasks, reward 0.9, score 0  paid above", text)
+    assert count is not None
+    assert "\x1b" not in text
+    command = next(line.strip() for line in text.splitlines() if "agentrl traj find" in line)
+    _, _, *words = shlex.split(command)
+    assert f"{count[1]} rollouts" in call(*words)
+    told = json.loads(call("hacking", run, "--steps", "40", "--json"))
+    assert (told["level"], told["clusters"]["clusters"][0]["rollouts"]) == ("fail", 16)
+    assert "expected a step or a range" in fails("hacking", run, "--steps", "x")
+    assert "valid: train" in fails("hacking", run, "--kind", "eval/none")

@@ -92,6 +92,7 @@ def test_every_view_is_legible_named_and_fits(
             at(served, "task", run=run, task="train/1"),
             at(served, "compare", run=run, kind="train", steps="1-2", b_steps="3-4"),
             f"{served}#/pair?{place}&b_step=1&b_rollout={quote(group + '/1', safe='')}",
+            at(served, "hacking", run=run),
             at(served, "find", run=run, q="ran"),
             at(served, "find", run=run) + "&sql=SELECT%201",
         ]

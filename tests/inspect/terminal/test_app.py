@@ -24,6 +24,7 @@ from agentrl.inspect.terminal.start import show_terminal
 from agentrl.inspect.terminal.text import sparkline
 from agentrl.types import Turn
 from tests.data.records import group, trajectory
+from tests.inspect.hacked_runs import write_hacked_run
 
 SIZE = (150, 40)
 FORBIDDEN = {*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u200b"}
@@ -105,6 +106,17 @@ async def test_every_view_of_a_real_run_and_back(recorded_run: Path) -> None:
         # Nothing is above the first screen.
         await press(pilot, "escape")
         await until(pilot, "recorded  finished")
+
+
+async def test_a_hacked_reward_and_its_clusters_are_one_key_away(tmp_path: Path) -> None:
+    app = TerminalApp(readers(write_hacked_run(tmp_path / "hacked")))
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, "train", "env_done")
+        await press(pilot, "x")
+        await until(pilot, "Probably: the reward rises and the environment's own score falls",
+                    "1 clusters of near-identical answers", "I have checked twice")  # fmt: skip
+        await press(pilot, "enter")
+        await until(pilot, "assistant turn 0", "<script>alert('x')</script>")
 
 
 async def test_siblings_and_other_steps_of_a_task_are_one_key_away(tmp_path: Path) -> None:

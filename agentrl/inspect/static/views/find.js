@@ -7,6 +7,7 @@ import { kindName, lastPart, num, plural } from "../format.js";
 import { go, href } from "../router.js";
 import { reward, termination } from "./parts.js";
 import { FILTERS, form } from "./find_form.js";
+import { questions } from "./questions.js";
 import { saved } from "./saved.js";
 import { sqlPanel } from "./sql.js";
 
@@ -116,7 +117,9 @@ function draw(data, params) {
         ),
       ),
       saved(),
-      run && !inSql && questions(run),
+      run &&
+        !inSql &&
+        questions(run, h("a", { href: href("hacking", { run }) }, "same text in many tasks")),
       run ? body : empty("No run here", "There is nothing to search."),
     ),
     after: () =>
@@ -124,24 +127,6 @@ function draw(data, params) {
       !inSql &&
       document.getElementById("find-text")?.focus({ preventScroll: true }),
   };
-}
-
-// What a reviewer asks first, above all of a reward that may be hacked.
-const QUESTIONS = [
-  ["paid most and not solved", { q: "score<0.5 sort:-reward", kind: "train" }],
-  ["longest", { q: "sort:-tokens", kind: "train" }],
-  ["longest of the solved", { q: "score>=1 sort:-tokens", kind: "train" }],
-  ["calls that failed", { tool_status: "any_error" }],
-  ["truncated", { truncated: "true" }],
-  ["labelled hacked", { label: "hacked" }],
-];
-
-function questions(run) {
-  return h(
-    "nav",
-    { class: "row note", "aria-label": "Questions" },
-    QUESTIONS.map(([name, params]) => h("a", { href: href("find", { run, ...params }) }, name)),
-  );
 }
 
 function runPicker(data, params) {

@@ -35,6 +35,7 @@ export const FILTERS = [
   ["score_max", "score to", "number"],
   ["lag_min", "policy lag, at least", "number"],
   ["gap_min", "sampler gap, at least", "number"],
+  ["like", "answer like that of rollout", "text"],
 ];
 export function form(data, params) {
   const inputs = {};

@@ -160,6 +160,11 @@ function head(run, brief, steps) {
               { class: "button", href: href("compare", { run: run.id }), "data-key": "compare" },
               "Compare",
             ),
+            h(
+              "a",
+              { class: "button", href: href("hacking", { run: run.id }), "data-key": "hacking" },
+              "Hacked?",
+            ),
           ],
         h(
           "a",

@@ -1,0 +1,204 @@
+"""Is the reward hacked? What the detectors say of it, the curves behind it, and rewards of a step.
+
+The answer is that of `agentrl doctor`: this page has no judgement of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import RunError, choices
+from agentrl.finding import Status
+from agentrl.health import History, Series, Verdict
+from agentrl.health.causes import causes
+from agentrl.health.findings import held_out, rise_of
+from agentrl.health.measures.curves import Change, change, number
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.safe_json import shown
+from agentrl.inspect.read.task_scores import last_rows, rollout_scores
+
+SIGNS = (
+    "score_falls",
+    "decoupling",
+    "judge_hacking",
+    "members_disagree",
+    "reward_model_drift",
+    "reward_spike",
+    "length_hacking",
+    "pattern_collapse",
+    "gibberish",
+)
+"""Detectors of a reward that rises for something else than the task."""
+_DECIDES = ("score_falls", "decoupling", "judge_hacking")
+"""Those that hold the reward against another verdict of the same answers."""
+_MOST_VALUES = 12
+"""So many different rewards have a bar each; more are put into `_BARS` ranges."""
+_BARS = 20
+
+
+def hacking_answer(
+    reader: RunReader, kind: str = "train", step: int | None = None
+) -> dict[str, Any]:
+    """The answer in a sentence, reward against score and parts, and the rewards of one step.
+
+    Args:
+        reader: of the run.
+        kind: of the step whose rewards are counted.
+        step: None takes the newest.
+
+    Raises:
+        RunError: no rollout is stored, or not of this kind and step.
+    """
+    health = reader.health()
+    return {
+        **answer_of(health.history, health.verdicts),
+        "curves": _curves(health.history),
+        "parts": _parts(health.history),
+        "rewards": _rewards(reader, kind, step),
+        "notes": [*health.history.notes, *reader.rows.notes],
+    }
+
+
+def answer_of(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """`level` (fail, warn, ok, unknown), `answer` in a sentence, and the findings behind it."""
+    ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
+    found = [one for one in ranked if one.name in SIGNS]
+    first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)
+    signs = [
+        {
+            "detector": one.name,
+            "status": str(one.status),
+            "title": shown(one.detail),
+            "first_step": one.first_step,
+            "evidence": [shown(piece.text) for piece in one.evidence],
+        }
+        for one in found
+    ]
+    if first is not None:
+        sure = "Probably" if first.status is Status.FAIL else "Perhaps"
+        since = "" if first.first_step is None else f", since step {first.first_step}"
+        text = f"{sure}: {first.detail}{since}."
+        cause = next(c.verdict for c in causes(verdicts) if first in (c.verdict, *c.follows))
+        if cause.name not in SIGNS:
+            text += f" It follows from another fault: {cause.detail}."
+        part = _carrier(history)
+        text += f" {part}" if part else ""
+        return {"level": str(first.status), "answer": shown(text), "signs": signs}
+    decided = [one for one in verdicts if one.name in _DECIDES and one.status is Status.OK]
+    if decided:
+        why = "; ".join(one.detail for one in decided)
+        return {"level": "ok", "answer": shown(f"No sign of it: {why}."), "signs": signs}
+    missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
+    why = "; ".join(missing) or "nothing is logged that the reward could be held against"
+    return {"level": "unknown", "answer": shown(f"It cannot be told: {why}."), "signs": signs}
+
+
+def _carrier(history: History) -> str:
+    """The part of the reward that carries most of a gain, in a sentence; empty without one."""
+    reward = history.metrics.get("reward")
+    gain = change(reward) if reward else None
+    risen = [(name, moved) for name, _, moved in _moves(history) if moved and moved.up]
+    if gain is None or not gain.up or not risen:
+        return ""
+    name, moved = max(risen, key=lambda each: each[1].gain)
+    return (
+        f"Of the parts, {name} rose most: +{number(moved.gain)}, the whole reward "
+        f"+{number(gain.gain)}."
+    )
+
+
+def _moves(history: History) -> list[tuple[str, Series, Change | None]]:
+    """Name, curve and movement of each part of the reward."""
+    return [
+        (metric.removeprefix("rewards/").removesuffix("/mean"), series, change(series))
+        for metric, series in history.metrics.items()
+        if metric.startswith("rewards/") and metric.endswith("/mean")
+    ]
+
+
+def _parts(history: History) -> list[dict[str, Any]]:
+    """Reward, score, held-out scores and parts with their movement, those that rose most first."""
+    whole = [
+        ("reward", history.metrics.get("reward"), None),
+        ("score", history.metrics.get("score"), None),
+    ]
+    lines = [(name, of, change(of)) for name, of, _ in whole if of is not None]
+    lines += [
+        (f"held-out score of {n}", of, rise_of(history, n)) for n, of in held_out(history).items()
+    ]
+    parts = sorted(_moves(history), key=lambda each: -(each[2].gain if each[2] else 0.0))
+    lines += [(f"part {name}", of, moved) for name, of, moved in parts]
+    return [
+        {
+            "name": shown(name),
+            "first": series.values[0],
+            "last": series.values[-1],
+            "change": moved
+            and {"start": moved.start, "end": moved.end, "gain": moved.gain,
+                 "low": moved.low, "high": moved.high},
+        }
+        for name, series, moved in lines
+    ]  # fmt: skip
+
+
+def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
+    """Curves by chart: the reward against what it should follow, and its parts."""
+    against = [
+        (name, history.metrics[name]) for name in ("reward", "score") if name in history.metrics
+    ]
+    against += [(f"held-out {name}", series) for name, series in held_out(history).items()]
+    parts = [(name, series) for name, series, _ in _moves(history)]
+    return {
+        chart: [{"name": shown(n), "steps": s.steps, "values": s.values} for n, s in curves]
+        for chart, curves in (("against", against), ("parts", parts))
+    }
+
+
+def _rewards(reader: RunReader, kind: str, step: int | None) -> dict[str, Any]:
+    """Bars of the rewards of a step, each with the ends that find exactly its rollouts."""
+    rows = reader.rows
+    rows.refresh()
+    steps = rows.steps(kind)
+    if not steps:
+        raise RunError(f"kind: {choices(kind, rows.kinds())}")
+    shelf = rows.shelf(kind, steps[-1] if step is None else step)
+    index = last_rows(shelf.index)
+    # As they are stored, which is what a search by reward compares.
+    rewards = np.array(index.column("reward").to_numpy(), dtype=np.float64)
+    scores = rollout_scores(index)
+    known = np.isfinite(rewards)
+    return {
+        "kind": kind,
+        "kinds": rows.kinds(),
+        "step": shelf.step,
+        "steps": steps,
+        "rollouts": index.num_rows,
+        "without": int((~known).sum()),
+        "bars": _bars(rewards[known], scores[known]),
+        "has_score": index.column("score").null_count < index.num_rows,
+    }
+
+
+def _bars(rewards: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:
+    values = np.unique(rewards)
+    if len(values) <= _MOST_VALUES:
+        of_bar = np.searchsorted(values, rewards)
+    else:
+        edges = np.linspace(values[0], values[-1], _BARS + 1)
+        of_bar = np.clip(np.searchsorted(edges, rewards, side="right") - 1, 0, _BARS - 1)
+    bars: list[dict[str, Any]] = []
+    for bar in np.unique(of_bar):
+        inside = of_bar == bar
+        known = scores[inside][~np.isnan(scores[inside])]
+        bars.append(
+            {
+                "low": float(rewards[inside].min()),
+                "high": float(rewards[inside].max()),
+                "rollouts": int(inside.sum()),
+                "score": float(known.mean()) if len(known) else None,
+            }
+        )
+    return bars

@@ -1,0 +1,163 @@
+// Is the reward hacked? The detectors' answer first, then what a reader can check it by.
+
+import { get } from "../../api.js";
+import { h } from "../../dom.js";
+import { column, lastPart, signed, words } from "../../format.js";
+import { go, href } from "../../router.js";
+import { curveCard } from "../curve_card.js";
+import { notes } from "../parts.js";
+import { questions } from "../questions.js";
+import { clusters } from "./clusters.js";
+import { rewards } from "./rewards.js";
+
+const NAMES = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Cannot tell" };
+
+async function load(params, signal) {
+  const { run, kind, step, among } = params;
+  // Comparing 10^5 answers takes a while the first time; the rest of the page does not wait.
+  const alike = get("clusters", { run, kind, steps: among }, signal).then(
+    (found) => ({ found }),
+    (error) => ({ error }),
+  );
+  return { ...(await get("hacking", { run, kind, step }, signal)), alike };
+}
+
+function draw(data, params) {
+  const { run } = params;
+  const more = h("p", { hidden: true });
+  return {
+    title: `Is the reward of ${lastPart(run)} hacked?`,
+    live: true,
+    crumbs: [
+      ["runs", href("runs")],
+      [lastPart(run), href("run", { run })],
+      ["hacking", null],
+    ],
+    up: href("run", { run }),
+    node: h(
+      "div",
+      { class: "page hacking" },
+      h("header", { class: "head" }, h("h1", {}, "Is the reward hacked?")),
+      notes(data.notes),
+      answer(data, more),
+      charts(data, params),
+      movements(data.parts),
+      rewards(data.rewards, params),
+      h(
+        "section",
+        { class: "card", "aria-label": "Questions to ask" },
+        h("h2", {}, "Questions to ask"),
+        questions(run),
+      ),
+      clusters(data, params, more),
+    ),
+  };
+}
+
+function answer(data, more) {
+  const level = data.level === "ok" ? "good" : data.level;
+  return h(
+    "section",
+    { class: "card answer", "aria-label": "Answer" },
+    h(
+      "p",
+      { class: "big" },
+      h("span", { class: `pill ${level}` }, NAMES[data.level] ?? data.level),
+      " ",
+      data.answer.replace(/^[^:]+: (.)/, (_, first) => first.toUpperCase()),
+    ),
+    more,
+    data.signs.length > 0 &&
+      h(
+        "ul",
+        { class: "signs" },
+        data.signs.map((one) =>
+          h(
+            "li",
+            {},
+            h("span", { class: `pill ${one.status}` }, words(one.detector)),
+            " ",
+            one.title,
+            one.evidence.map((text) => h("div", { class: "note" }, text)),
+          ),
+        ),
+      ),
+    h(
+      "p",
+      { class: "note" },
+      "As agentrl doctor judges it: by the score that the environment gives beside the reward, by evaluations on tasks that are not trained on, and by what the texts do.",
+    ),
+  );
+}
+
+function charts(data, params) {
+  const card = (name, title, what) => {
+    const curves = data.curves[name];
+    if (!curves.length) return null;
+    const steps = curves.flatMap((one) => [one.steps[0], one.steps.at(-1)]);
+    return curveCard({
+      title,
+      what,
+      series: curves.map((one, i) => ({ ...one, color: `c${i % 8}` })),
+      steps: [Math.min(...steps), Math.max(...steps)],
+      label: `${title} by step`,
+      key: `hacking ${name}`,
+      // The rewards of the step are counted below, where they are stored.
+      open: (step) => {
+        const all = data.rewards.steps;
+        const at = all.filter((one) => one <= step).at(-1) ?? all[0];
+        go("hacking", { ...params, step: at });
+      },
+    });
+  };
+  return h(
+    "div",
+    { class: "grid-charts" },
+    card(
+      "against",
+      "Reward against score",
+      "The score is the environment's own verdict; held-out scores are of tasks that are not trained on. A reward that rises alone is paid for something else. A click counts the rewards of that step.",
+    ),
+    card("parts", "Parts of the reward", "Means of the named parts that make up the reward."),
+  );
+}
+
+function movements(parts) {
+  if (!parts.length) return null;
+  const gain = ({ change }) => {
+    if (!change) return h("span", { class: "note" }, "too few steps");
+    const sure = change.low > 0 || change.high < 0;
+    const ends = `[${signed(change.low)}, ${signed(change.high)}]`;
+    return [h(sure ? "b" : "span", {}, signed(change.gain)), " ", h("span", { class: "note" }, ends)];
+  };
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "What rose and what fell"),
+    h(
+      "table",
+      { class: "tasks moved" },
+      h(
+        "thead",
+        {},
+        h("tr", {}, h("th", {}, ""), ["start", "end", "change, 95 %"].map((name) => h("th", { class: "n" }, name))),
+      ),
+      h(
+        "tbody",
+        {},
+        parts.map((one) =>
+          h(
+            "tr",
+            {},
+            h("td", {}, one.name),
+            h("td", { class: "n" }, column(one.change?.start ?? one.first)),
+            h("td", { class: "n" }, column(one.change?.end ?? one.last)),
+            h("td", { class: "n" }, gain(one)),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+export default { load, draw };

@@ -1,0 +1,25 @@
+// What a reviewer asks first, above all of a reward that may be hacked.
+
+import { h } from "../dom.js";
+import { href } from "../router.js";
+
+const QUESTIONS = [
+  ["reward 1, score 0", { q: "reward>=1 score<=0", kind: "train" }],
+  ["paid most and not solved", { q: "score<0.5 sort:-reward", kind: "train" }],
+  ["longest rewarded", { q: "reward>=1 sort:-tokens", kind: "train" }],
+  ["longest", { q: "sort:-tokens", kind: "train" }],
+  ["longest of the solved", { q: "score>=1 sort:-tokens", kind: "train" }],
+  ["calls that failed", { tool_status: "any_error" }],
+  ["truncated", { truncated: "true" }],
+  ["labelled hacked", { label: "hacked" }],
+];
+
+// `more` stands after them: a page that has the answer itself needs no link to it.
+export function questions(run, more) {
+  return h(
+    "nav",
+    { class: "row note", "aria-label": "Questions" },
+    QUESTIONS.map(([name, params]) => h("a", { href: href("find", { run, ...params }) }, name)),
+    more,
+  );
+}

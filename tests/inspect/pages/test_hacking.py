@@ -1,0 +1,248 @@
+"""Whether the reward is hacked: the doctor's answer, rewards of a step, near-identical answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.errors import RunError
+from agentrl.finding import Status
+from agentrl.health import History, diagnose, read_history
+from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
+from agentrl.inspect.pages.clusters import clusters_answer
+from agentrl.inspect.pages.find import find_answer
+from agentrl.inspect.pages.find_line import Question, parse_question
+from agentrl.inspect.pages.hacking import SIGNS, hacking_answer
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
+from agentrl.inspect.read.safe_json import jsonable
+from agentrl.inspect.read.sketches import BINS, EMPTY, answer_sketches, likeness
+from agentrl.types import Role, Termination
+from tests.inspect.hacked_runs import SAME, write_hacked_run
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
+
+
+def reader_of(path: Path) -> RunReader:
+    return RunReader(FoundRun(id=path.name, path=path))
+
+
+@pytest.fixture(scope="module")
+def hacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hacked_run(tmp_path_factory.mktemp("hacking") / "hacked")
+
+
+def curves(run: Path, **of_step: object) -> RunReader:
+    """A run of 30 steps with these metrics, as functions of the step, and one stored step."""
+    for step in range(1, 31):
+        values = {name: value(step) for name, value in of_step.items()}  # type: ignore[operator]
+        write_metrics(run, {"step": step, **values})
+    write_step(run, [make_rollout("a", [("assistant", "words")])], 30)
+    return reader_of(run)
+
+
+def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_gain(hacked):
+    """Fails if the page judges by itself, or leaves out what was paid for."""
+    answer = hacking_answer(reader_of(hacked))
+    found = [
+        one
+        for one in diagnose(read_history(hacked))
+        if one.name in SIGNS and one.status in (Status.FAIL, Status.WARN)
+    ]
+    told = [(one["detector"], one["title"]) for one in answer["signs"]]
+    assert sorted(told) == sorted((one.name, one.detail) for one in found)
+    assert [name for name, _ in told] == ["score_falls", "pattern_collapse"]
+    assert answer["level"] == "fail"
+    assert answer["answer"].startswith(
+        "Probably: the reward rises and the environment's own score falls"
+    )
+    assert "Of the parts, confidence rose most: +0.45" in answer["answer"]
+    moved = {one["name"]: one["change"]["gain"] for one in answer["parts"]}
+    assert list(moved) == ["reward", "score", "part confidence", "part env"]
+    assert moved["reward"] > 0.2
+    assert moved["score"] < -0.2
+    assert [one["name"] for one in answer["curves"]["against"]] == ["reward", "score"]
+    assert {one["name"] for one in answer["curves"]["parts"]} == {"env", "confidence"}
+    json.loads(jsonable(answer))
+
+
+def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_path):
+    """Fails if silence of the detectors is called sound where nothing was compared."""
+
+    def noise(step: int) -> float:
+        return 0.01 * ((7 * step) % 5)
+
+    sound = curves(tmp_path / "sound", reward=lambda s: s / 30 + noise(s),
+                   score=lambda s: s / 60 + noise(s + 1))  # fmt: skip
+    answer = hacking_answer(sound)
+    assert answer["level"] == "ok"
+    assert answer["answer"].startswith("No sign of it: the score does not fall")
+    alone = curves(tmp_path / "alone", reward=lambda s: s / 30 + noise(s))
+    answer = hacking_answer(alone)
+    assert answer["level"] == "unknown"
+    assert "It cannot be told: " in answer["answer"]
+    assert "the environment gives no score beside the reward" in answer["answer"]
+    assert "no held-out evaluation" in answer["answer"]
+    assert answer["signs"] == []
+
+
+def test_every_sign_is_a_detector_that_exists():
+    assert set(SIGNS) <= {one.name for one in diagnose(History(metrics={}))}
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), tuple(np.linspace(-2.0, 3.1, 37))])
+def test_each_bar_finds_exactly_its_rollouts(tmp_path, values):
+    """Fails if ranges of rewards overlap, leave one out, or lose digits on their way."""
+    draw = random.Random(1)
+    rewards = [draw.choice(values) for _ in range(100)]
+    rows = [
+        make_rollout(f"r{n}", [("assistant", "x")], group_id=f"g{n}", reward=reward, score=n % 2)
+        for n, reward in enumerate(rewards)
+    ]
+    rows.append(make_rollout("lost", [("assistant", "x")], reward=None, score=None,
+                             termination=Termination.SANDBOX_FAILED))  # fmt: skip
+    write_step(tmp_path, rows, 3)
+    write_step(tmp_path, rows[:9], 4)
+    reader = reader_of(tmp_path)
+    told = hacking_answer(reader, step=3)["rewards"]
+    assert (told["rollouts"], told["without"], told["steps"]) == (101, 1, [3, 4])
+    assert sum(bar["rollouts"] for bar in told["bars"]) == 100
+    assert len(told["bars"]) == 2 if len(values) == 2 else 12 < len(told["bars"]) <= 20
+    for bar in json.loads(jsonable(told["bars"])):
+        found = find_answer(
+            reader,
+            Question(kind="train", step_min=3, step_max=3, reward_min=bar["low"],
+                     reward_max=bar["high"], limit=200),
+        )  # fmt: skip
+        assert found["total"] == bar["rollouts"]
+        assert bar["score"] == pytest.approx(np.mean([hit["score"] for hit in found["hits"]]))
+    with pytest.raises(RunError, match="step 9 of train"):
+        hacking_answer(reader, step=9)
+    with pytest.raises(RunError, match="valid: train"):
+        hacking_answer(reader, kind="eval/none")
+
+
+def test_a_cluster_is_found_counted_and_leads_to_its_members(hacked):
+    """Fails if numbers, case or space part an answer from its like, or two views count apart."""
+    reader = reader_of(hacked)
+    answer = clusters_answer(reader)
+    (cluster,) = answer["clusters"]
+    assert cluster["paid_unsolved"]
+    assert cluster["reward"] == pytest.approx(0.9)
+    assert cluster["score"] == 0.0
+    assert cluster["tasks"] == 8
+    assert cluster["text"] == SAME.format(int(cluster["task_id"].removeprefix("task-")))
+    assert 0.1 < cluster["shares"][0] < 0.5 < cluster["shares"][1]
+    members = find_answer(reader, parse_question(f"like:{cluster['rollout_id']}", limit=1000))
+    assert members["total"] == cluster["rollouts"]
+    assert {hit["reward"] for hit in members["hits"]} == {0.9}
+    said = find_answer(reader, parse_question("role:assistant checked twice"))
+    assert said["total"] == cluster["rollouts"]
+    part = clusters_answer(reader, steps=(40, 40))
+    assert part["clusters"][0]["rollouts"] == part["rollouts"] == 16
+    with pytest.raises(RunError, match="no rollout that is stored here has this id"):
+        find_answer(reader, parse_question("like:nobody"))
+    with pytest.raises(RunError, match="steps 10 to 40 have"):
+        clusters_answer(reader, steps=(1, 2))
+
+
+def written(run: Path, texts: dict[str, list[tuple[Role, str]]], **more: object) -> RunReader:
+    rows = [
+        make_rollout(f"{task}/0", said, group_id=task, task_id=task, **more)
+        for task, said in texts.items()
+    ]
+    write_step(run, rows)
+    return reader_of(run)
+
+
+def test_short_answers_are_alike_only_if_they_are_the_same(tmp_path):
+    texts = ["no idea", "No  IDEA", "no idea", "no idea", "41", "42", "43", "44", "", "", "", ""]
+    reader = written(tmp_path, {str(n): [("assistant", text)] for n, text in enumerate(texts)})
+    answer = clusters_answer(reader)
+    assert [(one["text"], one["rollouts"]) for one in answer["clusters"]] == [("no idea", 4)]
+    assert answer["without_text"] == 4
+    # All are paid and solved alike: that is no sign.
+    assert not answer["clusters"][0]["paid_unsolved"]
+
+
+def test_one_text_for_few_tasks_or_in_prompts_and_tools_is_no_cluster(tmp_path):
+    same = "the very same and rather long words of a tool, again and again"
+    draw = random.Random(2)
+    own = ["".join(draw.choices("abcdefgh ", k=300)) for _ in range(9)]
+    texts = {str(n): [("tool", same), ("assistant", text)] for n, text in enumerate(own)}
+    texts |= {f"x{n}": [("assistant", same)] for n in range(3)}
+    reader = written(tmp_path, texts)  # type: ignore[arg-type]
+    assert clusters_answer(reader)["clusters"] == []
+
+
+def test_rows_of_one_rollout_are_one_answer(tmp_path):
+    """Fails if a rollout that goes on in a second row is compared by a part of what it said."""
+    halves = ("the first half of what is always said ", "and here is the second half of it all")
+    rows = []
+    for task in range(5):
+        place = {"group_id": f"g{task}", "task_id": f"t{task}"}
+        rows.append(make_rollout(f"r{task}", [("assistant", halves[0])], **place))
+        rows.append(make_rollout(f"r{task}", [("assistant", halves[1])], row_index=1, **place))
+    write_step(tmp_path, rows)
+    reader = reader_of(tmp_path)
+    (cluster,) = clusters_answer(reader)["clusters"]
+    assert (cluster["rollouts"], cluster["tasks"]) == (5, 5)
+    assert cluster["text"] == "\n".join(halves)
+    assert find_answer(reader, parse_question("like:r0"))["total"] == 5
+
+
+def test_a_sketch_estimates_the_share_of_pieces_in_common(tmp_path):
+    """Fails if what is called near-identical here is not what the detector means by it."""
+    draw = random.Random(3)
+    base = "".join(draw.choices("abcdefghijklmnop \u4e2d\u00c9", k=900))
+    texts = [base]
+    for changes in (3, 10, 20, 40, 80, 160, 400):
+        text = list(base)
+        for at in draw.sample(range(len(text)), changes):
+            text[at] = draw.choice("xyz")
+        texts.append("".join(text))
+    reader = written(tmp_path, {str(n): [("assistant", text)] for n, text in enumerate(texts)})
+    reader.rows.refresh()
+    sketches = answer_sketches(reader.rows, reader.rows.shelf("train", 1))
+    pieces = [
+        {plain[at : at + SHINGLE] for at in range(len(plain) - SHINGLE + 1)}
+        for plain in map(plain_text, texts)
+    ]
+    real = np.array([len(pieces[0] & of) / len(pieces[0] | of) for of in pieces])
+    estimated = likeness(sketches, sketches[0])
+    assert real.min() < 0.1 < ALIKE < real[2] < 1.0
+    assert np.abs(estimated - real).max() < 3 * np.sqrt(0.25 / BINS)
+    assert likeness(np.full((1, BINS), EMPTY, np.uint16), sketches[0])[0] == 0.0
+
+
+def test_many_answers_that_each_change_a_little_are_one_cluster(tmp_path):
+    """Fails if only copies are found: no two of these texts are the same."""
+    draw = random.Random(4)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=6)) for _ in range(60)]
+    texts: dict[str, list[tuple[Role, str]]] = {}
+    for task in range(40):
+        said = list(words)
+        for at in draw.sample(range(60), 3):
+            said[at] = "".join(draw.choices("qrstuvwxyz", k=6))
+        texts[f"alike-{task}"] = [("assistant", " ".join(said))]
+        other = "".join(draw.choices("abcdefghijklmnop ", k=400))
+        texts[f"own-{task}"] = [("assistant", other)]
+    answer = clusters_answer(written(tmp_path, texts))
+    assert answer["clusters"][0]["tasks"] >= 30
+    assert answer["clusters"][0]["task_id"].startswith("alike")
+
+
+def test_a_damaged_step_is_named_and_the_others_are_compared(hacked, tmp_path):
+    run = Path(shutil.copytree(hacked, tmp_path / "copy"))
+    reader = reader_of(run)
+    reader.rows.refresh()
+    path = reader.rows.shelf("train", 20).parts[0].file.path
+    raw = path.read_bytes()
+    path.write_bytes(raw[:4] + bytes(len(raw) // 2) + raw[4 + len(raw) // 2 :])
+    answer = clusters_answer(reader)
+    assert answer["clusters"][0]["tasks"] == 8
+    assert "step_000020" in answer["notes"][0]
