@@ -3,8 +3,8 @@
 A turn of the model has a limit of its own, whose clock the engine side holds while the turn waits
 (`agentrl.engine.TURN_CLOCK`).
 
-The three methods are the recording boundaries of the loop: whatever an environment, a tool or an
-engine raises becomes the ending of the rollout here and nowhere else.
+The three methods, and `bounded_turn`, are the recording boundaries of the loop: whatever an
+environment, a tool or an engine raises becomes the ending of the rollout here and nowhere else.
 """
 
 from __future__ import annotations
@@ -60,31 +60,9 @@ class EnvGuard:
         """
         self._activity.turn += 1
         self._activity.wait(WaitsFor.MODEL)
-        started = time.monotonic()
-        try:
-            with self.watch.limit(self._turn_limit_s):
-                generation = await generator.generate(prompt_ids, sampling, session_id)
-            if not 0 < len(generation.ids) <= sampling.max_tokens:
-                raise EngineError(
-                    f"the engine returned {len(generation.ids)} tokens, expected 1 to "
-                    f"{sampling.max_tokens}"
-                )
-            return generation
-        except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
-                raise
-            raise crash("engine", error, Termination.ENGINE_FAILED) from error
-        except Exception as error:  # recording boundary: an engine may fail in any way
-            if isinstance(error, NoEngine):
-                raise crash("engine", error, Termination.NO_ENGINE) from error
-            if not (isinstance(error, TimeoutError) and self.watch.expired):
-                raise crash("engine", error, Termination.ENGINE_FAILED) from error
-            raise ended(
-                Termination.ENGINE_FAILED,
-                f"turn_limit_s: a turn of at most {sampling.max_tokens} tokens was not done after "
-                f"{self._turn_limit_s:g} s of decoding, {time.monotonic() - started:.1f} s after "
-                "it was asked for",
-            ) from error
+        return await bounded_turn(
+            self.watch, generator, prompt_ids, sampling, session_id, limit_s=self._turn_limit_s
+        )
 
     async def run(self, runner: CallRunner, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """The results of the calls of one turn; their time is the model's own.
@@ -155,6 +133,55 @@ class EnvGuard:
         """
         if failure := self._sandbox.failure:
             raise ended(Termination.SANDBOX_FAILED, f"{what}: {failure}")
+
+
+async def bounded_turn(
+    watch: DeadlineWatch,
+    generator: Generator,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    session_id: str,
+    *,
+    limit_s: float,
+) -> Generation:
+    """A turn of at least one and at most `max_tokens` tokens.
+
+    Args:
+        watch: of the present task, and its `TURN_CLOCK`.
+        generator: samples the turn.
+        prompt_ids: everything before it.
+        sampling: how it is sampled.
+        session_id: conversation with the engines.
+        limit_s: seconds of decoding that it may take.
+
+    Raises:
+        RolloutEnded: the engine failed, or took longer than the limit.
+    """
+    started = time.monotonic()
+    try:
+        with watch.limit(limit_s):
+            generation = await generator.generate(prompt_ids, sampling, session_id)
+        if not 0 < len(generation.ids) <= sampling.max_tokens:
+            raise EngineError(
+                f"the engine returned {len(generation.ids)} tokens, expected 1 to "
+                f"{sampling.max_tokens}"
+            )
+        return generation
+    except asyncio.CancelledError as error:
+        if _cancelled_from_outside():
+            raise
+        raise crash("engine", error, Termination.ENGINE_FAILED) from error
+    except Exception as error:  # recording boundary: an engine may fail in any way
+        if isinstance(error, NoEngine):
+            raise crash("engine", error, Termination.NO_ENGINE) from error
+        if not (isinstance(error, TimeoutError) and watch.expired):
+            raise crash("engine", error, Termination.ENGINE_FAILED) from error
+        raise ended(
+            Termination.ENGINE_FAILED,
+            f"turn_limit_s: a turn of at most {sampling.max_tokens} tokens was not done after "
+            f"{limit_s:g} s of decoding, {time.monotonic() - started:.1f} s after it "
+            "was asked for",
+        ) from error
 
 
 def _cancelled_from_outside() -> bool:

@@ -24,6 +24,7 @@ from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.loop import ToolAgentLoop
+from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
 from agentrl.rollout.prompts import PromptCache
 from agentrl.rollout.records import LoopParts, Rollout
 from agentrl.rollout.sandbox import SharedSandbox
@@ -244,17 +245,18 @@ class RolloutWorker:
             except Exception as error:  # recording boundary: a constructor may raise anything
                 ending: RolloutEnded = crash("making the environment", error)
                 return Rollout(ending=ending.reached)
-            loop = ToolAgentLoop(
-                self._parts,
-                env=env,
-                tools=tools,
-                sandbox=sandbox,
-                prompts=prompts,
-                sampling=sampling,
-                seed=seed,
-                session_id=session_id,
-                activity=effort.activity,
-            )
+            common: Any = {
+                "sandbox": sandbox,
+                "sampling": sampling,
+                "seed": seed,
+                "session_id": session_id,
+                "activity": effort.activity,
+            }
+            loop: RolloutLoop
+            if isinstance(env, OwnLoop):
+                loop = env.loop(self._parts, **common)
+            else:
+                loop = ToolAgentLoop(self._parts, env=env, tools=tools, prompts=prompts, **common)
             effort.begin(loop)
             return await loop.run(task)
         finally:

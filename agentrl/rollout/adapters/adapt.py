@@ -79,6 +79,12 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
         raise ConfigError(
             f"env.target {target!r} names a {type(found).__name__}, expected an environment class"
         )
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(
+            f"env.target {target!r} names {found.__name__}, an agent (async def); it drives its "
+            "rollout itself, so it can be trained and evaluated, but not be checked or attacked "
+            "as an environment"
+        )
     return lambda **args: adapt_env(found(**args))
 
 
