@@ -38,10 +38,11 @@ class EncodedCompletion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SpokenTurn:
-    """One message of the assistant."""
+class SpokenTurn:
+    """One message of the assistant as a model samples it."""
 
     ids: tuple[int, ...]
+    """Ids of its words, its calls and the token that ends it."""
     ended: bool
     """Whether it ends with a stop token, and not with one of `chat.stop`; that is the last id."""
     calls: tuple[ToolCall, ...]
@@ -80,7 +81,7 @@ def encode_completion(
     prompt_ids = _prompt_ids(chat, prompt, tools)
     ids: list[int] = []
     mask: list[int] = []
-    turn: _SpokenTurn | None = None
+    turn: SpokenTurn | None = None
     said = completion[0]
     turns = list(_turns(completion))
     for number, (between, message) in enumerate(turns):
@@ -92,7 +93,7 @@ def encode_completion(
             mask += [0] * len(delta)
         said = message
         following = turns[number + 1][0] if number + 1 < len(turns) else ()
-        turn = _spoken(chat, said, tools, number, stop_id=chat.stop_before(following))
+        turn = spoken_turn(chat, said, tools, number, stop_id=chat.stop_before(following))
         ids += turn.ids
         mask += [1] * len(turn.ids)
     return EncodedCompletion(prompt_ids=tuple(prompt_ids), ids=tuple(ids), mask=tuple(mask))
@@ -121,10 +122,21 @@ def _prompt_ids(
         return chat.render_prompt(short, tools)
 
 
-def _spoken(
+def spoken_turn(
     chat: ChatFormat, said: Message, tools: Sequence[Tool], number: int, *, stop_id: int
-) -> _SpokenTurn:
-    """The first way to write a message that the parser reads as what it says."""
+) -> SpokenTurn:
+    """A message of the assistant as a model samples it, in the first way that is read as meant.
+
+    Args:
+        chat: the format of the run.
+        said: the message.
+        tools: what was offered.
+        number: index of the turn in its conversation; makes the ids of its calls.
+        stop_id: see `ChatFormat.stop_before`.
+
+    Raises:
+        ChatError: no way to write it is read as what it says.
+    """
     error: ChatError | None = None
     for text in chat.assistant_texts(said):
         try:
@@ -140,7 +152,7 @@ def _spoken(
             len(tail) == len(said.tool_calls)
             and all(_same_call(chat, *both) for both in zip(said.tool_calls, tail, strict=True))
         ):
-            return _SpokenTurn(ids=ids, ended=ended, calls=calls)
+            return SpokenTurn(ids=ids, ended=ended, calls=calls)
     if error is not None:
         raise error
     names = ", ".join(call.name for call in said.tool_calls)

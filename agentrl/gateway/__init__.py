@@ -1,0 +1,8 @@
+"""Trains any agent: serves the policy over the wires that agents speak, and records its turns."""
+
+from agentrl.gateway.app import Gateway
+from agentrl.gateway.listen import listening
+from agentrl.gateway.records import MODEL
+from agentrl.gateway.session import GatewaySession
+
+__all__ = ["MODEL", "Gateway", "GatewaySession", "listening"]

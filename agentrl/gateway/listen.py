@@ -1,0 +1,75 @@
+"""The gateway on a port, for agents in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentrl.errors import ConfigError
+from agentrl.gateway.app import TOKEN_HEADER, Gateway
+
+_POLL_S = 0.01
+
+
+@asynccontextmanager
+async def listening(
+    gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[str]:
+    """Serve while the block runs.
+
+    Args:
+        gateway: what is served.
+        host: address to listen at; one that other machines reach needs a gateway with a token.
+        port: 0 takes a free one.
+
+    Yields:
+        The address, as in `http://127.0.0.1:41234`; `/s/SECRET/v1` behind it is a session.
+
+    Raises:
+        ConfigError: no token where one is needed, a port that is taken, or uvicorn is missing.
+    """
+    if not gateway.guarded and not _is_loopback(host):
+        raise ConfigError(
+            f"the gateway would listen at {host} without an access token, where other machines "
+            f"reach it; give it a token, which agents send as {TOKEN_HEADER}, or listen at "
+            "127.0.0.1"
+        )
+    try:
+        import uvicorn
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the gateway listens with uvicorn, which is not installed; "
+            'pip install "agentrl-platform[gateway]"'
+        ) from None
+    try:
+        door = socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        raise ConfigError(f"the gateway cannot listen at {host}:{port}: {error}") from error
+    config = uvicorn.Config(gateway, log_config=None, access_log=False, timeout_keep_alive=60)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server._serve([door]))
+    try:
+        while not server.started:
+            if serving.done():
+                await serving
+            await asyncio.sleep(_POLL_S)
+        name = f"[{host}]" if ":" in host else host
+        yield f"http://{name}:{door.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        door.close()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,150 @@
+"""Messages by their meaning: what an agent may respell when it sends a conversation back.
+
+An agent parses what it was served and writes it again, so spacing, the order of keys, fields that
+are None, numbers such as `1.0`, white space at the ends of a text, empty messages and the order of
+parallel results may differ. None of that changes what was said. Everything else is an edit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, Message, ToolCall
+
+Key = tuple[Any, ...]
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeardMessage:
+    """One message of a request, with its meaning."""
+
+    message: Message
+    """The message as it was sent."""
+    key: Key
+    """Equal for messages of one meaning."""
+    answers: int | None = None
+    """Of a tool result: position of its call in the assistant's message before it."""
+
+    @property
+    def spoken(self) -> bool:
+        """True for a message of the assistant."""
+        return self.message.role == "assistant"
+
+
+def hear(messages: Iterable[Message]) -> tuple[HeardMessage, ...]:
+    """The messages that say something, results of parallel calls in the order of the calls.
+
+    Neighbouring messages of the assistant become one: some agents send its words and its calls
+    apart.
+    """
+    heard: list[HeardMessage] = []
+    calls: Mapping[str, int] = {}
+    for message in _joined(messages):
+        if message.role == "assistant":
+            calls = {call.id: number for number, call in enumerate(message.tool_calls)}
+        answers = calls.get(message.tool_call_id or "") if message.role == "tool" else None
+        heard.append(HeardMessage(message=message, key=_key(message, answers), answers=answers))
+    return tuple(_in_order_of_calls(heard))
+
+
+def split_reasoning(text: str, *, begun: bool = False) -> tuple[str, str]:
+    """The thought at the beginning of a turn, and the words behind it.
+
+    Args:
+        text: of the turn.
+        begun: whether the prompt has opened the thought.
+
+    Example:
+        >>> split_reasoning("<think>hm</think> Yes.")
+        ('hm', ' Yes.')
+    """
+    start = text.lstrip()
+    if not begun and not start.startswith(_OPEN):
+        return "", text
+    thought, closed, words = start.removeprefix(_OPEN).partition(_CLOSE)
+    return (thought.strip(), words) if closed else (start.removeprefix(_OPEN).strip(), "")
+
+
+def answer_key(text: str, calls: Sequence[ToolCall]) -> Key:
+    """The meaning of a message of the assistant; ids of calls are compared beside it."""
+    said = tuple(
+        (call.name, call.raw if call.status is not CallStatus.OK else same_json(call.arguments))
+        for call in calls
+    )
+    return "assistant", _same_text(text), said
+
+
+def same_json(value: Any) -> str:
+    """Text that is the same for JSON values of one meaning.
+
+    Example:
+        >>> same_json({"b": 1.0, "a": None}) == same_json({"b": 1})
+        True
+    """
+    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, default=str)
+
+
+def tools_key(tools: Sequence[Tool]) -> str:
+    """Text that is the same for the same offer of tools, in whatever order."""
+    entries = [
+        (tool.name, _same_text(tool.description), same_json(tool.parameters)) for tool in tools
+    ]
+    return same_json(sorted(entries))
+
+
+def _joined(messages: Iterable[Message]) -> list[Message]:
+    kept: list[Message] = []
+    for message in messages:
+        if message.role != "tool" and not message.tool_calls and not message.content.strip():
+            continue
+        before = kept[-1] if kept else None
+        if before is not None and before.role == message.role == "assistant":
+            texts = [text for text in (before.content, message.content) if text.strip()]
+            calls = before.tool_calls + message.tool_calls
+            kept[-1] = replace(before, content="\n".join(texts), tool_calls=calls)
+        else:
+            kept.append(message)
+    return kept
+
+
+def _in_order_of_calls(heard: Sequence[HeardMessage]) -> list[HeardMessage]:
+    out = list(heard)
+    start = 0
+    while start < len(out):
+        end = start
+        while end < len(out) and not out[end].spoken:
+            end += 1
+        known = [at for at in range(start, end) if out[at].answers is not None]
+        results = sorted((out[at] for at in known), key=lambda item: item.answers or 0)
+        for at, item in zip(known, results, strict=True):
+            out[at] = item
+        start = end + 1
+    return out
+
+
+def _key(message: Message, answers: int | None) -> Key:
+    if message.role == "assistant":
+        return answer_key(split_reasoning(message.content)[1], message.tool_calls)
+    if message.role == "tool":
+        which = message.tool_call_id if answers is None else answers
+        return "tool", which, _same_text(message.content)
+    return message.role, _same_text(message.content)
+
+
+def _same_text(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,98 @@
+r"""The rows of a tree: every path to a last turn, each sampled token trained once.
+
+    prompt - s1 - given - s2            row 0:  prompt | s1 given s2
+               \- given' - s3           row 1:  prompt s1 given' | s3
+
+What a path shares with one before it becomes the prompt of its row, so that training reads it once
+(`agentrl.batch.prefix`) and no sampled token counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from agentrl.gateway.tree import MessageTree, NodeKind, TreeNode
+from agentrl.rollout.recorder import Recorder
+from agentrl.types import ToolResult
+
+
+def record_rows(
+    tree: MessageTree,
+    *,
+    trained: Callable[[TreeNode], bool],
+    main_roots: Sequence[TreeNode],
+    temperature: float,
+    reward: float,
+) -> Recorder | None:
+    """Everything that is trained of a rollout; None where nothing is.
+
+    Args:
+        tree: of the rollout.
+        trained: whether a sampled turn is trained on.
+        main_roots: roots of the agent's own conversation; the path with its latest turn is the
+            first row, and that turn has the reward.
+        temperature: with which all turns were sampled.
+        reward: of the rollout.
+    """
+    recorder: Recorder | None = None
+    order = {node: number for number, node in enumerate(tree.sampled)}
+    taken: set[TreeNode] = set()
+    paths = [_until_trained(leaf.path(), trained) for root in tree.roots for leaf in _leaves(root)]
+    mine = [path for path in paths if path and path[0] in main_roots]
+    main = max(mine, key=lambda path: order[path[-1]], default=[])
+    for path in [main, *(path for path in paths if path is not main)]:
+        fresh = next((at for at, n in enumerate(path) if n not in taken and trained(n)), None)
+        if fresh is None:
+            continue
+        prompt = list(chain.from_iterable(node.ids for node in path[:fresh]))
+        if recorder is None:
+            recorder = Recorder(prompt, temperature=temperature)
+        else:
+            recorder.start_row(prompt, temperature=temperature)
+        for node in path[fresh:]:
+            _append(recorder, node, as_action=trained(node))
+            taken.add(node)
+        if path is main:
+            recorder.set_reward(reward)
+    return recorder
+
+
+def _leaves(root: TreeNode) -> list[TreeNode]:
+    leaves: list[TreeNode] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if not node.children:
+            leaves.append(node)
+        waiting.extend(reversed(node.children))
+    return leaves
+
+
+def _until_trained(path: Sequence[TreeNode], trained: Callable[[TreeNode], bool]) -> list[TreeNode]:
+    """The path up to its last trained turn; empty if it has none."""
+    last = max((at for at, node in enumerate(path) if trained(node)), default=-1)
+    return list(path[: last + 1])
+
+
+def _append(recorder: Recorder, node: TreeNode, *, as_action: bool) -> None:
+    said = node.said
+    if as_action and said is not None:
+        recorder.add_assistant(
+            said.generation, text=said.text, tool_calls=said.calls, duration_s=said.duration_s
+        )
+        return
+    calls = node.parent.calls if node.parent is not None else ()
+    results = tuple(
+        ToolResult(text=item.message.content, call_id=call.id if call else "", name=name)
+        for item in node.heard
+        if item.message.role == "tool"
+        for call in [calls[item.answers] if item.answers is not None else None]
+        for name in [call.name if call else item.message.name or ""]
+    )
+    recorder.add_environment(
+        node.ids,
+        role="tool" if results and node.kind is NodeKind.GIVEN else "user",
+        text=said.text if said else "\n".join(item.message.content for item in node.heard),
+        tool_results=results,
+    )

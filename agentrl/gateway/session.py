@@ -1,0 +1,526 @@
+"""One rollout as the gateway serves it: requests in, sampled turns out, rows at the end.
+
+A request is placed in the message tree, what is new of it is rendered, and one turn is sampled
+behind it. The turn runs in a task of the session, so that a connection that breaks changes nothing
+of what is recorded, and the same request again gets the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from agentrl.chat.conversation import spoken_turn
+from agentrl.engine import TURN_CLOCK
+from agentrl.errors import ChatError
+from agentrl.gateway.kinds import ConversationKind, branches_of, kinds_of
+from agentrl.gateway.meaning import HeardMessage, answer_key, hear, tools_key
+from agentrl.gateway.reading import read_turn
+from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.rows import record_rows
+from agentrl.gateway.tree import (
+    BranchReason,
+    MessageTree,
+    NodeKind,
+    PathMatch,
+    SampledText,
+    TreeNode,
+)
+from agentrl.rollout.clock import in_ticks
+from agentrl.rollout.endings import RolloutEnded
+from agentrl.rollout.guard import bounded_turn
+from agentrl.rollout.limits import Reached, RolloutProgress
+from agentrl.rollout.recorder import Recorder
+from agentrl.rollout.records import LoopParts
+from agentrl.rollout.seeds import turn_seed
+from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
+from agentrl.rollout.watch import DeadlineWatch
+from agentrl.tool import Tool
+from agentrl.types import Message, SamplingParams, Termination
+
+SideCalls = Literal["train", "context"]
+"""`train` trains on titles, summaries and sub-agents as on all else, `context` does not."""
+
+
+class GatewaySession:
+    """One rollout; whoever knows its secret may ask for turns."""
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        *,
+        sampling: SamplingParams,
+        seed: int,
+        session_id: str,
+        activity: Activity,
+        side_calls: SideCalls = "train",
+        watch: DeadlineWatch | None = None,
+    ) -> None:
+        """Open it.
+
+        Args:
+            parts: engine, chat format, parser and limits.
+            sampling: how turns are sampled. A request can make a turn shorter, and changes neither
+                temperature nor `top_p`: the trainer divides by the one it knows.
+            seed: of the rollout.
+            session_id: conversation with the engines.
+            activity: notes what the rollout waits for.
+            side_calls: whether titles, summaries and sub-agents are trained on.
+            watch: clock of the agent, which stands still while the model has its turn.
+        """
+        self.secret = secrets.token_urlsafe(24)
+        """Names the session in a path, a header or as an API key."""
+        self.tree = MessageTree()
+        """Everything said in it."""
+        self.counts: Counter[str] = Counter()
+        """Retries, token counts and refused requests of it, by name."""
+        self.limit: Reached | None = None
+        """Limit of the rollout that turned a request away; None if none has."""
+        self.failure: Reached | None = None
+        """Failure of the engine, after which nothing more is sampled."""
+        self.closed = False
+        """Whether requests are turned away because the rollout is over."""
+        self._parts = parts
+        self._sampling = sampling
+        self._seed = seed
+        self._session_id = session_id
+        self._activity = activity
+        self._side_calls = side_calls
+        self._watch = watch
+        self._turns: dict[bytes, asyncio.Task[TurnAnswer]] = {}
+        self._answers: dict[str, tuple[TreeNode, tuple[Message, ...]]] = {}
+        self._progress = RolloutProgress()
+        self._counted: set[TreeNode] = set()
+        self._started = 0
+        self._waiting = 0
+        # Messages are placed and rendered by one request at a time, so that none stands twice.
+        self._placing = asyncio.Lock()
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def ask(self, request: TurnRequest, *, body: bytes) -> asyncio.Task[TurnAnswer]:
+        """Begin to sample a turn, or find the one that the same request began.
+
+        Args:
+            request: what is asked for.
+            body: the same for the same request.
+
+        Returns:
+            The task of the turn, which gives the answer or raises `RequestRefused`.
+
+        Raises:
+            RequestRefused: it cannot be answered; nothing was recorded.
+        """
+        async with self._placing:
+            if (known := self._turns.get(body)) is not None:
+                return self._again(known)
+            self._check_open()
+            request = self._with_previous(request)
+            node = await self._place(request)
+            sampling = self._turn_sampling(request, node)
+            turn = asyncio.create_task(self._sample(node, request, sampling, self._started))
+            self._started += 1
+            self._turns[body] = turn
+            turn.add_done_callback(lambda done: self._forget_failed(body, done))
+        return turn
+
+    async def count(self, request: TurnRequest) -> int:
+        """Tokens of a conversation, as its prompt would be; nothing is recorded.
+
+        Raises:
+            RequestRefused: it cannot be rendered.
+        """
+        self.counts["counted"] += 1
+        heard = _heard(request)
+        async with self._placing:
+            found = self.tree.match(heard, tools_key(request.tools))
+            if found is not None and found.known == len(heard):
+                return found.node.length
+            messages = [item.message for item in heard]
+            return len(await self._rendered(messages, request.tools))
+
+    def _again(self, turn: asyncio.Task[TurnAnswer]) -> asyncio.Task[TurnAnswer]:
+        most = self._parts.limits.max_assistant_turns
+        if self.counts["retries"] >= most:
+            # An agent that asks the same for ever would never end.
+            self._reach(
+                Termination.MAX_TURNS,
+                f"max_assistant_turns: {most} requests were the same as one before",
+            )
+        self.counts["retries"] += 1
+        return turn
+
+    def deliver(self, answer: TurnAnswer) -> None:
+        """Note that an answer reached the agent; others are never trained on."""
+        self._answers[answer.id][0].delivered = True
+
+    def _check_open(self) -> None:
+        if self.failure is not None:
+            raise RequestRefused(
+                RefusalReason.ENGINE, f"the engine failed: {self.failure.detail.splitlines()[0]}"
+            )
+        if self.closed:
+            raise RequestRefused(
+                RefusalReason.UNKNOWN_SESSION, "this session is closed: its rollout is over"
+            )
+
+    def _forget_failed(self, body: bytes, turn: asyncio.Task[TurnAnswer]) -> None:
+        if turn.cancelled() or turn.exception() is not None:
+            self._turns.pop(body, None)
+
+    def _with_previous(self, request: TurnRequest) -> TurnRequest:
+        if not request.previous:
+            return request
+        known = self._answers.get(request.previous)
+        if known is None:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                f"previous_response_id is {request.previous[:80]!r}, which is no answer of this "
+                "session; send the whole conversation in input",
+            )
+        node, before = known
+        assert node.said is not None
+        # Instructions of a request take the place of those before.
+        systems = [message for message in request.messages if message.role == "system"]
+        rest = [message for message in request.messages if message.role != "system"]
+        kept = [m for m in before if m.role != "system"] if systems else before
+        return replace(request, messages=(*systems, *kept, node.said.served, *rest))
+
+    # -- placing ----------------------------------------------------------------------------
+
+    async def _place(self, request: TurnRequest) -> TreeNode:
+        """The node behind which the turn is sampled, with everything before it in the tree."""
+        heard, tools = _heard(request), tools_key(request.tools)
+        found = self.tree.match(heard, tools)
+        reason = self.tree.reason(heard, tools, found)
+        if found is None:
+            found = await self._new_root(heard, request.tools, tools, reason)
+        node, at = found.node, found.known
+        try:
+            while at < len(heard):
+                end = at + 1
+                if not heard[at].spoken:
+                    end = next((n for n in range(at, len(heard)) if heard[n].spoken), len(heard))
+                node = await self._append(node, heard[at:end], heard[end:], request.tools, reason)
+                at, reason = end, None
+        except ChatError:
+            # A message of the assistant that its format cannot write behind a turn.
+            root = await self._rendered([item.message for item in heard], request.tools)
+            node = self.tree.add(
+                TreeNode(
+                    kind=NodeKind.PROMPT, ids=root, heard=heard, tools=tools,
+                    reason=BranchReason.EDITED,
+                )
+            )  # fmt: skip
+        self._mark_seen(node)
+        return node
+
+    def _mark_seen(self, node: TreeNode) -> None:
+        """What comes back in a history had reached the agent, whatever became of its connection."""
+        for one in node.upward():
+            if one.kind is NodeKind.SAMPLED:
+                one.delivered = True
+
+    async def _new_root(
+        self,
+        heard: Sequence[HeardMessage],
+        offered: Sequence[Tool],
+        tools: str,
+        reason: BranchReason | None,
+    ) -> PathMatch:
+        """A first prompt: everything before the first turn that the policy has sampled."""
+        known = (at for at, item in enumerate(heard) if item.spoken and self.tree.sampled_as(item))
+        end = next(known, len(heard)) or len(heard)
+        ids = await self._rendered([item.message for item in heard[:end]], offered)
+        node = TreeNode(
+            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason
+        )
+        return PathMatch(node=self.tree.add(node), known=end)
+
+    async def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[int, ...]:
+        characters = sum(len(message.content) for message in messages)
+        render = self._parts.chat.render_prompt
+        try:
+            return tuple(await self._parts.long_texts.run(characters, render, messages, tools))
+        except ChatError as error:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST, f"the model's chat template refuses this: {error}"
+            ) from error
+
+    async def _append(
+        self,
+        node: TreeNode,
+        heard: Sequence[HeardMessage],
+        following: Sequence[HeardMessage],
+        tools: Sequence[Tool],
+        reason: BranchReason | None,
+    ) -> TreeNode:
+        """Append one turn of the assistant, or what is given between two of them."""
+        chat = self._parts.chat
+        if heard[0].spoken:
+            return self.tree.add(self._context(node, heard[0], following, tools, reason))
+        messages = [_answering(item, node) for item in heard]
+        characters = sum(len(message.content) for message in messages)
+        ids = await self._parts.long_texts.run(
+            characters,
+            chat.turn_delta,
+            messages,
+            ended=node.stop_id is not None,
+            stop_id=node.stop_id,
+        )
+        return self.tree.add(
+            TreeNode(
+                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason
+            )
+        )
+
+    def _context(
+        self,
+        node: TreeNode,
+        item: HeardMessage,
+        following: Sequence[HeardMessage],
+        tools: Sequence[Tool],
+        reason: BranchReason | None,
+    ) -> TreeNode:
+        """A turn that was not sampled here: with its own ids if it was sampled elsewhere."""
+        sampled = self.tree.sampled_as(item)
+        if sampled is not None:
+            sampled.delivered = True
+            ids, calls, stop_id = sampled.ids, sampled.calls, sampled.stop_id
+        else:
+            chat = self._parts.chat
+            behind = [one.message for one in following]
+            number = sum(one.spoken for one in node.upward())
+            said = spoken_turn(chat, item.message, tools, number, stop_id=chat.stop_before(behind))
+            ids = said.ids
+            wanted = len(item.message.tool_calls)
+            calls = said.calls[len(said.calls) - wanted :]
+            stop_id = said.ids[-1] if said.ended else None
+        return TreeNode(
+            kind=NodeKind.CONTEXT, ids=ids, parent=node, heard=(item,), key=item.key,
+            calls=calls, stop_id=stop_id, reason=reason,
+        )  # fmt: skip
+
+    # -- sampling ---------------------------------------------------------------------------
+
+    def _stop_ids(self, request: TurnRequest) -> tuple[int, ...]:
+        """Tokens at which sampling stops. Stop texts of several tokens are found afterwards."""
+        chat = self._parts.chat
+        words = [ids for word in request.stop if len(ids := chat.encode_plain(word)) == 1]
+        ends = (*self._sampling.stop_token_ids, *chat.stop_token_ids, *chat.action_stop_ids)
+        return tuple(dict.fromkeys((*ends, *(ids[0] for ids in words))))
+
+    def _turn_sampling(self, request: TurnRequest, node: TreeNode) -> SamplingParams:
+        """How the next turn is sampled.
+
+        Raises:
+            RequestRefused: a limit of the rollout leaves no room for it.
+        """
+        limits, progress = self._parts.limits, self._progress
+        progress.context_tokens = node.length
+        if reached := limits.prompt_too_long(node.length):
+            self.limit = reached
+            most = limits.max_context_tokens
+            raise RequestRefused(RefusalReason.CONTEXT_FULL, "", tokens=node.length, most=most)
+        fresh = self._fresh_tokens(node)
+        asked = self._started
+        if asked >= limits.max_assistant_turns:
+            self._reach(
+                Termination.MAX_TURNS,
+                f"max_assistant_turns: {asked} of {limits.max_assistant_turns}",
+            )
+        room = limits.max_response_tokens - progress.response_tokens - fresh
+        if room < 1:
+            used = progress.response_tokens + fresh
+            self._reach(
+                Termination.MAX_TOKENS,
+                f"max_response_tokens: {used} of {limits.max_response_tokens}",
+            )
+        most = min(
+            self._sampling.max_tokens,
+            limits.max_turn_tokens,
+            room,
+            limits.max_context_tokens - node.length,
+            request.max_tokens or limits.max_turn_tokens,
+        )
+        return replace(
+            self._sampling,
+            max_tokens=most,
+            stop_token_ids=self._stop_ids(request),
+            seed=turn_seed(self._seed, self._started),
+        )
+
+    def _reach(self, termination: Termination, detail: str) -> None:
+        self.limit = Reached(termination=termination, detail=detail)
+        raise RequestRefused(
+            RefusalReason.LIMIT,
+            f"this rollout is over, rollout.{detail}; give the reward of what there is",
+        )
+
+    def _fresh_tokens(self, node: TreeNode) -> int:
+        """Tokens behind first prompts that no turn has followed yet."""
+        return sum(
+            len(one.ids)
+            for one in node.upward()
+            if one.parent is not None and one not in self._counted
+        )
+
+    async def _sample(
+        self, node: TreeNode, request: TurnRequest, sampling: SamplingParams, number: int
+    ) -> TurnAnswer:
+        """Sample one turn, record it, and say what it is.
+
+        Raises:
+            RequestRefused: the engine failed.
+        """
+        parts = self._parts
+        watch = DeadlineWatch()
+        TURN_CLOCK.set(watch)
+        self._begin_wait()
+        started = time.monotonic()
+        try:
+            generation = await bounded_turn(
+                watch,
+                parts.generator,
+                node.path_ids(),
+                sampling,
+                self._session_id,
+                limit_s=parts.limits.turn_limit_s,
+            )
+        except RolloutEnded as end:
+            self.failure = end.reached
+            self._check_open()
+            raise
+        finally:
+            watch.close()
+            self._end_wait()
+        turn = read_turn(
+            generation,
+            parts.chat,
+            parts.parser,
+            request,
+            turn=number,
+            end_ids=frozenset((*self._sampling.stop_token_ids, *parts.chat.stop_token_ids)),
+            stop_ids=sampling.stop_token_ids,
+        )
+        answer = TurnAnswer(
+            id=f"{self.secret[:8]}{number:06d}",
+            text=turn.words,
+            reasoning=turn.reasoning,
+            calls=turn.calls,
+            finish=turn.finish,
+            stop_text=turn.stop_text,
+            prompt_tokens=node.length,
+            sampled_tokens=len(turn.generation.ids),
+            cached_tokens=turn.generation.cached_tokens,
+        )
+        sampled = TreeNode(
+            kind=NodeKind.SAMPLED,
+            ids=turn.generation.ids,
+            parent=node,
+            key=answer_key(answer.text, answer.calls),
+            calls=answer.calls,
+            stop_id=turn.stop_id,
+            said=SampledText(
+                generation=turn.generation,
+                text=turn.text,
+                calls=turn.found,
+                served=answer.message,
+                truncated=turn.truncated,
+                duration_s=in_ticks(time.monotonic() - started),
+            ),
+        )
+        self.tree.add(sampled)
+        self._progress.response_tokens += self._fresh_tokens(sampled)
+        self._counted.update(sampled.upward())
+        self._answers[answer.id] = sampled, request.messages
+        return answer
+
+    def _begin_wait(self) -> None:
+        self._activity.turn += 1
+        self._activity.wait(WaitsFor.MODEL)
+        self._waiting += 1
+        if self._watch is not None:
+            self._watch.hold()
+
+    def _end_wait(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._activity.wait(WaitsFor.ENVIRONMENT)
+        if self._watch is not None:
+            self._watch.release()
+
+    # -- the end ----------------------------------------------------------------------------
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy has sampled so far."""
+        return sum(len(node.ids) for node in self.tree.sampled)
+
+    @property
+    def truncated(self) -> TreeNode | None:
+        """The latest turn that reached the agent, if it was cut off at its token limit."""
+        node = next((node for node in reversed(self.tree.sampled) if node.delivered), None)
+        return node if node is not None and node.said and node.said.truncated else None
+
+    async def close(self) -> None:
+        """Take no more requests, and end the turns that are under way. Idempotent."""
+        self.closed = True
+        under_way = [turn for turn in self._turns.values() if not turn.done()]
+        for turn in under_way:
+            turn.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def rows(self, reward: float) -> Recorder | None:
+        """The rows of the rollout; None where nothing was sampled that is trained on."""
+        kinds = kinds_of(self.tree)
+        roots = [root for root, kind in kinds.items() if kind is ConversationKind.MAIN]
+        kept = set(roots if self._side_calls == "context" else kinds)
+        return record_rows(
+            self.tree,
+            trained=lambda node: (
+                node.kind is NodeKind.SAMPLED and node.delivered and node.root in kept
+            ),
+            main_roots=roots,
+            temperature=self._sampling.temperature,
+            reward=reward,
+        )
+
+    def report(self) -> dict[str, float]:
+        """Numbers of the session for the log: side calls, branches by reason, retries, refusals."""
+        kinds = Counter(kinds_of(self.tree).values())
+        side = {f"side_{kind}": n for kind, n in kinds.items() if kind != ConversationKind.MAIN}
+        branches = {f"branch_{reason}": n for reason, n in branches_of(self.tree).items()}
+        numbers = {**side, **branches, **self.counts}
+        return {f"gateway_{name}": float(number) for name, number in sorted(numbers.items())}
+
+
+def _heard(request: TurnRequest) -> tuple[HeardMessage, ...]:
+    heard = hear(request.messages)
+    if not heard:
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST, "the conversation holds no text; send at least one message"
+        )
+    if heard[-1].spoken:
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST,
+            "the conversation ends with a message of the assistant; a turn cannot be begun for "
+            "the model, so end with a message of the user or a tool result",
+        )
+    return heard
+
+
+def _answering(item: HeardMessage, node: TreeNode) -> Message:
+    """A message behind a turn; results carry id and name of the call as it was sampled."""
+    message = item.message
+    if message.role != "tool" or item.answers is None or item.answers >= len(node.calls):
+        return message
+    call = node.calls[item.answers]
+    return replace(message, tool_call_id=call.id, name=call.name or None)

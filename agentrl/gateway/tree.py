@@ -1,0 +1,253 @@
+r"""The message tree of one rollout: everything that was served, and every history that came back.
+
+    prompt -- sampled -- given -- sampled -- given -- sampled         one conversation
+                              \- given -- sampled                     its history was edited
+    prompt -- sampled                                                 a title, a sub-agent
+
+A node holds the ids that it adds, so the ids of a path are those the engine saw, one after another,
+and what two histories share they share as tokens. Sampled ids stand in exactly one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+
+from agentrl.gateway.meaning import HeardMessage, Key
+from agentrl.types import Generation, Message, ToolCall
+
+
+class NodeKind(StrEnum):
+    """The origin of the ids of a node."""
+
+    PROMPT = "prompt"
+    """A first prompt, rendered by the model's template; a root."""
+    GIVEN = "given"
+    """Tool results and messages between two turns of the model."""
+    SAMPLED = "sampled"
+    """A turn that the policy sampled here."""
+    CONTEXT = "context"
+    """A turn of the assistant that the policy did not sample here; never trained."""
+
+
+class BranchReason(StrEnum):
+    """Reason for which a request did not continue the end of a conversation."""
+
+    TOOLS = "tools"
+    """Other tools were offered, which stand in the first prompt."""
+    SYSTEM = "system"
+    """Another system prompt."""
+    EDITED = "edited"
+    """A message of the history was changed, left out or added."""
+    ASKED_AGAIN = "asked_again"
+    """The same history again, in a request of another body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledText:
+    """A sampled turn, read."""
+
+    generation: Generation
+    """Ids of the node, with their log-probabilities and versions."""
+    text: str
+    """All of it, decoded without special tokens."""
+    calls: tuple[ToolCall, ...]
+    """Every call in it, malformed ones included."""
+    served: Message
+    """What the agent was given of it."""
+    truncated: bool
+    """Whether it was cut off at its token limit."""
+    duration_s: float
+    """Wall time of the turn."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TreeNode:
+    """Messages that were appended together."""
+
+    kind: NodeKind
+    """Origin of the ids."""
+    ids: tuple[int, ...]
+    """Ids that it adds to the path."""
+    parent: TreeNode | None = None
+    """The node before it; None of a root."""
+    heard: tuple[HeardMessage, ...] = ()
+    """Messages it stands for, as they were first sent; empty for a sampled turn."""
+    key: Key = ()
+    """Meaning of a turn of the assistant."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of a turn of the assistant, as the ids of their results name them."""
+    stop_id: int | None = None
+    """Stop token with which a turn of the assistant ends; None without one."""
+    tools: str = ""
+    """Of a root: the tools that it offers, by their meaning."""
+    said: SampledText | None = None
+    """Of a sampled turn."""
+    delivered: bool = False
+    """Of a sampled turn: whether it reached the agent, or came back in a history."""
+    reason: BranchReason | None = None
+    """Why it does not continue the end of a conversation; None where it does."""
+    length: int = 0
+    """Tokens of the path to its end."""
+    children: list[TreeNode] = field(default_factory=list["TreeNode"])
+    """Nodes behind it, oldest first."""
+
+    @property
+    def spoken(self) -> bool:
+        """True for a turn of the assistant."""
+        return self.kind in (NodeKind.SAMPLED, NodeKind.CONTEXT)
+
+    @property
+    def root(self) -> TreeNode:
+        """The first prompt of its path."""
+        return [*self.upward()][-1]
+
+    def upward(self) -> Iterator[TreeNode]:
+        """The nodes of its path from it to the root."""
+        node: TreeNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def path(self) -> list[TreeNode]:
+        """The nodes of its path from the root to it."""
+        return [*self.upward()][::-1]
+
+    def path_ids(self) -> list[int]:
+        """All ids of its path: what the engine sees next."""
+        return list(chain.from_iterable(node.ids for node in self.path()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathMatch:
+    """The part of a history that the tree knows."""
+
+    node: TreeNode
+    """Its last node, behind which the rest can be appended."""
+    known: int
+    """Messages of the history up to there."""
+
+
+class MessageTree:
+    """All conversations of one rollout."""
+
+    def __init__(self) -> None:
+        self.roots: list[TreeNode] = []
+        """First prompts, oldest first."""
+        self.sampled: list[TreeNode] = []
+        """Turns of the policy, oldest first."""
+        self._by_call: dict[str, TreeNode] = {}
+        self._by_key: dict[Key, TreeNode] = {}
+
+    def add(self, node: TreeNode) -> TreeNode:
+        """Append a node behind its parent, or as a root."""
+        parent = node.parent
+        node.length = len(node.ids) + (parent.length if parent is not None else 0)
+        (self.roots if parent is None else parent.children).append(node)
+        if node.kind is NodeKind.SAMPLED:
+            self.sampled.append(node)
+            self._by_key[node.key] = node
+            self._by_call.update((call.id, node) for call in node.calls)
+        return node
+
+    def match(self, heard: Sequence[HeardMessage], tools: str) -> PathMatch | None:
+        """The longest part of a history that the tree knows and that can be continued.
+
+        Of turns with the same words, the one whose call ids came back counts, then the latest.
+        """
+        best: tuple[tuple[int, int, int, int], PathMatch] | None = None
+        waiting = [
+            (root, len(root.heard), 0)
+            for root in self.roots
+            if root.tools == tools and _begins(heard, 0, root)
+        ]
+        visited = 0
+        while waiting:
+            node, known, same_ids = waiting.pop(0)
+            visited += 1
+            if _can_go_on(node, heard, known):
+                rank = (known, same_ids, node.length, visited)
+                if best is None or rank > best[0]:
+                    best = rank, PathMatch(node=node, known=known)
+            for child in node.children:
+                if not child.spoken:
+                    if _begins(heard, known, child):
+                        waiting.append((child, known + len(child.heard), same_ids))
+                elif known < len(heard) and is_turn(child, heard[known]):
+                    ids = _common_ids(child, heard[known])
+                    waiting.append((child, known + 1, same_ids + ids))
+                elif child.key == _EMPTY:
+                    # Agents drop a turn in which nothing was said.
+                    waiting.append((child, known, same_ids))
+        return None if best is None else best[1]
+
+    def sampled_as(self, item: HeardMessage) -> TreeNode | None:
+        """A turn of the policy that a message of the assistant repeats, wherever it stands."""
+        for call in item.message.tool_calls:
+            node = self._by_call.get(call.id)
+            if node is not None and is_turn(node, item):
+                return node
+        return self._by_key.get(item.key) if not item.message.tool_calls else None
+
+    def reason(
+        self, heard: Sequence[HeardMessage], tools: str, found: PathMatch | None
+    ) -> BranchReason | None:
+        """Why a history does not continue the end of a conversation; None if it does."""
+        if found is None:
+            return self._other_root(heard, tools)
+        if found.known == len(heard):
+            return BranchReason.ASKED_AGAIN if _has_turns(found.node) else None
+        return BranchReason.EDITED if found.node.children else None
+
+    def _other_root(self, heard: Sequence[HeardMessage], tools: str) -> BranchReason | None:
+        if not self.roots:
+            return None
+        if any(_begins(heard, 0, root) for root in self.roots):
+            return BranchReason.TOOLS
+        systems = {_system(root.heard) for root in self.roots}
+        return BranchReason.EDITED if _system(heard) in systems else BranchReason.SYSTEM
+
+
+_EMPTY: Key = ("assistant", "", ())
+
+
+def is_turn(node: TreeNode, item: HeardMessage) -> bool:
+    """Return true if a message repeats a turn; its words may be missing beside all its calls."""
+    if not item.spoken:
+        return False
+    return node.key == item.key or bool(
+        node.key[2] and item.key[2] == node.key[2] and not item.key[1] and _all_ids(node, item)
+    )
+
+
+def _all_ids(node: TreeNode, item: HeardMessage) -> bool:
+    return [call.id for call in node.calls] == [call.id for call in item.message.tool_calls]
+
+
+def _common_ids(node: TreeNode, item: HeardMessage) -> int:
+    return len({call.id for call in node.calls} & {call.id for call in item.message.tool_calls})
+
+
+def _begins(heard: Sequence[HeardMessage], at: int, node: TreeNode) -> bool:
+    """Whether the messages of a node are those at a position of a history."""
+    there = heard[at : at + len(node.heard)]
+    return len(there) == len(node.heard) and all(
+        one.key == other.key for one, other in zip(there, node.heard, strict=True)
+    )
+
+
+def _can_go_on(node: TreeNode, heard: Sequence[HeardMessage], known: int) -> bool:
+    """Whether the rest of a history can stand behind a node: turns alternate with what is given."""
+    if known == len(heard):
+        return not node.spoken
+    return heard[known].spoken is not node.spoken
+
+
+def _has_turns(node: TreeNode) -> bool:
+    return any(child.kind is NodeKind.SAMPLED for child in node.children)
+
+
+def _system(heard: Sequence[HeardMessage]) -> tuple[Key, ...]:
+    return tuple(item.key for item in heard if item.message.role == "system")

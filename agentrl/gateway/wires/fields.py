@@ -1,0 +1,188 @@
+"""Fields of a request, read with errors that name the field, its value and what was expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.chat.offered import schema_tool
+from agentrl.gateway.records import RefusalReason, RequestRefused
+from agentrl.tool import Tool
+from agentrl.types import CallStatus, ToolCall
+
+_NOT_TEXT = ("image", "audio", "file", "document", "video")
+_SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+def wrong(field: str, value: Any, expected: str) -> RequestRefused:
+    """The error for a field that holds something else than what was expected."""
+    text = ascii(value)
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return RequestRefused(RefusalReason.BAD_REQUEST, f"{field} is {shown}, expected {expected}")
+
+
+def list_at(body: Mapping[str, Any], field: str) -> Sequence[Any]:
+    """A list, empty where the field is missing or null."""
+    value = body.get(field)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong(field, value, "a list")
+    return value
+
+
+def object_in(value: Any, field: str) -> Mapping[str, Any]:
+    """The value if it is a JSON object."""
+    if not isinstance(value, dict):
+        raise wrong(field, value, "an object")
+    return value
+
+
+def text_at(body: Mapping[str, Any], field: str, where: str) -> str:
+    """A text that must be there."""
+    value = body.get(field)
+    if not isinstance(value, str):
+        raise wrong(f"{where}.{field}", value, "text")
+    return value
+
+
+def tokens_at(body: Mapping[str, Any], *fields: str) -> int | None:
+    """The first of several limits that is set, at least 1; None where none is."""
+    for field in fields:
+        value = body.get(field)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise wrong(field, value, "a whole number of at least 1")
+        return value
+    return None
+
+
+def flag_at(body: Mapping[str, Any], field: str, *, default: bool) -> bool:
+    """True or false; the default where it is missing or null."""
+    value = body.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong(field, value, "true or false")
+    return value
+
+
+def stops_at(body: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    """Stop texts, as one text or a list of them."""
+    value = body.get(field)
+    if value is None:
+        return ()
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise wrong(field, value, "a text or a list of texts")
+    return tuple(word for word in words if word)
+
+
+def one_answer(body: Mapping[str, Any]) -> None:
+    """Refuse more than one answer to a request."""
+    if body.get("n") not in (None, 1):
+        raise wrong("n", body["n"], "1: a request gets one answer here")
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a content, given as text or as blocks; null is no text.
+
+    Raises:
+        RequestRefused: images, audio or files, or something that is no content.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(where, content, "text or a list of content parts")
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = object_in(part, where).get("type")
+        if kind in ("text", "input_text", "output_text"):
+            texts.append(text_at(part, "text", where))
+        elif kind == "refusal":
+            texts.append(text_at(part, "refusal", where))
+        elif kind in ("thinking", "redacted_thinking", "reasoning"):
+            continue
+        else:
+            raise no_text(kind, where)
+    return "\n".join(text for text in texts if text)
+
+
+def no_text(kind: Any, where: str) -> RequestRefused:
+    """The error for a content part that is not text."""
+    if isinstance(kind, str) and any(name in kind for name in _NOT_TEXT):
+        return RequestRefused(
+            RefusalReason.NOT_TEXT,
+            f"{where} holds a part of type {kind!r}, but this model reads text only; leave it out",
+        )
+    return wrong(f"{where}.type", kind, "'text'")
+
+
+def call_of(call_id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
+    """A call that a history holds; arguments come as an object or as its JSON text."""
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{where}.name", name, "the name of a function")
+    status, raw = CallStatus.OK, ""
+    if isinstance(arguments, str):
+        raw = arguments
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        status, arguments = CallStatus.MALFORMED, {}
+    ok = status is CallStatus.OK
+    return ToolCall(
+        id=str(call_id or ""), name=name, arguments=arguments, raw="" if ok else raw, status=status
+    )
+
+
+def function_tool(name: Any, description: Any, parameters: Any, where: str) -> Tool:
+    """A function that is offered.
+
+    Raises:
+        RequestRefused: no name, or parameters that are no JSON schema of an object.
+    """
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{where}.name", name, "the name of a function")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    _check_schema(parameters, where, root=True)
+    return schema_tool({"name": name, "description": description or "", "parameters": parameters})
+
+
+def _check_schema(schema: Any, where: str, *, root: bool = False) -> None:
+    """Refuse what a template or a parser could not read as a schema."""
+    if isinstance(schema, bool) and not root:
+        return
+    if not isinstance(schema, dict):
+        raise wrong(f"{where}.parameters", schema, "a JSON schema, which is an object")
+    kinds = schema.get("type")
+    names = kinds if isinstance(kinds, list) else [] if kinds is None else [kinds]
+    if not all(isinstance(name, str) and name in _SCHEMA_TYPES for name in names):
+        raise wrong(f"{where}.parameters type", kinds, f"one of {', '.join(sorted(_SCHEMA_TYPES))}")
+    if root and names and names != ["object"]:
+        raise wrong(f"{where}.parameters type", kinds, "'object': arguments have names")
+    properties = schema.get("properties")
+    if properties is not None and not isinstance(properties, dict):
+        raise wrong(f"{where}.parameters.properties", properties, "an object of schemas")
+    for name, inner in (properties or {}).items():
+        _check_schema(inner, f"{where}.parameters.{name}")
+
+
+def written_arguments(call: ToolCall) -> str:
+    """The arguments of a call as JSON text."""
+    text = json.dumps(dict(call.arguments), ensure_ascii=False)
+    return text if text.isascii() or _is_whole(text) else json.dumps(dict(call.arguments))
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text has no half of a pair of surrogates, which a model can write as an escape."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)

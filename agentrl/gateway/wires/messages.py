@@ -1,0 +1,219 @@
+"""Anthropic's messages: `POST /v1/messages`, and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.wires.fields import (
+    call_of,
+    flag_at,
+    function_tool,
+    list_at,
+    no_text,
+    object_in,
+    stops_at,
+    text_at,
+    text_of,
+    tokens_at,
+    written_arguments,
+    wrong,
+)
+from agentrl.gateway.wires.wire import Wire, event, said_by
+from agentrl.tool import Tool
+from agentrl.types import Message, Role, ToolCall
+
+_FULL = "prompt is too long: {tokens} tokens > {most} maximum"
+_STATUS: Mapping[RefusalReason, tuple[int, str]] = {
+    RefusalReason.BAD_REQUEST: (400, "invalid_request_error"),
+    RefusalReason.NOT_TEXT: (400, "invalid_request_error"),
+    RefusalReason.UNKNOWN_SESSION: (401, "authentication_error"),
+    RefusalReason.NO_ACCESS: (401, "authentication_error"),
+    RefusalReason.UNKNOWN_MODEL: (404, "not_found_error"),
+    RefusalReason.UNKNOWN_PATH: (404, "not_found_error"),
+    RefusalReason.TOO_LARGE: (413, "request_too_large"),
+    RefusalReason.CONTEXT_FULL: (400, "invalid_request_error"),
+    RefusalReason.LIMIT: (400, "invalid_request_error"),
+    RefusalReason.ENGINE: (500, "api_error"),
+}
+_BILLING = "x-anthropic-billing-header"
+"""Begins a block of the system prompt that Claude Code writes anew for each request."""
+
+
+class MessagesWire(Wire):
+    """Reads and writes Anthropic's messages."""
+
+    path = "messages"
+
+    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+        """Do what `Wire.read` says."""
+        most = tokens_at(body, "max_tokens")
+        if most is None:
+            raise wrong("max_tokens", None, "a whole number of at least 1, which must be given")
+        return self._read(body, most)
+
+    def read_count(self, body: Mapping[str, Any]) -> TurnRequest:
+        """The conversation whose tokens are to be counted.
+
+        Raises:
+            RequestRefused: as `read`.
+        """
+        return self._read(body, None)
+
+    def _read(self, body: Mapping[str, Any], most: int | None) -> TurnRequest:
+        messages: list[Message] = []
+        if system := _system(body.get("system")):
+            messages.append(Message(role="system", content=system))
+        for at, item in enumerate(list_at(body, "messages")):
+            messages += _messages(object_in(item, f"messages.{at}"), f"messages.{at}")
+        given = body.get("tool_choice")
+        choice = object_in(given, "tool_choice") if given is not None else {}
+        return TurnRequest(
+            messages=tuple(messages),
+            tools=tuple(_tools(body)),
+            calls=choice.get("type") != "none",
+            parallel=not flag_at(choice, "disable_parallel_tool_use", default=False),
+            max_tokens=most,
+            stop=stops_at(body, "stop_sequences"),
+            stream=flag_at(body, "stream", default=False),
+        )
+
+    def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what `Wire.write` says."""
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        if answer.text:
+            content.append({"type": "text", "text": answer.text})
+        content += [{**_call(call), "input": dict(call.arguments)} for call in answer.calls]
+        return {**_head(answer, body), "content": content, **_end(answer), "usage": _usage(answer)}
+
+    def events(
+        self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
+    ) -> Iterator[bytes]:
+        """Do what `Wire.events` says."""
+        usage = _usage(answer)
+        start = {
+            **_head(answer, body),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**usage, "output_tokens": 0},
+        }
+        yield _event({"type": "message_start", "message": start})
+        for index, (block, delta) in enumerate(_blocks(answer)):
+            yield _event({"type": "content_block_start", "index": index, "content_block": block})
+            yield _event({"type": "content_block_delta", "index": index, "delta": delta})
+            yield _event({"type": "content_block_stop", "index": index})
+        yield _event({"type": "message_delta", "delta": _end(answer), "usage": usage})
+        yield _event({"type": "message_stop"})
+
+    def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
+        """Do what `Wire.error` says."""
+        status, kind = _STATUS[refused.reason]
+        return status, {
+            "type": "error",
+            "error": {"type": kind, "message": said_by(refused, full=_FULL)},
+        }
+
+    def error_event(self, refused: RequestRefused) -> bytes:
+        """Do what `Wire.error_event` says."""
+        return event(self.error(refused)[1], name="error")
+
+
+def _system(value: Any) -> str:
+    if isinstance(value, list):
+        value = [
+            block
+            for block in value
+            if not (isinstance(block, dict) and str(block.get("text", "")).startswith(_BILLING))
+        ]
+    return text_of(value, "system")
+
+
+def _messages(item: Mapping[str, Any], where: str) -> Iterator[Message]:
+    """A message as ours: results of tools are messages of their own, in front of the words."""
+    role, content = item.get("role"), item.get("content")
+    known: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+    if not isinstance(role, str) or role not in known:
+        raise wrong(f"{where}.role", role, "'user' or 'assistant'")
+    if not isinstance(content, list):
+        yield Message(role=known[role], content=text_of(content, f"{where}.content"))
+        return
+    words: list[Any] = []
+    calls: list[ToolCall] = []
+    for at, block in enumerate(content):
+        place = f"{where}.content.{at}"
+        kind = object_in(block, place).get("type")
+        if kind == "tool_use":
+            calls.append(call_of(block.get("id"), block.get("name"), block.get("input"), place))
+        elif kind == "tool_result":
+            yield Message(
+                role="tool",
+                content=text_of(block.get("content"), f"{place}.content"),
+                tool_call_id=text_at(block, "tool_use_id", place),
+            )
+        elif kind in ("text", "thinking", "redacted_thinking"):
+            words.append(block)
+        else:
+            raise no_text(kind, place)
+    text = text_of(words, f"{where}.content")
+    if text or calls:
+        yield Message(role=known[role], content=text, tool_calls=tuple(calls))
+
+
+def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
+    for at, entry in enumerate(list_at(body, "tools")):
+        where = f"tools.{at}"
+        if object_in(entry, where).get("type") not in (None, "custom"):
+            continue  # run by the provider; there is nothing here that could
+        yield function_tool(
+            entry.get("name"), entry.get("description"), entry.get("input_schema"), where
+        )
+
+
+def _blocks(answer: TurnAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    if answer.reasoning:
+        thought = {"type": "thinking_delta", "thinking": answer.reasoning}
+        yield {"type": "thinking", "thinking": "", "signature": ""}, thought
+    if answer.text:
+        yield {"type": "text", "text": ""}, {"type": "text_delta", "text": answer.text}
+    for call in answer.calls:
+        arguments = {"type": "input_json_delta", "partial_json": written_arguments(call)}
+        yield {**_call(call), "input": {}}, arguments
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{answer.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model") or MODEL,
+    }
+
+
+def _end(answer: TurnAnswer) -> dict[str, Any]:
+    reasons = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
+    stopped = answer.finish == "stop" and answer.stop_text is not None
+    return {
+        "stop_reason": "stop_sequence" if stopped else reasons[answer.finish],
+        "stop_sequence": answer.stop_text if stopped else None,
+    }
+
+
+def _usage(answer: TurnAnswer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": answer.cached_tokens,
+        "output_tokens": answer.sampled_tokens,
+    }
+
+
+def _event(data: Mapping[str, Any]) -> bytes:
+    return event(data, name=data["type"])
