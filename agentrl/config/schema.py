@@ -111,9 +111,10 @@ class EnvSection(Section):
     """Class and arguments of the environment."""
 
     target: str
-    """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`."""
+    """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`. Or of
+    an agent, `async def agent(task, client)`, whose result is the reward."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class or the agent."""
     tools: tuple[ToolEntry, ...] = ()
     """Tools offered in every rollout: import strings (a `Tool`, a `Tool` class or a documented
     function), or `{target: ..., args: {...}}` for what is made with arguments."""
@@ -249,6 +250,19 @@ class RolloutSection(Section):
     """Sampling temperature in training; the trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus bound. Below 1 the trainer's distribution is wider than the sampler's: it warns."""
+    side_calls: Literal["train", "context"] = "train"
+    """What an agent asks for beside its own conversation (titles, summaries, agents of its own):
+    `train` trains on it as on the rest of the rollout, `context` does not."""
+
+    @field_validator("side_calls", mode="before")
+    @classmethod
+    def _not_frozen(cls, value: Any) -> Any:
+        if value == "frozen":
+            raise ValueError(
+                "side_calls is 'frozen', but no other model can answer side calls yet; use "
+                "'context', which samples them from the policy and does not train on them"
+            )
+        return value
 
 
 class EvalSection(Section):

@@ -1,8 +1,18 @@
 """Trains any agent: serves the policy over the wires that agents speak, and records its turns."""
 
+from agentrl.gateway.agent import FunctionAgent, load_env
 from agentrl.gateway.app import Gateway
+from agentrl.gateway.clients import bound_client
 from agentrl.gateway.listen import listening
 from agentrl.gateway.records import MODEL
 from agentrl.gateway.session import GatewaySession
 
-__all__ = ["MODEL", "Gateway", "GatewaySession", "listening"]
+__all__ = [
+    "MODEL",
+    "FunctionAgent",
+    "Gateway",
+    "GatewaySession",
+    "bound_client",
+    "listening",
+    "load_env",
+]

@@ -31,9 +31,11 @@ from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.gateway import load_env
+from agentrl.gateway.session import SideCalls
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
-from agentrl.rollout import RolloutWorker, load_env_class
+from agentrl.rollout import RolloutWorker
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.sandbox import SandboxBackend, SandboxLimits
@@ -55,14 +57,21 @@ TRAIN = "dataset"
 """Name of the training tasks in a config."""
 
 
-def make_env_factory(section: EnvSection, *, base: Path) -> Callable[[], Any]:
+def make_env_factory(
+    section: EnvSection, *, base: Path, side_calls: SideCalls = "train"
+) -> Callable[[], Any]:
     """A function that makes a fresh environment; the class is resolved and tried now.
+
+    Args:
+        section: names it.
+        base: where its relative paths start.
+        side_calls: as `rollout.side_calls`, for agents.
 
     Raises:
         ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
     """
 
-    target = load_env_class(section.target, base=base)
+    target = load_env(section.target, base=base, side_calls=side_calls)
 
     def make() -> Any:
         return target(**section.args)
@@ -260,7 +269,7 @@ def make_worker(
         generator=generator,
         chat=chat,
         parser=parser,
-        make_env=make_env_factory(config.env, base=base),
+        make_env=make_env_factory(config.env, base=base, side_calls=config.rollout.side_calls),
         tools=tools,
         sandboxes=sandboxes,
         sandbox_limits=sandbox_limits(config.sandbox.limits),

@@ -1,0 +1,129 @@
+"""Agents that are one coroutine function: `async def agent(task, client) -> reward`.
+
+The function is an environment like any other (`env.target`). Its client is bound to a session of
+its rollout, so that whatever it asks the model for becomes the rows of that rollout.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.env import AgentInstance
+from agentrl.errors import ConfigError
+from agentrl.gateway.agent_loop import AgentLoop
+from agentrl.gateway.clients import ClientKind
+from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.imports import resolve
+from agentrl.rollout.adapters.adapt import load_env_class
+from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
+from agentrl.rollout.records import LoopParts
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.under_way.in_flight import Activity
+from agentrl.rollout.watch import DeadlineWatch
+from agentrl.types import SamplingParams, Task
+
+AgentFunction = Callable[..., Any]
+"""`async def agent(task, client, **args)`; a parameter called `context` gets the `EnvContext`."""
+
+
+def load_env(target: str, *, side_calls: SideCalls, base: Path | None = None) -> Callable[..., Any]:
+    """A factory of environments for `env.target`: a class, or the function of an agent.
+
+    Raises:
+        ConfigError: it cannot be loaded or is neither.
+    """
+    if (found := _agent_function(target, base)) is None:
+        return load_env_class(target, base=base)
+
+    def make(**args: Any) -> AgentInstance:
+        return FunctionAgent(found, args, side_calls=side_calls)
+
+    return make
+
+
+def _agent_function(target: str, base: Path | None) -> AgentFunction | None:
+    """The function of an agent that an import string names; None if it names something else."""
+    if not target.rpartition(":")[0]:
+        return None  # refused with the other wrong import strings
+    try:
+        found = resolve(target, base=base)
+    except ConfigError:
+        return None  # the loader of classes knows files that cannot be imported as they are
+    return found if inspect.iscoroutinefunction(found) else None
+
+
+class FunctionAgent(OwnLoop):
+    """Runs one rollout of an agent that is a coroutine function."""
+
+    def __init__(
+        self,
+        function: AgentFunction,
+        args: Mapping[str, Any],
+        *,
+        side_calls: SideCalls = "train",
+        client: ClientKind | None = None,
+    ) -> None:
+        """Check that the function can be called.
+
+        Args:
+            function: takes the task and a client, by position.
+            args: more arguments, by name.
+            side_calls: see `GatewaySession`.
+            client: kind of the client; None goes by the type of the function's second parameter.
+
+        Raises:
+            ConfigError: its parameters do not fit.
+        """
+        self._function = function
+        self._args = dict(args)
+        self._side_calls: SideCalls = side_calls
+        signature = inspect.signature(function)
+        self._wants_context = "context" in signature.parameters and "context" not in args
+        given = {"context": None} if self._wants_context else {}
+        try:
+            signature.bind(None, None, **self._args, **given)
+        except TypeError as error:
+            raise ConfigError(
+                f"the agent {function.__name__}{signature} cannot be called with a task, a client "
+                f"and the env.args {sorted(self._args)}: {error}"
+            ) from None
+        self._client: ClientKind = client or _kind_of_client(signature)
+
+    def loop(
+        self,
+        parts: LoopParts,
+        *,
+        sandbox: SharedSandbox,
+        sampling: SamplingParams,
+        seed: int,
+        session_id: str,
+        activity: Activity,
+    ) -> RolloutLoop:
+        """Do what `OwnLoop.loop` says."""
+        watch = DeadlineWatch()
+        sandbox.watch, sandbox.activity = watch, activity
+        session = GatewaySession(
+            parts,
+            sampling=sampling,
+            seed=seed,
+            session_id=session_id,
+            activity=activity,
+            side_calls=self._side_calls,
+            watch=watch,
+        )
+        return AgentLoop(
+            parts, session, watch=watch, sandbox=sandbox, agent=self._called, client=self._client
+        )
+
+    async def _called(self, task: Task, client: Any) -> Any:
+        given = {"context": self.context} if self._wants_context else {}
+        return await self._function(task, client, **self._args, **given)
+
+
+def _kind_of_client(signature: inspect.Signature) -> ClientKind:
+    """The SDK that the type of the second parameter belongs to; OpenAI's without one."""
+    second = list(signature.parameters.values())[1]
+    return "anthropic" if "Anthropic" in str(second.annotation) else "openai"

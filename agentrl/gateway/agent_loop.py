@@ -1,0 +1,173 @@
+"""One rollout of an agent in this process: its session, its time, its reward and its ending."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from agentrl.env import StepResult
+from agentrl.errors import EngineError, EnvError
+from agentrl.gateway.app import Gateway
+from agentrl.gateway.clients import ClientKind, bound_client
+from agentrl.gateway.session import GatewaySession
+from agentrl.rollout.clock import RolloutClock, in_ticks
+from agentrl.rollout.coerce import as_step_result, number
+from agentrl.rollout.endings import RolloutEnded, crash, ended
+from agentrl.rollout.limits import Reached
+from agentrl.rollout.records import LoopParts, Rollout
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.watch import DeadlineWatch
+from agentrl.types import Task, Termination
+
+
+class AgentLoop:
+    """Runs an agent and makes its session the rows of a rollout.
+
+    A limit of the rollout that the agent runs into and does not handle is its own doing, and its
+    reward is 0. Any other error of it is a crash of the environment.
+    """
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        session: GatewaySession,
+        *,
+        watch: DeadlineWatch,
+        sandbox: SharedSandbox,
+        agent: Callable[[Task, Any], Awaitable[Any]],
+        client: ClientKind,
+    ) -> None:
+        self._parts = parts
+        self._session = session
+        self._watch = watch
+        self._sandbox = sandbox
+        self._agent = agent
+        self._client: ClientKind = client
+        self._clock = RolloutClock(parts.limits.timeout_s)
+        self._took_s = 0.0
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy has sampled so far."""
+        return self._session.sampled_tokens
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time since it began, or that it took."""
+        return self._took_s or self._clock.elapsed_s()
+
+    async def run(self, task: Task) -> Rollout:
+        """Run to the end; failures are the ending of the rollout, not exceptions."""
+        step = StepResult()
+        try:
+            step = _graded(await self._played(task))
+            ending = self._ending(step)
+        except RolloutEnded as end:
+            ending = end.reached
+        except Exception as error:  # recording boundary: an agent may raise anything
+            ending = self._ending_of(error)
+        finally:
+            self._watch.close()
+        return self._rollout(step, ending)
+
+    async def _played(self, task: Task) -> Any:
+        gateway, session = Gateway(), self._session
+        client = bound_client(self._client, gateway, session)
+        gateway.open(session)
+        try:
+            with self._watch.limit(self._parts.limits.timeout_s):
+                return await self._agent(task, client)
+        except asyncio.CancelledError as error:
+            running = asyncio.current_task()
+            if running is None or running.cancelling():
+                raise
+            raise crash("agent", error) from error
+        finally:
+            await gateway.close(session)
+            await client.close()
+
+    def _ending(self, step: StepResult) -> Reached:
+        """The ending of an agent that returned."""
+        session = self._session
+        if failed := self._failed():
+            return failed
+        if session.limit is not None:
+            return session.limit
+        last = session.truncated
+        if step.termination is Termination.ENV_DONE and last is not None:
+            return Reached(
+                termination=Termination.MAX_TOKENS,
+                detail=f"max_turn_tokens: the last turn was cut off at {len(last.ids)} tokens",
+            )
+        return Reached(termination=step.termination, detail="")
+
+    def _ending_of(self, error: Exception) -> Reached:
+        """The ending of an agent that raised."""
+        if failed := self._failed():
+            return failed
+        limit = self._session.limit
+        if limit is not None and any(_is_refusal(one) for one in _chain(error)):
+            return limit
+        if isinstance(error, TimeoutError) and self._watch.expired:
+            acted_s = min(self._sandbox.busy_s, self._clock.timeout_s)
+            self._clock.add("action", acted_s)
+            self._clock.add("env", self._clock.timeout_s - acted_s)
+            return self._clock.overrun()
+        return crash("agent", error).reached
+
+    def _failed(self) -> Reached | None:
+        """The failure of engine or sandbox, whatever the agent made of it."""
+        if failure := self._sandbox.failure:
+            return ended(Termination.SANDBOX_FAILED, f"agent: {failure}").reached
+        return self._session.failure
+
+    def _rollout(self, step: StepResult, ending: Reached) -> Rollout:
+        session = self._session
+        result = Rollout(
+            reward=step.rewards,
+            reward_parts=dict(step.reward_parts),
+            score=step.scores,
+            extra_logs={**session.report(), **step.extra_logs},
+            ending=ending,
+        )
+        try:
+            recorder = session.rows(step.rewards)
+        except EngineError as error:  # a log-probability that is no number
+            recorder, result.ending = None, crash("engine", error).reached
+        else:
+            if recorder is None and ending.termination is Termination.ENV_DONE:
+                error = EnvError(
+                    "the agent returned without a turn of the model, so there is nothing to "
+                    "train; ask for turns with the client it is given"
+                )
+                result.ending = crash("agent", error).reached
+        if recorder is not None:
+            recorder.attach_data(step.data)
+            result.rows = recorder.finish()
+            first = result.rows[0]
+            result.prompt_text = self._parts.chat.decode_raw(first.ids[: first.prompt_length])
+        self._took_s = result.duration_s = in_ticks(self._clock.elapsed_s())
+        return result
+
+
+def _graded(value: Any) -> StepResult:
+    """The reward that an agent returned: a number, a `StepResult` or a dictionary of its fields."""
+    if isinstance(value, Mapping):
+        return as_step_result({"done": True, **value})
+    if isinstance(value, StepResult):
+        return as_step_result(value)
+    return StepResult(rewards=number(value, "the reward that the agent returned"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised from."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an SDK raised it for a request that was turned away as one that cannot succeed."""
+    return getattr(error, "status_code", None) == 400
