@@ -75,6 +75,20 @@ def unknown(detector: str, title: str) -> Verdict:
     return Verdict(name=detector, status=Status.UNKNOWN, detail=title)
 
 
+def too_few(detector: str, what: str, series: Series | None, least: float) -> Verdict:
+    """Not enough steps to judge by.
+
+    Args:
+        detector: its name.
+        what: the metric in words, as in "the reward".
+        series: of the metric; None if it is not logged.
+        least: steps that the detector needs.
+    """
+    if series is None:
+        return unknown(detector, f"{what} is not logged")
+    return unknown(detector, f"{what} has {len(series.values)} of the {least:.0f} steps it needs")
+
+
 def seen(metric: str, stretch: Stretch, text: str) -> Evidence:
     """A stretch of a curve, in words."""
     return Evidence(

@@ -23,6 +23,7 @@ from agentrl.health.findings import (
     shown,
     steps_text,
     sustained,
+    too_few,
     unknown,
 )
 from agentrl.health.levers import policy, system
@@ -44,7 +45,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     name, metric = "length_hacking", "completions/mean_length"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < limits["length_hacking/steps"]:
-        return unknown(name, f"{metric} is not logged, or for too few steps")
+        return too_few(name, "the response length", series, limits["length_hacking/steps"])
     grown = change(series, 4)
     ratio = history.metrics.get("completions/clipped_ratio")
     shift = change(ratio, 4) if ratio is not None else None

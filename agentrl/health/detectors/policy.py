@@ -20,6 +20,7 @@ from agentrl.health.findings import (
     stalled,
     steps_text,
     sustained,
+    too_few,
     unknown,
 )
 from agentrl.health.levers import policy
@@ -75,7 +76,7 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
     name, metric = "entropy_collapse", "entropy"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 5:
-        return unknown(name, "entropy is not logged, or for fewer than 5 steps")
+        return too_few(name, "the entropy", series, 5)
     floor = limits["entropy_collapse/floor"]
     start, now = levels(series, 3)
     text = f"entropy {number(start)} -> {number(now)} nats a token"
@@ -142,7 +143,7 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
     name, metric = "entropy_explosion", "entropy"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 5:
-        return unknown(name, "entropy is not logged, or for fewer than 5 steps")
+        return too_few(name, "the entropy", series, 5)
     calm = smoothed(series, 3)
     lowest, now = min(calm.values), calm.values[-1]
     at = calm.steps[calm.values.index(lowest)]
@@ -191,7 +192,7 @@ def kl_too_large(history: History, limits: Limits) -> Verdict:
     name, metric = "kl_too_large", "kl"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 3:
-        return unknown(name, "kl is not logged (algorithm.kl_coef is 0), or for under 3 steps")
+        return too_few(name, "the KL to a reference (algorithm.kl_coef)", series, 3)
     bound = limits["kl_too_large/bound"]
     high, now = lasting(history, metric, lambda v: v > bound, limits["kl_too_large/warn_steps"])
     if high is None:
@@ -259,7 +260,7 @@ def kl_too_small(history: History, limits: Limits) -> Verdict:
     series = history.metrics.get(metric)
     after = limits["kl_too_small/after"]
     if series is None or len(series.values) < after:
-        return unknown(name, f"kl is not logged, or for fewer than {after:.0f} steps")
+        return too_few(name, "the KL to a reference (algorithm.kl_coef)", series, after)
     bound = limits["kl_too_small/bound"]
     small = sustained(history, metric, lambda v: v < bound, after)
     reward = reward_change(history)

@@ -9,7 +9,16 @@ from statistics import fmean
 
 from agentrl.finding import Status
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, held_out, moved, rise_of, score_errors, unknown
+from agentrl.health.findings import (
+    fine,
+    found,
+    held_out,
+    moved,
+    rise_of,
+    score_errors,
+    too_few,
+    unknown,
+)
 from agentrl.health.levers import fit, policy
 from agentrl.health.measures.curves import (
     Change,
@@ -242,7 +251,7 @@ def length_preference(history: History, limits: Limits) -> Verdict:
     name, metric = "length_preference", "pref/length_corr"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 10:
-        return unknown(name, f"{metric} is not logged, or for fewer than 10 steps")
+        return too_few(name, metric, series, 10)
     last = series.values[-max(5, len(series.values) // 4) :]
     mean = fmean(last)
     spread = sum((value - mean) ** 2 for value in last) / (len(last) - 1)

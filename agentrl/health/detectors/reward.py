@@ -19,6 +19,7 @@ from agentrl.health.findings import (
     solved,
     steps_text,
     sustained,
+    too_few,
     unknown,
 )
 from agentrl.health.levers import policy, system
@@ -52,7 +53,7 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
     series = history.metrics.get(_REWARD)
     steps = int(limits["reward/zero_steps"])
     if series is None or len(series.values) < steps:
-        return unknown(name, f"the reward is not logged, or for fewer than {steps} steps")
+        return too_few(name, "the reward", series, steps)
     zero = limits["reward/zero"]
     at_zero = sustained(history, _REWARD, lambda v: abs(v) <= zero, steps)
     if at_zero is not None:
@@ -124,7 +125,7 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
     series = history.metrics.get(_REWARD)
     width = int(limits["reward/spike_steps"])
     if series is None or len(series.values) < 10:
-        return unknown(name, "the reward is not logged, or for fewer than 10 steps")
+        return too_few(name, "the reward", series, 10)
     calm = smoothed(series, 3)
     best: tuple[float, int, int] = (0.0, 0, 0)
     for end in range(1, len(calm.values)):
@@ -181,7 +182,7 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
     name = "reward_fall"
     series = history.metrics.get(_REWARD)
     if series is None or len(series.values) < 10:
-        return unknown(name, "the reward is not logged, or for fewer than 10 steps")
+        return too_few(name, "the reward", series, 10)
     # The best of many short windows is the luckiest of them, so windows grow with the run.
     width = max(5, len(series.values) // 20)
     calm = smoothed(series, width)

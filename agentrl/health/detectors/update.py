@@ -16,6 +16,7 @@ from agentrl.health.findings import (
     share,
     steps_text,
     sustained,
+    too_few,
     unknown,
 )
 from agentrl.health.levers import policy
@@ -67,7 +68,7 @@ def grad_norm(history: History, limits: Limits) -> Verdict:
     name, metric = "grad_norm", "train/grad_norm"
     series = history.metrics.get(metric)
     if series is None or len(series.values) < 10:
-        return unknown(name, "the gradient norm is not logged, or for fewer than 10 steps")
+        return too_few(name, "the gradient norm", series, 10)
     bound = history.config.get("train.max_grad_norm") or 1.0
     spikes = _spikes(series, limits["grad_norm/spike"], bound)
     recent = [step for step in spikes if step > series.steps[-1] - 50]

@@ -5,7 +5,7 @@ The answer is that of `agentrl doctor`: this page has no judgement of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from agentrl.errors import RunError, choices
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
-from agentrl.health.findings import held_out, rise_of
+from agentrl.health.findings import held_out
 from agentrl.health.measures.curves import Change, change, number
+from agentrl.inspect.pages.scores import eval_answers
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.task_scores import last_rows, rollout_scores
@@ -56,7 +57,7 @@ def hacking_answer(
     return {
         **answer_of(health.history, health.verdicts),
         "curves": _curves(health.history),
-        "parts": _parts(health.history),
+        "parts": _parts(health.history, eval_answers(reader, health.history)),
         "rewards": _rewards(reader, kind, step),
         "notes": [*health.history.notes, *reader.rows.notes],
     }
@@ -119,29 +120,37 @@ def _moves(history: History) -> list[tuple[str, Series, Change | None]]:
     ]
 
 
-def _parts(history: History) -> list[dict[str, Any]]:
+def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reward, score, held-out scores and parts with their movement, those that rose most first."""
-    whole = [
-        ("reward", history.metrics.get("reward"), None),
-        ("score", history.metrics.get("score"), None),
+    found = [
+        _moved(name, series, change(series))
+        for name in ("reward", "score")
+        if (series := history.metrics.get(name)) is not None
     ]
-    lines = [(name, of, change(of)) for name, of, _ in whole if of is not None]
-    lines += [
-        (f"held-out score of {n}", of, rise_of(history, n)) for n, of in held_out(history).items()
-    ]
+    for name, series in held_out(history).items():
+        line = _moved(f"held-out score of {name}", series, None)
+        by_task = evals[shown(name)]["change"] if shown(name) in evals else None
+        if by_task and by_task["low"] is not None:
+            line["change"] = {
+                "start": series.values[0],
+                "end": series.values[-1],
+                "gain": by_task["mean"],
+                "low": by_task["low"],
+                "high": by_task["high"],
+            }
+        found.append(line)
     parts = sorted(_moves(history), key=lambda each: -(each[2].gain if each[2] else 0.0))
-    lines += [(f"part {name}", of, moved) for name, of, moved in parts]
-    return [
-        {
-            "name": shown(name),
-            "first": series.values[0],
-            "last": series.values[-1],
-            "change": moved
-            and {"start": moved.start, "end": moved.end, "gain": moved.gain,
-                 "low": moved.low, "high": moved.high},
-        }
-        for name, series, moved in lines
-    ]  # fmt: skip
+    return found + [_moved(f"part {name}", series, moved) for name, series, moved in parts]
+
+
+def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
+    ends = ("start", "end", "gain", "low", "high")
+    return {
+        "name": shown(name),
+        "first": series.values[0],
+        "last": series.values[-1],
+        "change": moved and {end: getattr(moved, end) for end in ends},
+    }
 
 
 def _curves(history: History) -> dict[str, list[dict[str, Any]]]:

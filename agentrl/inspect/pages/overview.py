@@ -17,8 +17,9 @@ from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
 from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
+from agentrl.inspect.pages.hacking import answer_of
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
-from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.reader import Health, RunReader
 from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.metrics import find_metric
@@ -90,6 +91,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "dashboard": _dashboard(health.history),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         **_ranked(health.verdicts, str(reader.path)),
+        "hacking": None if is_fit(health.history.config) else _hacking(health),
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
@@ -116,6 +118,11 @@ def _ranked(verdicts: Sequence[Verdict], run: str) -> dict[str, Any]:
     for cause in found["causes"]:
         cause["command"] = shown(cause["command"])
     return found
+
+
+def _hacking(health: Health) -> dict[str, Any]:
+    found = answer_of(health.history, health.verdicts)
+    return {"level": found["level"], "answer": found["answer"]}
 
 
 def _curve(curve: Series) -> dict[str, Any]:

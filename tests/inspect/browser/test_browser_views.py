@@ -45,9 +45,16 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_of_100_percent
     for heading in ("Findings", "Dashboard", "Time by stage", "Throughput", "Waste ledger"):
         expect(page.get_by_role("heading", name=heading)).to_be_visible()
     answers = page.get_by_role("region", name="At a glance").get_by_role("button")
-    for number, asked in enumerate(("learning", "healthy", "time", "trained on")):
+    for number, asked in enumerate(("learning", "healthy", "hacked", "time", "trained on")):
         expect(answers.nth(number)).to_contain_text(asked)
-        assert re.search(r"\d", answers.nth(number).inner_text()), asked
+        if asked != "hacked":
+            assert re.search(r"\d", answers.nth(number).inner_text()), asked
+    answers.nth(2).click()
+    expect(page.locator("h1")).to_have_text("Is the reward hacked?")
+    page.go_back()
+    page.get_by_role("link", name="Why? Compare both").click()
+    expect(page.locator("h1")).to_have_text("Compare")
+    page.go_back()
     reward = page.locator(".curve-card", has_text="Reward").first
     expect(reward.locator("polyline.curve")).to_have_count(1)
     entropy = page.locator(".curve-card", has_text="Entropy").first

@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { num, words } from "../format.js";
 import { href } from "../router.js";
 
-const ORDER = { unknown: 0, ok: 1 };
+const ORDER = { ok: 0, unknown: 1 };
 const NAMES = { fail: "Fail", warn: "Warn", unknown: "Cannot tell", ok: "Fine" };
 
 export function findings(run, steps, id) {
@@ -51,14 +51,14 @@ export function findings(run, steps, id) {
 function nothing(rest) {
   const looked = rest.filter((one) => one.status === "ok").length;
   return looked
-    ? `None of the ${looked} detectors with enough data found anything.`
+    ? `${looked} of ${rest.length} detectors have enough data; none of them found anything.`
     : "No detector has enough data yet.";
 }
 
 function counted(rest) {
   const fine = rest.filter((one) => one.status === "ok").length;
   const open = rest.length - fine;
-  return [fine && `${fine} fine`, open && `${open} that cannot tell`].filter(Boolean).join(", ");
+  return [fine && `${fine} fine`, open && `${open} without enough data`].filter(Boolean).join(", ");
 }
 
 function pill(status) {

@@ -3,21 +3,27 @@
 
 import { h } from "../dom.js";
 import { num, percent, plural, seconds, signed, words } from "../format.js";
+import { go } from "../router.js";
 import { stages } from "./ledger.js";
 
 export function glance(run, brief) {
-  const answers = [learning(run, brief), health(run), time(run), tokens(run)];
+  const answers = [learning(run, brief), health(run), hacking(run), time(run), tokens(run)].filter(
+    Boolean,
+  );
   return h(
     "section",
     { class: "glance", "aria-label": "At a glance" },
-    answers.map(({ name, level, big, small, to }) =>
+    answers.map(({ name, level, big, small, to, view }) =>
       h(
         "button",
         {
           class: `card ${level ?? ""}`,
           "data-item": "",
           "data-key": `glance ${name}`,
-          onclick: () => document.getElementById(to)?.scrollIntoView({ block: "start" }),
+          onclick: () =>
+            view
+              ? go(view, { run: run.id })
+              : document.getElementById(to)?.scrollIntoView({ block: "start" }),
         },
         h("span", { class: "note" }, name),
         h("b", {}, big),
@@ -63,7 +69,8 @@ function rewardTrend(reward) {
   if (values.length < 2) return null;
   const part = Math.max(1, Math.floor(values.length / 5));
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
-  return `reward ${num(mean(values.slice(0, part)))} \u2192 ${num(mean(values.slice(-part)))}`;
+  const ends = `${num(mean(values.slice(0, part)))} \u2192 ${num(mean(values.slice(-part)))}`;
+  return `training reward ${ends} (each step draws its own tasks)`;
 }
 
 function health(run) {
@@ -83,11 +90,28 @@ function health(run) {
     };
   }
   if (!fine.length) return { ...answer, big: "Too early", small: "no detector has enough data yet" };
+  const open = count("unknown").length;
   return {
     ...answer,
-    level: "good",
+    level: fine.length > open ? "good" : "",
     big: "Nothing found",
-    small: `${plural(fine.length, "detector")} had enough to look at`,
+    small: open
+      ? `by ${fine.length} of ${fine.length + open} detectors; ${open} lack data so far`
+      : `by all ${fine.length} detectors`,
+  };
+}
+
+const HACKED = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Cannot tell" };
+
+function hacking(run) {
+  if (!run.hacking) return null;
+  const { level, answer } = run.hacking;
+  return {
+    name: "Is the reward hacked?",
+    view: "hacking",
+    level: level === "ok" ? "good" : level === "unknown" ? "" : level,
+    big: HACKED[level],
+    small: answer.replace(/^[^:]+: /, ""),
   };
 }
 
@@ -100,7 +124,7 @@ function time(run) {
   return {
     ...answer,
     big: `${parts[0].name} ${percent(parts[0].value / sum)}`,
-    small: `of ${seconds(sum)}${speed === undefined ? "" : `; ${num(speed)} tokens a second in the last step`}`,
+    small: `of ${seconds(sum)}${speed === undefined ? "" : `; ${num(speed)} tokens per second in the last step`}`,
   };
 }
 

@@ -127,7 +127,8 @@ function table(data, run) {
     const button = h("button", { title: `${what}. Click to sort.`, onclick: () => sort(key) }, name);
     return { key, node: h("th", { class: isNumber(key) ? "n" : "" }, button) };
   });
-  const size = Math.max(...data.groups.map((group) => Math.abs(group.reward_mean ?? 0)), 1e-9);
+  // Rewards between 0 and 1 are drawn on that scale, so that half a bar is half of the reward.
+  const size = Math.max(...data.groups.map((group) => Math.abs(group.reward_mean ?? 0)), 1);
   const fill = () => {
     const { column, down } = order;
     const value = (group) =>

@@ -17,9 +17,9 @@ export function changeWords(change) {
     return `over ${plural(change.tasks, "task")}; too few differ for an interval`;
   const said =
     change.low > 0
-      ? "a gain beyond chance"
+      ? "a gain: the interval excludes 0"
       : change.high < 0
-        ? "a loss beyond chance"
+        ? "a loss: the interval excludes 0"
         : "may be chance: the interval contains 0";
   return `95 % interval over ${plural(change.tasks, "task")}, paired by task; ${said}`;
 }

@@ -4,10 +4,19 @@ import { h } from "../../dom.js";
 import { num, plural } from "../../format.js";
 import { href } from "../../router.js";
 
+/** Parameters of the view that compares the first evaluation with the last; null with only one. */
+export function comparison(run, score) {
+  const steps = run.evals[score]?.steps ?? [];
+  if (steps.length < 2) return null;
+  const kind = `eval/${score}`;
+  return { run: run.id, kind, steps: steps[0], b_kind: kind, b_steps: steps.at(-1) };
+}
+
 export function learned(run, brief) {
   const moved = run.evals[brief.score]?.moved;
   if (!moved || !(moved.gained_count + moved.lost_count + moved.same_count)) return null;
   const kind = `eval/${brief.score}`;
+  const compared = comparison(run, brief.score);
   return h(
     "section",
     { class: "card learned", "aria-labelledby": "learned-title" },
@@ -16,9 +25,19 @@ export function learned(run, brief) {
       { class: "row" },
       h("h2", { id: "learned-title" }, "What did it learn, what did it forget?"),
       h(
-        "a",
-        { class: "button", href: href("tasks", { run: run.id, kind }), "data-key": "all tasks" },
-        "All tasks",
+        "span",
+        { class: "row" },
+        compared &&
+          h(
+            "a",
+            { class: "button", href: href("compare", compared), "data-key": "what changed" },
+            "Why? Compare both",
+          ),
+        h(
+          "a",
+          { class: "button", href: href("tasks", { run: run.id, kind }), "data-key": "all tasks" },
+          "All tasks",
+        ),
       ),
     ),
     h(
@@ -62,6 +81,6 @@ function list(run, tasks, count, what, to) {
         ),
       ),
     ),
-    count > tasks.length && h("p", { class: "note" }, `and ${num(count - tasks.length)} more`),
+    count > tasks.length && h("p", { class: "note" }, h("a", { href: href("tasks", to) }, `and ${num(count - tasks.length)} more`)),
   );
 }
