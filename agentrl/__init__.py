@@ -8,7 +8,15 @@ from agentrl.env import Action, AgentInstance, EnvContext, Observation, StepResu
 from agentrl.errors import AgentrlError, ToolError
 from agentrl.sandbox import ExecResult, Outcome, Sandbox, SandboxBackend, SandboxLimits
 from agentrl.tool import FunctionTool, Tool
-from agentrl.types import Message, Task, Termination, ToolResult, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    Explanation,
+    Message,
+    Task,
+    Termination,
+    ToolResult,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 __all__ = [
     "Action",
@@ -17,6 +25,7 @@ __all__ = [
     "Engine",
     "EnvContext",
     "ExecResult",
+    "Explanation",
     "FunctionTool",
     "Generator",
     "Message",

@@ -16,7 +16,15 @@ from typing import Any
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool
-from agentrl.types import Message, SamplingParams, Task, Termination, ToolCall, ToolResult
+from agentrl.types import (
+    Explanation,
+    Message,
+    SamplingParams,
+    Task,
+    Termination,
+    ToolCall,
+    ToolResult,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,10 @@ class StepResult:
     """Overrides for the next turn: `temperature`, `top_p`, `max_tokens`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of `rewards`, for reading."""
+    explanation: Explanation | None = None
+    """Reasons for the reward, for readers: the reference answer, the tests and how they ended, what
+    the grader printed, why. Stored with the rollout and shown beside it, never to the model. Of
+    several steps the last text given for each field counts."""
     termination: Termination = Termination.ENV_DONE
     """With `done`: why the episode is over. An environment that ends it because the model's own
     action ran too long, printed too much or used too much memory says `TOOL_TIMEOUT`,

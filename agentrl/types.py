@@ -373,6 +373,30 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Reasons for the reward of a rollout, for those who read it; the model never sees them.
+
+    An environment gives one with `StepResult.explanation`, a reward function with
+    `RewardValue.explanation`. Longer texts than `agentrl.explanation.MOST_CHARS` are shortened in
+    the middle where they are stored.
+
+    Example:
+        >>> why = Explanation(reference="36", reason="the last number is 35, expected 36")
+        >>> why.reference, why.tests
+        ('36', '')
+    """
+
+    reference: str = ""
+    """The right answer, as the task has it: a value, a solution, a change of source."""
+    tests: str = ""
+    """Tests that graded the rollout, one a line, each with how it ended."""
+    grader_output: str = ""
+    """Text that the grader printed: the log of a test run, a traceback."""
+    reason: str = ""
+    """Sentences that say why the reward is what it is; of a judge its own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One row of training data: one rollout of one task, or the part of it after a prefix break.
 
@@ -428,6 +452,9 @@ class Trajectory:
     usage: Mapping[str, float] = field(default_factory=dict[str, float])
     """Sandboxes, served models and failed attempts of the rollout, by the names in `agentrl.usage`;
     filled by the worker, never by an environment."""
+    explanation: Explanation | None = None
+    """Reasons for the reward, for reading; the same in all rows of a rollout, None where neither
+    the environment nor a reward function gave any. Never part of a prompt."""
     split: str = "train"
     """`Task.split`."""
     temperature: float = 1.0
@@ -476,6 +503,8 @@ class RewardValue:
     """The number that is weighted and added to the reward."""
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """For reading: stored in `Trajectory.reward_parts` as `FUNCTION/PART`, never added again."""
+    explanation: Explanation | None = None
+    """Reasons for the value, for reading; added to those of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

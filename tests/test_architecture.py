@@ -75,7 +75,7 @@ def test_an_environment_author_loads_little() -> None:
 PUBLIC = {
     "agentrl": [
         "Action", "AgentInstance", "AgentrlError", "Engine", "EnvContext", "ExecResult",
-        "FunctionTool", "Generator", "Message", "Observation", "Outcome", "Sandbox",
+        "Explanation", "FunctionTool", "Generator", "Message", "Observation", "Outcome", "Sandbox",
         "SandboxBackend", "SandboxLimits", "StepResult", "Task", "Termination", "Tool",
         "ToolError", "ToolResult", "Trajectory", "TrajectoryGroup",
     ],

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import RewardSection
+from agentrl.explanation import joined, later, read_explanation, reference_of
 from agentrl.reward.group_functions import GroupRewardFunctions
 from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
@@ -73,7 +74,9 @@ class RewardFunctions:
     async def __call__(self, task: Task, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """The rows with the reward of this rollout and its parts.
 
-        `score` stays what the environment said. Functions of `group` are not in it yet.
+        `score` stays what the environment said. A label that is text or numbers is the reference of
+        the explanation, unless the environment or a function explains more. Functions of `group`
+        are not in it yet.
 
         Args:
             task: of the rollout.
@@ -101,7 +104,16 @@ class RewardFunctions:
                 *(function.weight * values[function.name].value for function in self._functions),
             ]
         )
-        return [replace(row, reward=reward, reward_parts=parts) for row in rows]
+        given = {name: value.explanation for name, value in values.items()}
+        explanation = joined(last.explanation, given)
+        if values and not (explanation and (explanation.reference or explanation.tests)):
+            # Functions grade by the label; an environment that does knows better what it is.
+            explanation = later(
+                explanation, read_explanation({"reference": reference_of(task.label)})
+            )
+        return [
+            replace(row, reward=reward, reward_parts=parts, explanation=explanation) for row in rows
+        ]
 
     async def _value(
         self, function: RewardTarget, task: Task, rows: Sequence[Trajectory]

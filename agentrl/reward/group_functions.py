@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import GraderError
+from agentrl.explanation import joined
 from agentrl.reward.target import RewardTarget, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
 
@@ -65,7 +66,14 @@ class GroupRewardFunctions:
             added = (function.weight * values[function.name].value for function in self._functions)
             reward = math.fsum([last.reward, *added])
             parts = parts_with(last.reward_parts, values)
-            graded.append([replace(row, reward=reward, reward_parts=parts) for row in rows])
+            given = {name: value.explanation for name, value in values.items()}
+            explanation = joined(last.explanation, given)
+            graded.append(
+                [
+                    replace(row, reward=reward, reward_parts=parts, explanation=explanation)
+                    for row in rows
+                ]
+            )
         return graded
 
     async def _values(

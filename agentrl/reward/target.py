@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.config import resolve_callable
 from agentrl.config.reward import RewardFunction
 from agentrl.errors import ConfigError, GraderError
+from agentrl.explanation import read_explanation
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
 from agentrl.types import RewardValue, Task
@@ -101,14 +102,18 @@ def read_value(value: Any, where: str) -> RewardValue:
     """The value that a function gave: a number, a scalar of any array library, or a `RewardValue`.
 
     Raises:
-        GraderError: it is none of these, or not finite.
+        GraderError: it is none of these, or not finite, or its explanation is none.
     """
     if isinstance(value, RewardValue):
         parts = {
             str(name): _number(part, f"{where}: part {name!r}")
             for name, part in value.parts.items()
         }
-        return RewardValue(value=_number(value.value, where), parts=parts)
+        try:
+            explanation = read_explanation(value.explanation)
+        except ValueError as error:
+            raise GraderError(f"{where}: {error}") from None
+        return RewardValue(value=_number(value.value, where), parts=parts, explanation=explanation)
     return RewardValue(value=_number(value, where))
 
 

@@ -14,7 +14,15 @@ from typing import Any
 
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EnvError, GraderError, choices
-from agentrl.types import TERMINATION_RULES, Message, Role, SamplingParams, Termination
+from agentrl.explanation import read_explanation
+from agentrl.types import (
+    TERMINATION_RULES,
+    Explanation,
+    Message,
+    Role,
+    SamplingParams,
+    Termination,
+)
 
 STEP_KEYS = (
     "rewards",
@@ -24,6 +32,7 @@ STEP_KEYS = (
     "extra_logs",
     "sampling_params",
     "reward_parts",
+    "explanation",
 )
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
 _ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
@@ -82,6 +91,7 @@ def as_step_result(value: Any) -> StepResult:
         extra_logs=_numbers(value.extra_logs, "extra_logs"),
         sampling_params=dict(value.sampling_params),
         reward_parts=_numbers(value.reward_parts, "reward_parts"),
+        explanation=_explanation(value.explanation),
         termination=value.termination,
         tools=tuple(value.tools),
         data=dict(value.data),
@@ -138,6 +148,7 @@ def _is_clean(result: StepResult) -> bool:
         and not result.extra_logs
         and not result.sampling_params
         and not result.reward_parts
+        and result.explanation is None
         and result.termination is Termination.ENV_DONE
     )
 
@@ -164,6 +175,7 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
         extra_logs=_or(value.get("extra_logs"), {}),
         sampling_params=_or(value.get("sampling_params"), {}),
         reward_parts=_or(value.get("reward_parts"), {}),
+        explanation=value.get("explanation"),
     )
 
 
@@ -183,6 +195,13 @@ def _numbers(values: Any, what: str) -> dict[str, float]:
             raise EnvError(f"step: {what}[{name!r}] is {_kind(value)}, expected a number")
         out[str(name)] = float(value)
     return out
+
+
+def _explanation(value: Any) -> Explanation | None:
+    try:
+        return read_explanation(value)
+    except ValueError as error:
+        raise EnvError(f"step: {error}") from None
 
 
 def _messages(value: Any, what: str) -> str | tuple[Message, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
+from agentrl.explanation import later
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock, in_ticks
 from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
@@ -333,6 +334,7 @@ class ToolAgentLoop:
         if step.scores is not None:
             result.score = step.scores
         result.extra_logs.update(step.extra_logs)
+        result.explanation = later(result.explanation, step.explanation)
         for name, value in step.reward_parts.items():
             result.reward_parts[name] = result.reward_parts.get(name, 0.0) + value
         return step

@@ -49,6 +49,7 @@ def trajectories(
         "termination": ending.termination,
         "termination_detail": ending.detail,
         "extra_logs": without_usage(rollout.extra_logs),
+        "explanation": rollout.explanation,
         "split": task.split,
         "duration_s": rollout.duration_s,
     }

@@ -20,6 +20,7 @@ from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import FunctionTool
 from agentrl.types import (
     TERMINATION_RULES,
+    Explanation,
     Generation,
     Message,
     Termination,
@@ -174,6 +175,20 @@ async def test_an_environment_cannot_write_what_a_rollout_used(bench):
     made = bench(["hi"], lambda: Talk(StepResult(done=True, rewards=1.0, extra_logs=logs)))
     row = await made.one()
     assert (row.usage, row.extra_logs) == ({}, {"tries": 2.0})
+
+
+async def test_reasons_for_the_reward_reach_the_record_and_never_the_model(bench):
+    """Fails if a reference answer is in anything that the policy reads."""
+    steps = (
+        StepResult(environment_feedback="go on", explanation=Explanation(reference="SECRET")),
+        StepResult(done=True, rewards=1.0, explanation=Explanation(reason="SECRET, too")),
+    )
+    made = bench(["hi", "there"], lambda: Talk(*steps))
+    row = await made.one()
+    assert row.explanation == Explanation(reference="SECRET", reason="SECRET, too")
+    seen = [ByteTokenizer().decode(request.prompt_ids) for request in made.engine.requests]
+    assert "go on" in seen[-1]
+    assert not any("SECRET" in text for text in [*seen, *(turn.text for turn in row.turns)])
 
 
 async def test_what_a_thrown_away_attempt_sampled_is_not_forgotten(bench):

@@ -24,8 +24,10 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import DataError
+from agentrl.explanation import FIELDS
 from agentrl.types import (
     CallStatus,
+    Explanation,
     FinishReason,
     Termination,
     ToolCall,
@@ -82,6 +84,7 @@ _TURNS = pa.list_(
         ]
     )
 )
+_EXPLANATION = pa.struct([(name, pa.string()) for name in FIELDS])
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -98,6 +101,7 @@ SCHEMA = pa.schema(
         ("termination_detail", pa.string()),
         ("reward_parts", _NUMBERS),
         ("extra_logs", _NUMBERS),
+        ("explanation", _EXPLANATION),
         ("temperature", pa.float64()),
         ("duration_s", pa.float64()),
         ("prompt_text", pa.string()),
@@ -110,6 +114,9 @@ SCHEMA = pa.schema(
     ],
 )
 """Columns of a trajectory file, the short ones first."""
+
+OPTIONAL = frozenset({"explanation"})
+"""Columns that files of older versions lack; they are read as null there."""
 
 TOKEN_COLUMNS = (
     "prompt_ids",
@@ -160,6 +167,16 @@ def decode(table: pa.Table) -> Iterator[StoredTrajectory]:
             yield _stored(row, {name: values[index] for name, values in tokens.items()})
 
 
+def with_optional(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """What was read of a file, with nulls for those of `columns` that an older file lacks."""
+    missing = OPTIONAL.intersection(columns).difference(table.column_names)
+    for name in missing:
+        table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
+    # In the order of a file that has them, so that both can be put together.
+    names = [name for name in SCHEMA.names if name in table.column_names]
+    return table.select(names) if missing else table
+
+
 _MARK = "\U0010ffff"
 _UNSTORABLE = re.compile("[\ud800-\udfff\U0010ffff]")
 _ESCAPED = re.compile(f"{_MARK}([0-9a-f]{{4}})")
@@ -201,6 +218,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         "reward_parts": _numbers(trajectory.reward_parts),
         # One column for both, so that files of all versions have the same ones.
         "extra_logs": _numbers({**without_usage(trajectory.extra_logs), **trajectory.usage}),
+        "explanation": _explanation_row(trajectory.explanation),
         "temperature": trajectory.temperature,
         "duration_s": trajectory.duration_s,
         "prompt_text": escape(trajectory.prompt_text),
@@ -215,6 +233,18 @@ def _numbers(values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def _mapping(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {unescape(part["name"]): part["value"] for part in parts}
+
+
+def _explanation_row(explanation: Explanation | None) -> dict[str, str] | None:
+    if explanation is None:
+        return None
+    return {name: escape(getattr(explanation, name)) for name in FIELDS}
+
+
+def _explanation(row: Mapping[str, str | None] | None) -> Explanation | None:
+    if row is None:
+        return None
+    return Explanation(**{name: unescape(row[name] or "") for name in FIELDS})
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
@@ -288,6 +318,7 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         termination_detail=unescape(row["termination_detail"]),
         extra_logs=without_usage(logs),
         usage=usage_of(logs),
+        explanation=_explanation(row["explanation"]),
         split=unescape(row["split"]),
         temperature=row["temperature"],
         duration_s=row["duration_s"],

@@ -24,16 +24,19 @@ import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
 from agentrl.data.store.columns import (
+    OPTIONAL,
     SCHEMA,
     SCHEMA_VERSION,
     StoredTrajectory,
     decode,
     encode,
     escape,
+    with_optional,
 )
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.step_files import part_name, step_name, step_of, stored_steps
 from agentrl.errors import DataError
+from agentrl.explanation import FIELDS
 from agentrl.types import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -257,7 +260,9 @@ class TrajectoryStore:
                 reason = why_unreadable(file)
                 if not reason:
                     return [
-                        file.read_row_group(group, columns=columns)
+                        with_optional(
+                            file.read_row_group(group, columns=columns), columns or SCHEMA.names
+                        )
                         .select(columns or SCHEMA.names)
                         .replace_schema_metadata(None)
                         for group in range(file.num_row_groups)
@@ -318,6 +323,8 @@ def _weight(trajectory: Trajectory) -> int:
         + sum(2 * len(call.raw) for call in turn.tool_calls)
         for turn in trajectory.turns
     )
+    if trajectory.explanation is not None:
+        text += sum(len(getattr(trajectory.explanation, name)) for name in FIELDS)
     tokens = len(trajectory.prompt_ids) + 4 * len(trajectory.response_ids)
     return text + len(trajectory.prompt_text) + 4 * tokens
 
@@ -332,5 +339,5 @@ def why_unreadable(file: pq.ParquetFile) -> str:
             f"trajectory schema {version.decode(errors='replace')}, and this agentrl reads up to "
             f"{SCHEMA_VERSION}; upgrade agentrl to see it"
         )
-    missing = set(SCHEMA.names) - set(file.schema_arrow.names)
+    missing = set(SCHEMA.names) - OPTIONAL - set(file.schema_arrow.names)
     return f"columns {sorted(missing)} are missing" if missing else ""

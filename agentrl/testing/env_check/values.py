@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.env import Observation, StepResult
+from agentrl.explanation import read_explanation
 from agentrl.finding import Finding
 from agentrl.testing.env_check.findings import broken
 from agentrl.types import Message
@@ -49,6 +50,10 @@ def check_result(value: Any) -> Iterator[Finding]:
             number = _number(item)
             if number is None or not math.isfinite(number):
                 yield broken("E306", f"step returned {name}[{key!r}]={shown(item)}")
+    try:
+        read_explanation(fields["explanation"])
+    except ValueError as error:
+        yield broken("E309", f"step returned a wrong explanation: {error}")
     if not isinstance(_item(fields["done"]), bool):
         yield broken("E307", f"step returned done={shown(fields['done'])}")
 
@@ -62,6 +67,7 @@ def result_fields(value: Any) -> dict[str, Any] | None:
             "environment_feedback": value.environment_feedback,
             "extra_logs": value.extra_logs,
             "reward_parts": value.reward_parts,
+            "explanation": value.explanation,
             "done": value.done,
         }
     if not isinstance(value, Mapping) or "rewards" not in value or "done" not in value:
@@ -77,6 +83,7 @@ def result_fields(value: Any) -> dict[str, Any] | None:
         "environment_feedback": given("environment_feedback", ""),
         "extra_logs": given("extra_logs", {}),
         "reward_parts": given("reward_parts", {}),
+        "explanation": value.get("explanation"),
         "done": value["done"],
     }
 
