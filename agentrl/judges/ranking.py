@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import ConfigError
@@ -12,7 +13,7 @@ from agentrl.judges.arguments import check_labelled, check_standard, one_for_eac
 from agentrl.judges.material import Shown, Work, task_parts, work_parts
 from agentrl.judges.places import digest_of, parts_in_which_all_meet, scores_of, shuffled
 from agentrl.served import ServedModel, ServedSettings, read_settings
-from agentrl.types import Task, Trajectory
+from agentrl.types import Explanation, RewardValue, Task, Trajectory
 
 MOST_AT_ONCE = 8
 """Default of `at_once`: works in one prompt."""
@@ -44,6 +45,16 @@ _SCHEMA: dict[str, Any] = {
     "type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES),
     "additionalProperties": False,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRanking:
+    """One order of several works and the reason given for it."""
+
+    numbers: tuple[int, ...]
+    """Numbers of all works, from 1 as they were shown, the best first."""
+    reason: str
+    """Words before the order. They may repeat the works: never a prompt."""
 
 
 class RankingJudge:
@@ -88,8 +99,8 @@ class RankingJudge:
         self._at_once = at_once
         self._system = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
 
-    async def scores(self, task: Task, works: Sequence[Work]) -> list[float]:
-        """The score of each work in [0, 1], with a mean of 0.5.
+    async def values(self, task: Task, works: Sequence[Work]) -> list[RewardValue]:
+        """The score of each work in [0, 1], with a mean of 0.5, and the judge's words about it.
 
         Works that look the same to the judge are shown once and tie; a work alone has 0.5.
 
@@ -105,31 +116,39 @@ class RankingJudge:
         ]
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(self._safe(task, part, [distinct[key] for key in part]))
+                group.create_task(self._safe(task, [distinct[key] for key in part]))
                 for part in parts
             ]
         rankings: list[list[str]] = []
-        for job in running:
+        words: dict[str, list[str]] = {key: [] for key in keys}
+        for part, job in zip(parts, running, strict=True):
             result = job.result()
             if isinstance(result, Exception):
                 raise result
-            rankings.append(result)
-        return scores_of(keys, rankings)
+            ranking = [part[number - 1] for number in result.numbers]
+            rankings.append(ranking)
+            for number, key in enumerate(part, start=1):
+                words[key].append(
+                    f"as work {number} of {len(part)}, ranked {ranking.index(key) + 1}: "
+                    f"{result.reason}"
+                )
+        return [
+            RewardValue(value=score, explanation=Explanation(reason="\n".join(words[key])))
+            for key, score in zip(keys, scores_of(keys, rankings), strict=True)
+        ]
 
-    async def _safe(
-        self, task: Task, keys: Sequence[str], works: Sequence[Work]
-    ) -> list[str] | Exception:
+    async def _safe(self, task: Task, works: Sequence[Work]) -> WorkRanking | Exception:
         """One ranking; a failure is given back, so that a group of tasks does not wrap it."""
         try:
-            return [keys[number - 1] for number in await self.ranking(task, works)]
+            return await self.ranking(task, works)
         except Exception as error:  # raised again by the caller
             return error
 
-    async def ranking(self, task: Task, works: Sequence[Work]) -> list[int]:
-        """The numbers of the works, from 1, the best first, as shown in this order.
+    async def ranking(self, task: Task, works: Sequence[Work]) -> WorkRanking:
+        """The order of the works, as shown in this order.
 
         Raises:
-            ServedModelError: see `scores`.
+            ServedModelError: see `values`.
         """
         asked = task_parts(task, with_label=self._with_label)
         shown = (
@@ -146,7 +165,7 @@ class RankingJudge:
         )
 
 
-def read_ranking(said: str, mark: str, count: int) -> list[int]:
+def read_ranking(said: str, mark: str, count: int) -> WorkRanking:
     """The ranking in what the model said.
 
     Raises:
@@ -158,9 +177,10 @@ def read_ranking(said: str, mark: str, count: int) -> list[int]:
     whole = all(type(number) is int for number in numbers)
     if not whole or sorted(numbers) != list(range(1, count + 1)):
         raise ValueError(f"ranking does not have each number from 1 to {count} once")
-    if not isinstance(given.get("reason"), str):
+    reason = given.get("reason")
+    if not isinstance(reason, str):
         raise ValueError("there is no reason")
-    return numbers
+    return WorkRanking(numbers=tuple(numbers), reason=reason)
 
 
 async def ranking_judge(
@@ -175,7 +195,7 @@ async def ranking_judge(
     max_chars: int = MAX_WORK_CHARS,
     at_once: int = MOST_AT_ONCE,
     check: str | None = None,
-) -> list[float]:
+) -> list[RewardValue]:
     """Reward function of groups: the place of each rollout in its group by a served model.
 
     Args:
@@ -191,7 +211,7 @@ async def ranking_judge(
         check: labelled answers by which `agentrl preflight` measures the judge; not read here.
 
     Returns:
-        Scores in [0, 1] with a mean of 0.5; see `RankingJudge`.
+        Scores in [0, 1] with a mean of 0.5, with the judge's words; see `RankingJudge`.
 
     Raises:
         ServedModelError: the model could not be asked; ends the rollouts as `grader_crashed`.
@@ -200,7 +220,7 @@ async def ranking_judge(
         model=model, standard=standard, show=show, with_label=with_label, max_chars=max_chars,
         at_once=at_once,
     )  # fmt: skip
-    return await judge.scores(task, rows or trajectories)
+    return await judge.values(task, rows or trajectories)
 
 
 def ranking_of(

@@ -13,7 +13,7 @@ from agentrl.judges import quote
 from agentrl.judges.arguments import check_labelled, one_for_each
 from agentrl.judges.material import Shown, Work, task_parts, work_parts
 from agentrl.served import ServedModel, ServedSettings, read_settings
-from agentrl.types import RewardValue, Task, Trajectory
+from agentrl.types import Explanation, RewardValue, Task, Trajectory
 
 TOP = 4
 """Grade of a criterion that is met; 0 is that of one that is not."""
@@ -163,7 +163,8 @@ async def rubric_judge(
 ) -> RewardValue:
     """Reward function: a served model's weighted grades of a rollout, from 0 to 1.
 
-    The grade of each criterion, from 0 to 1 too, is a part of the value.
+    The grade of each criterion, from 0 to 1 too, is a part of the value; the judge's words are its
+    explanation.
 
     Args:
         trajectory: last row of the rollout.
@@ -183,8 +184,13 @@ async def rubric_judge(
         model=model, criteria=criteria, show=show, with_label=with_label, max_chars=max_chars
     )
     verdict = await judge.verdict(task, rows or trajectory)
+    lines = [
+        f"{name} {grade}/{TOP}: {verdict.reasons[name]}" for name, grade in verdict.grades.items()
+    ]
     return RewardValue(
-        value=verdict.score, parts={name: grade / TOP for name, grade in verdict.grades.items()}
+        value=verdict.score,
+        parts={name: grade / TOP for name, grade in verdict.grades.items()},
+        explanation=Explanation(reason="\n".join(lines)),
     )
 
 

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, GraderError
 from agentrl.processes.child import ChildEnded, ChildProcess
 from agentrl.processes.child_main import OUT_OF_MEMORY
 from agentrl.served.waiting import in_line
-from agentrl.types import RewardValue, Task, Trajectory
+from agentrl.types import Explanation, RewardValue, Task, Trajectory
 
 EXTRA = "math"
 """Of `pyproject.toml`."""
@@ -161,13 +161,24 @@ async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
     label = _label_text(task)
     said = next((turn.text for turn in reversed(trajectory.turns) if turn.role == "assistant"), "")
     if not isinstance(said, str) or not said.strip():
-        return RewardValue(value=0.0, parts={"unjudged": 0.0})
+        why = Explanation(reference=label, reason="The last turn is empty.")
+        return RewardValue(value=0.0, parts={"unjudged": 0.0}, explanation=why)
     # The judge has a limit of its own.
     with in_line():
         verdict = await asyncio.get_running_loop().run_in_executor(
             _threads, compare, said[-TAIL_CHARS:], label
         )
-    return RewardValue(value=float(verdict.right), parts={"unjudged": float(verdict.unjudged)})
+    return RewardValue(
+        value=float(verdict.right),
+        parts={"unjudged": float(verdict.unjudged)},
+        explanation=Explanation(reference=label, reason=_reason(verdict)),
+    )
+
+
+def _reason(verdict: MathVerdict) -> str:
+    if verdict.unjudged:
+        return "The comparison with the label ran into its limit of time or memory."
+    return f"The last formula of the answer {'equals' if verdict.right else 'is not'} the label."
 
 
 def check_math() -> None:

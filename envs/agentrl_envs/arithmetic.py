@@ -20,7 +20,7 @@ from random import Random
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, choices
-from agentrl.types import Task
+from agentrl.types import Explanation, Task
 
 _NUMBER = r"-?\d[\d,]*+(?:\.\d++)?+"
 _ANSWER = re.compile(rf"answer\s*+(?:is|=|:)?+\s*+\$?+({_NUMBER})", re.IGNORECASE)
@@ -64,6 +64,7 @@ class ArithmeticTask(AgentInstance):
             raise ValueError(
                 f"task {task.id!r}: ArithmeticTask needs a number as label, got {task.label!r}"
             ) from None
+        self._label = str(task.label)
         self._turns = 0
         self._calls = 0
         self._worked = 0
@@ -91,6 +92,12 @@ class ArithmeticTask(AgentInstance):
                 "answered": float(answer is not None),
                 "calls": float(self._calls),
             },
+            explanation=Explanation(
+                reference=self._label,
+                reason="The turn ends without a number."
+                if answer is None
+                else f"The turn ends on {answer:g}, expected {self._expected:g}.",
+            ),
         )
 
     def solution(self, task: Task) -> str:

@@ -42,9 +42,10 @@ def shortest_first(works: Sequence[str]) -> list[int]:
 async def ranked(url: str, *works: str, **more: Any) -> list[float]:
     rows = [(row(work),) for work in works]
     model = {"url": url, "model": "m", "tries": 1}
-    return await ranking_judge(
+    values = await ranking_judge(
         [own[-1] for own in rows], TASK, rows=rows, model=model, standard="The shorter one.", **more
     )
+    return [value.value for value in values]
 
 
 async def test_the_best_has_one_and_the_last_nothing() -> None:

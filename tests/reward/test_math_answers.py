@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def conversation(*texts: Any) -> Trajectory:
 
 def value(answer: Any, label: Any) -> RewardValue:
     task = Task(id="t", prompt="?", label=label)
-    return asyncio.run(math_verify(conversation(answer), task))
+    found = asyncio.run(math_verify(conversation(answer), task))
+    return replace(found, explanation=None)
 
 
 @pytest.fixture

@@ -14,13 +14,28 @@ from typing import Literal
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, ToolError, choices
 from agentrl.tool import Tool
-from agentrl.types import CallStatus, Message, Task, Termination, ToolCall, ToolStatus
+from agentrl.types import (
+    CallStatus,
+    Explanation,
+    Message,
+    Task,
+    Termination,
+    ToolCall,
+    ToolStatus,
+)
 from agentrl_envs.bfcl.functions import BackendTool, documents, owners
 from agentrl_envs.bfcl.tasks import expected_calls
 from agentrl_envs.host_process import HostProcess
 
 _HOST = f"{Path(__file__).with_name('host.py')}:BfclHost"
 _ERRORS = ("empty", "state", "response")
+
+
+_WORDS = {
+    "empty": "it called no function where one was expected",
+    "state": "the back-ends are in another state than after the expected calls",
+    "response": "the results of the expected calls are missing",
+}
 
 
 class BfclTask(AgentInstance):
@@ -76,6 +91,9 @@ class BfclTask(AgentInstance):
             self._turns = list(task.metadata["turns"])
             classes, config = task.metadata["classes"], task.metadata["config"]
             expected, category = task.label["expected"], task.metadata["category"]
+            self._reference = "\n".join(
+                f"turn {number}: {', '.join(calls)}" for number, calls in enumerate(expected)
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"task {task.id!r}: BfclTask needs the tasks of "
@@ -168,6 +186,10 @@ class BfclTask(AgentInstance):
                 "unfinished": float(unfinished),
                 **{f"wrong_{name}": float(self._error == name) for name in _ERRORS},
             },
+            explanation=Explanation(
+                reference=self._reference,
+                reason=_reason(self._error, self._turn, len(self._turns)),
+            ),
         )
 
     def solution(self, task: Task) -> Solution | None:
@@ -184,3 +206,11 @@ class BfclTask(AgentInstance):
         """End the process of the back-ends."""
         if self.backends is not None:
             await self.backends.close()
+
+
+def _reason(error: str, turn: int, turns: int) -> str:
+    """Words for the first user turn that was not right, and for user turns that were not begun."""
+    said = [f"The first wrong user turn: {_WORDS.get(error, error)}."] if error else []
+    if turn < turns:
+        said.append(f"Only {turn} of {turns} user turns were ended.")
+    return " ".join(said) or "Every user turn was right."

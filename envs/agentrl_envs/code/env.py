@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, SandboxError, choices
-from agentrl.types import Task, Termination
+from agentrl.types import Explanation, Task, Termination
 from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import defines, extract_code, parses
 from agentrl_envs.code.runner import Problem, Report, cases_of, examples_of, run_solution
@@ -72,6 +72,7 @@ class CodeTask(AgentInstance):
             ValueError: the task has neither cases nor HumanEval columns.
         """
         self._problem = problem_of(task)
+        self._reference = reference_of(task)
         self._turns = 0
         self._done = False
         self._tested = CleanSandbox(self.context.new_sandbox)
@@ -104,12 +105,8 @@ class CodeTask(AgentInstance):
 
     def solution(self, task: Task) -> str | None:
         """The reference of `make_tasks`, or HumanEval's own; None for tasks that bring neither."""
-        fields = {**task.metadata, **(task.label if isinstance(task.label, Mapping) else {})}
-        if fields.get("reference"):
-            return f"```python\n{fields['reference']}```"
-        if fields.get("canonical_solution") and fields.get("prompt"):
-            return f"```python\n{fields['prompt']}{fields['canonical_solution']}\n```"
-        return None
+        reference = reference_of(task)
+        return f"```python\n{reference}```" if reference else None
 
     async def _grade(self, code: str) -> Graded[Report]:
         # Before anything of the model runs: no failure until then can be its doing.
@@ -170,7 +167,23 @@ class CodeTask(AgentInstance):
                 "tries": float(self._turns),
                 **self._logs,
             },
+            explanation=Explanation(
+                reference=self._reference,
+                tests=report.tests or self._problem.check,
+                grader_output=report.said,
+                reason=f"{report.problem} {_passed(report)}".strip(),
+            ),
         )
+
+
+def reference_of(task: Task) -> str:
+    """Source that solves a task, of `make_tasks` or HumanEval's own; empty where it brings none."""
+    fields = {**task.metadata, **(task.label if isinstance(task.label, Mapping) else {})}
+    if fields.get("reference"):
+        return str(fields["reference"])
+    if fields.get("canonical_solution") and fields.get("prompt"):
+        return f"{fields['prompt']}{fields['canonical_solution']}\n"
+    return ""
 
 
 def problem_of(task: Task) -> Problem:
@@ -202,6 +215,13 @@ def problem_of(task: Task) -> Problem:
     raise ValueError(
         f"task {task.id!r}: CodeTask needs 'entry_point' with 'hidden' cases or a 'test' in its "
         f"label or metadata, got {sorted(fields) or 'nothing'}"
+    )
+
+
+def _passed(report: Report) -> str:
+    return (
+        f"{report.public_passed} of {report.public_total} public and {report.hidden_passed} of "
+        f"{report.hidden_total} hidden tests passed."
     )
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.resources import files
@@ -40,6 +41,13 @@ _SPARE_S = 2.0
 _CALL_BYTES = 1 << 20
 """Longest call that a `check` may make, as JSON."""
 _SHOWN = 60
+_MOST_LINES = 100
+_ENDED = {True: "passed", False: "FAILED"}
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 150
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxdict = 30
+_REPR.maxlevel = 6
+_REPR.maxlong = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,10 @@ class Report:
     """The first thing that went wrong with the code or a public case, in words for the model."""
     timed_out: bool = False
     """Whether the code ran past its wall limit."""
+    tests: str = ""
+    """Cases, one a line, with how each ended: for readers, never for the model."""
+    said: str = ""
+    """Words of a `check` about what was wrong, for readers too."""
 
     @property
     def public_ok(self) -> bool:
@@ -132,7 +144,7 @@ async def run_solution(
         "wall_s": patience,
     }
     async with AsyncExitStack() as stack:
-        judge = None
+        judge, complaint = None, ""
         if problem.check and check_sandbox is not None:
             # Before the tested code: it hides from programs of its user, if there can be any.
             judge = await AskedProgram.start(
@@ -152,7 +164,14 @@ async def run_solution(
         passed = [*map(_right, problem.hidden, hidden)]
         if judge is not None:
             judge.allow(patience + 2 * _SPARE_S)
-            passed.append(await _check(judge, tested, problem))
+            complaint = await _check(judge, tested, problem)
+            passed.append(complaint == "")
+        lines = [
+            *_case_lines("public", problem, problem.public, right, public, wall_s, tested.over),
+            *_case_lines("hidden", problem, problem.hidden, passed, hidden, wall_s, tested.over),
+        ]
+        if judge is not None:
+            lines.append(f"{_ENDED[passed[-1]]} check({problem.entry_point})")
         return Report(
             loaded=True,
             public_passed=sum(right),
@@ -161,6 +180,8 @@ async def run_solution(
             hidden_total=len(passed),
             problem=said,
             timed_out=tested.over is Over.TIMEOUT,
+            tests="\n".join(lines),
+            said=complaint,
         )
 
 
@@ -189,17 +210,25 @@ def _answer(line: bytes | None) -> Mapping[str, Any]:
     return {}
 
 
-async def _check(judge: AskedProgram, tested: AskedProgram, problem: Problem) -> bool:
-    """Carry calls of the check to the tested code, until there is a verdict."""
+async def _check(judge: AskedProgram, tested: AskedProgram, problem: Problem) -> str:
+    """Carry calls of the check to the tested code, until there is a verdict.
+
+    Returns:
+        What was wrong, in words for readers; empty where the check passed.
+    """
     job = {"setup": problem.setup, "check": problem.check, "entry_point": problem.entry_point}
     (line,) = await judge.ask([json.dumps(job).encode()])
     while line is not None and line.startswith(b'{"call"'):
         (answer,) = await tested.ask([line])
         (line,) = await judge.ask([b"{}" if answer is None else answer])
     try:
-        return json.loads(line or b"") == {"verdict": ""}
+        verdict = json.loads(line or b"")
     except ValueError:
-        return False  # the check takes too long or too much on what the code returned
+        verdict = None  # the check takes too long or too much on what the code returned
+    if verdict == {"verdict": ""}:
+        return ""
+    said = verdict.get("verdict") if isinstance(verdict, dict) else None
+    return f"The check: {said}" if isinstance(said, str) else "The check gave no verdict."
 
 
 def _not_loaded(problem: Problem, why: str, over: Over | None) -> Report:
@@ -283,6 +312,40 @@ def _first_wrong(
         got, expected = _short(repr(answer["value"])), _short(repr(case.expected))
         return f"{call} returned {got}, expected {expected}."
     return _why(answer, call, wall_s, over)
+
+
+def _case_lines(
+    kind: str,
+    problem: Problem,
+    cases: Sequence[Case],
+    right: Sequence[bool],
+    answers: Sequence[Mapping[str, Any]],
+    wall_s: float,
+    over: Over | None,
+) -> Iterator[str]:
+    """One line a case, the first of each kind: how it ended, and of a wrong one what came back."""
+    for number, (case, passed, answer) in enumerate(zip(cases, right, answers, strict=False)):
+        if number == _MOST_LINES:
+            rest = len(cases) - number
+            yield f"{kind}: {rest} more, {sum(right[number : len(cases)])} of them passed"
+            return
+        # Inputs may be large; the repr of all of them is not.
+        call = _short(f"{problem.entry_point}({', '.join(map(_shown_value, case.args))})", 160)
+        line = f"{_ENDED[passed]} {kind} {call}"
+        if passed:
+            yield line
+        elif "value" in answer:
+            got, expected = _shown_value(answer["value"]), _shown_value(case.expected)
+            yield f"{line}: returned {_short(got, 200)}, expected {_short(expected, 200)}"
+        else:
+            yield f"{line}: {_why(answer, 'it', wall_s, over)}"
+
+
+def _shown_value(value: Any) -> str:
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return f"<{type(value).__name__}>"
 
 
 def _why(answer: Mapping[str, Any], what: str, wall_s: float, over: Over | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
 from agentrl.marked_text import last_between
-from agentrl.types import Task
+from agentrl.types import Explanation, Task
 from agentrl_envs.reasoning.judge import judge
 
 LONGEST = 20_000
@@ -71,12 +71,23 @@ class ReasoningTask(AgentInstance):
                 "answered": float(answer is not None),
                 "judge_hung": float(hung),
             },
+            explanation=Explanation(
+                reference=str(self._entry["answer"] or ""), reason=_reason(answer, score, hung)
+            ),
         )
 
     def solution(self, task: Task) -> str | None:
         """The generator's own answer; None for puzzles that have many and name none."""
         answer = task.label.get("answer") if isinstance(task.label, dict) else None
         return None if answer is None else f"<answer>{answer}</answer>"
+
+
+def _reason(answer: str | None, score: float, hung: bool) -> str:
+    if answer is None:
+        return "There is no answer in the turn."
+    if hung:
+        return "The verifier did not come to an end."
+    return f"The verifier of the puzzle gave {score:g} for {answer[:500]!r}."
 
 
 def entry_of(task: Task) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ import asyncio
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import ExecResult, Outcome
-from agentrl.types import Task
+from agentrl.types import Explanation, Task
 from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import extract_code
 from agentrl_envs.fault import Graded, graded
@@ -67,7 +67,7 @@ class ReasoningProgram(AgentInstance):
             SandboxError: the sandbox failed.
         """
         self._turns += 1
-        score, ran, problem = 0.0, False, "There is no program in that."
+        score, ran, problem, output = 0.0, False, "There is no program in that.", ""
         code = extract_code(action.text, action.tool_calls, "main")
         if code is not None:
             found = await self._ran(f"{self.setup}\n{code}")
@@ -75,6 +75,7 @@ class ReasoningProgram(AgentInstance):
             result = found.verdict
             ran = result is not None and result.outcome is Outcome.OK
             problem = _problem_of(result, self.wall_s)
+            output = "" if result is None else f"{result.stdout}{result.stderr}"
             answer = "" if result is None else result.stdout.strip()
             if ran and 0 < len(answer) <= LONGEST:
                 verdict = await asyncio.to_thread(judge, self._family, answer, self._entry)
@@ -92,6 +93,11 @@ class ReasoningProgram(AgentInstance):
                 "tries": float(self._turns),
                 **self._logs,
             },
+            explanation=Explanation(
+                reference=str(self._entry["answer"] or ""),
+                grader_output=output,
+                reason="The program printed the answer." if score else problem,
+            ),
         )
 
     async def _ran(self, program: str) -> Graded[ExecResult]:

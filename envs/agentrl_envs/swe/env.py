@@ -11,11 +11,12 @@ from typing import Any, Literal
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, choices
 from agentrl.sandbox import Sandbox
-from agentrl.types import Message, Task, ToolResult, ToolStatus
+from agentrl.types import Explanation, Message, Task, ToolResult, ToolStatus
 from agentrl_envs.swe.gold import patch_solution
-from agentrl_envs.swe.grade import Reason, RepairGrader, RepairVerdict
+from agentrl_envs.swe.grade import REASON_WORDS, Reason, RepairGrader, RepairVerdict
 from agentrl_envs.swe.prompt import PromptTemplate, shipped
 from agentrl_envs.swe.record import REPO_FOLDER, SweTask
+from agentrl_envs.swe.run_tests import TestState
 from agentrl_envs.swe.workspace import Workspace
 
 SUBMIT = "submit"
@@ -196,7 +197,33 @@ class RepairTask(AgentInstance):
                 "tests_timed_out": float(verdict.run is not None and verdict.run.timed_out),
             },
             data={"patch": changes.patch} if changes is not None and changes.patch else {},
+            explanation=_explanation(verdict, self._workspace.task),
         )
+
+
+def _explanation(verdict: RepairVerdict, task: SweTask) -> Explanation:
+    run = verdict.run
+    lines = [
+        f"{state.name.lower()} {kind} {name}"
+        for kind, names in (
+            ("fail-to-pass", task.FAIL_TO_PASS),
+            ("pass-to-pass", task.PASS_TO_PASS),
+        )
+        for name in names
+        if run is not None
+        and (state := run.states.get(name, TestState.MISSING))
+        # Of those that are to stay as they are only the others are worth reading.
+        and (kind == "fail-to-pass" or state is not TestState.PASSED)
+    ]
+    limit = ", the tests reached their time limit" if run is not None and run.timed_out else ""
+    return Explanation(
+        reference=task.patch,
+        tests="\n".join(lines),
+        grader_output="" if run is None else run.tail,
+        reason=f"{REASON_WORDS[verdict.reason]}{limit}: {verdict.fixed} of {verdict.to_fix} "
+        f"failing tests pass now, {verdict.kept} of {verdict.to_keep} passing tests still do, "
+        f"{verdict.unearned} passes do not count.",
+    )
 
 
 def workspace_of(task: Task) -> Workspace:

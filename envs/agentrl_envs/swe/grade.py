@@ -51,6 +51,17 @@ class Reason(StrEnum):
     """What the agent did keeps the grading from working, which works on an untouched tree."""
 
 
+REASON_WORDS = {
+    Reason.GRADED: "The tests ran",
+    Reason.NOTHING: "No source file was changed",
+    Reason.UNREADABLE: "The tree was removed, made unreadable or filled up",
+    Reason.FORGED: "Tests passed that cannot, or not by what the code does",
+    Reason.BROKEN: "With this change the test runner does not start",
+    Reason.RUINED: "What was done keeps the grading from working",
+}
+"""Words for each reason, for readers of a rollout."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairVerdict:
     """The grade of one repair, and its reason."""

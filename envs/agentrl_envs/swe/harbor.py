@@ -26,7 +26,7 @@ from typing import Any
 from agentrl.env import Observation, Solution, StepResult
 from agentrl.errors import DataError, GraderError, SandboxError, SandboxLost
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
-from agentrl.types import Message, Task
+from agentrl.types import Explanation, Message, Task
 from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.env import RepairTask
 from agentrl_envs.swe.gold import script_solution
@@ -37,6 +37,7 @@ from agentrl_envs.swe.workspace import run_shell
 _GRADE_FOLDER = "grade"
 _MAX_BYTES = 128 * 2**20
 _MAX_FILES = 50_000
+_OUTPUT_CHARS = 8_000
 _HOST_TROUBLE = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )
@@ -136,7 +137,8 @@ class HarborTask(RepairTask):
             found = await graded(lambda: self._score(left, sandbox.limits), self._untouched)
         except _NoScore as error:
             raise GraderError(str(error)) from error
-        score = min(1.0, max(0.0, found.verdict or 0.0))
+        grade = found.verdict or _HarborGrade(reward=0.0, output="")
+        score = min(1.0, max(0.0, grade.reward))
         earned = score if self.reward == "fraction" else float(score >= 1)
         parts = self._parts(earned)
         return StepResult(
@@ -151,7 +153,19 @@ class HarborTask(RepairTask):
                 "budget_spent": float(spent),
                 **found.logs,
             },
+            explanation=Explanation(
+                reference=self._reference(),
+                grader_output=grade.output,
+                reason=f"tests/test.sh gave {grade.reward:g}."
+                if found.verdict is not None
+                else "What the agent did keeps the tests from running.",
+            ),
         )
+
+    def _reference(self) -> str:
+        """The script of the task's own solution, as far as it is text."""
+        script = Path(self._label["folder"]) / "solution" / "solve.sh"
+        return script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
 
     async def _untouched(self) -> None:
         """The same steps on what the agent was given."""
@@ -164,11 +178,13 @@ class HarborTask(RepairTask):
 
     async def _score(
         self, left: ReadOnce[Mapping[str, bytes] | None], limits: SandboxLimits
-    ) -> float:
+    ) -> _HarborGrade:
         files = await left.get()
-        return 0.0 if files is None else await self._tested(files, limits)
+        if files is None:
+            return _HarborGrade(reward=0.0, output="The agent's folder cannot be read.")
+        return await self._tested(files, limits)
 
-    async def _tested(self, left: Mapping[str, bytes], limits: SandboxLimits) -> float:
+    async def _tested(self, left: Mapping[str, bytes], limits: SandboxLimits) -> _HarborGrade:
         """The score of a folder."""
         label = self._label
         wall_s = self.test_wall_s or float(label["verifier_s"])
@@ -202,7 +218,8 @@ class HarborTask(RepairTask):
                     f"{result.outcome}, exit status {result.exit_code}: "
                     f"{(result.stderr or result.stdout)[-400:]!r}"
                 )
-            return reward
+            output = "\n".join(filter(None, (result.stdout, result.stderr)))
+            return _HarborGrade(reward=reward, output=output[-_OUTPUT_CHARS:])
         finally:
             await fresh.close()
 
@@ -216,6 +233,16 @@ async def _left(agent: Sandbox) -> Mapping[str, bytes] | None:
     except OSError as error:
         raise SandboxError(f"the agent's folder cannot be read: {error}") from error
     return None if len(found) > _MAX_FILES else found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _HarborGrade:
+    """Score of a folder, and the end of what its tests printed."""
+
+    reward: float
+    """Number that the tests wrote, as it is."""
+    output: str
+    """For readers."""
 
 
 class _NoScore(SandboxError):

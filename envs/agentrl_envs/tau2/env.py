@@ -8,6 +8,7 @@ had everything been done right, do tau2's assertions hold, did the user get the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, ToolError
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool
-from agentrl.types import Message, Task, Termination, ToolCall, ToolResult, ToolStatus
+from agentrl.types import (
+    Explanation,
+    Message,
+    Task,
+    Termination,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+)
 from agentrl_envs.host_process import HostProcess
 from agentrl_envs.tau2.tasks import policy
 from agentrl_envs.tau2.users import ScriptedUser, ServedUser, User
@@ -103,6 +112,7 @@ class Tau2Task(AgentInstance):
             made_with = {name: label[name] for name in ("expected", "checks")}
             made_with |= {name: scene[name] for name in ("domain", "begin")}
             made_with["answers"] = label["told"]
+            self._reference = _reference(label)
             self._basis, scenario = tuple(label["basis"]), scene["scenario"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -194,6 +204,13 @@ class Tau2Task(AgentInstance):
                 "messages": float(len(self._said)),
                 **{name.lower(): float(value) for name, value in counted.items()},
             },
+            explanation=Explanation(
+                reference=self._reference,
+                tests="\n".join(
+                    f"{'passed' if value else 'FAILED'} {name}" for name, value in counted.items()
+                ),
+                reason="" if parts else "The conversation ended before tau2 could judge it.",
+            ),
         )
 
     def solution(self, task: Task) -> Solution:
@@ -209,6 +226,12 @@ class Tau2Task(AgentInstance):
         """End the process of the simulated world."""
         if self.world is not None:
             await self.world.close()
+
+
+def _reference(label: Mapping[str, Any]) -> str:
+    """The expected actions, one a line, and what the user must be told."""
+    actions = [f"{item['name']}({json.dumps(item['arguments'])})" for item in label["expected"]]
+    return "\n".join([*actions, *(f"tell the user: {text}" for text in label["told"])])
 
 
 class _WorldTool(Tool):
