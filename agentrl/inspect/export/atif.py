@@ -12,6 +12,7 @@ its own, becomes one document whose later prompts are steps marked as copied con
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,7 @@ def atif_document(
                 "termination": last.termination.value,
                 "termination_detail": last.termination_detail,
                 "extra_logs": {**last.extra_logs, **last.usage},
+                "explanation": last.explanation and dataclasses.asdict(last.explanation),
                 "temperature": last.temperature,
                 "duration_s": last.duration_s,
             }

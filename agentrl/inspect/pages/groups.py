@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError
+from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
@@ -22,6 +23,8 @@ from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 
 _GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""
+_RESULT_CHARS = 20_000
+"""Shown there of one text that a tool or the environment gave."""
 _PATCH_KEYS = ("patch", "diff")
 """What tools call a patch in the data they hand to the environment."""
 
@@ -87,12 +90,13 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         raise RunError(f"step {step} of {kind} has no group {group!r}; open the step to see those "
                        "it has")  # fmt: skip
     sampled = action_tokens(rows, shelf)
-    columns = ["prompt_text", "turns", "termination_detail", "reward_parts", "response_ids"]
+    columns = ["prompt_text", "turns", "termination_detail", "reward_parts", "explanation",
+               "response_ids"]  # fmt: skip
     order = sorted(row["row"] for row in index)
     table = rows.read(shelf, order, columns)
     ids = _token_lists(table)
     stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
-    siblings = [_sibling(of, stored, sampled) for of in rollouts_of(index)]
+    siblings = [_sibling(of, stored, sampled) for of in by_reward(rollouts_of(index))]
     first_rows = [of[0]["row"] for of in rollouts_of(index)]
     task = index[0]["task_id"]
     return {
@@ -129,17 +133,66 @@ def _sibling(
         "action_tokens": int(np.nansum([sampled[row["row"]] for row in of_rollout])),
         "turns": sum(turn["role"] == "assistant" for turn in turns),
         "duration_s": number(last["duration_s"]),
-        "actions": [
-            {
-                "turn": position,
-                "text": shown(turn["text"], _GROUP_CHARS),
-                "tool_calls": [_call(call) for call in turn["tool_calls"]],
-            }
-            for position, turn in enumerate(turns)
-            if turn["role"] == "assistant"
-        ],
+        "actions": _actions(turns),
+        "explanation": explanation_parts(stored[last["row"]]["explanation"]),
         "patch": last_patch(turns),
     }
+
+
+def by_reward(
+    rollouts: Iterable[Sequence[Mapping[str, Any]]],
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Index rows of rollouts, the highest reward first; those without one stand at the end."""
+
+    def key(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, float]:
+        reward = number(rows[-1]["reward"])
+        return reward is None, -(reward or 0.0)
+
+    return sorted(rollouts, key=key)
+
+
+def _actions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns of the policy, each with what tools and environment answered before the next one."""
+    actions: list[dict[str, Any]] = []
+    for position, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            actions.append(
+                {
+                    "turn": position,
+                    "text": shown(turn["text"], _GROUP_CHARS),
+                    "tool_calls": [_call(call) for call in turn["tool_calls"]],
+                    "answers": [],
+                }
+            )
+        elif actions:
+            actions[-1]["answers"] += _answers(turn)
+    return actions
+
+
+def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Results of tools, or the text of the environment where no tool ran."""
+    role = shown(turn["role"], 100)
+    answers = [
+        {
+            "role": role,
+            "name": shown(result["name"], 500),
+            "status": shown(result["status"], 100),
+            "text": shown(result["text"], _RESULT_CHARS),
+        }
+        for result in turn["tool_results"]
+    ]
+    if not only_results(turn):
+        text = shown(turn["text"], _RESULT_CHARS)
+        answers.append({"role": role, "name": "", "status": "", "text": text})
+    return answers
+
+
+def only_results(turn: Mapping[str, Any]) -> bool:
+    """True if the results of its tools say all that a turn put before the model."""
+    rest = turn["text"] or ""
+    for result in turn["tool_results"]:
+        rest = rest.replace(result["text"], "", 1)
+    return not rest.strip()
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,23 @@ from typing import Any
 from agentrl.data.run.labels import labels_by_rollout
 from agentrl.data.store.columns import unescape
 from agentrl.inspect.pages.endings import ending_traits
-from agentrl.inspect.pages.groups import find_rollout, json_or_none, last_patch, named_numbers
+from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.groups import (
+    by_reward,
+    find_rollout,
+    json_or_none,
+    last_patch,
+    named_numbers,
+)
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
-from agentrl.inspect.read.stored_rows import chosen
+from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 from agentrl.types import TERMINATION_RULES, Termination
 
-_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "temperature", "prompt_text",
-            "turns", "split")  # fmt: skip
+_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "temperature",
+            "prompt_text", "turns", "split")  # fmt: skip
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
 
@@ -52,6 +59,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     sampled = action_tokens(rows, shelf)
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
+    siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
     return {
         "kind": kind,
         "step": step,
@@ -67,6 +75,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "detail": shown(last_stored["termination_detail"]),
         "reward_parts": named_numbers(last_stored["reward_parts"]),
         "extra_logs": named_numbers(last_stored["extra_logs"]),
+        "explanation": explanation_parts(last_stored["explanation"]),
         "temperature": number(last_stored["temperature"]),
         "duration_s": number(last["duration_s"]),
         "action_tokens": int(sum(sampled[row["row"]] for row in index)),
@@ -85,7 +94,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),
         "labels": labels_answer(reader, kind, step, rollout),
-        "siblings": _siblings(shelf, last["group_id"]),
+        "siblings": [rows[-1]["rollout_id"] for rows in siblings],
+        "sibling_rewards": [number(rows[-1]["reward"]) for rows in siblings],
         "same_task": _same_task(reader, last["task_id"]),
         "previous": order[at - 1] if at else None,
         "next": order[at + 1] if at + 1 < len(order) else None,
@@ -181,10 +191,6 @@ def _rule(termination: str) -> dict[str, bool] | None:
     except ValueError:
         return None
     return ending_traits(rule)
-
-
-def _siblings(shelf: Shelf, group: str) -> list[str]:
-    return list(dict.fromkeys(chosen(shelf.index, group_id=group).column("rollout_id").to_pylist()))
 
 
 def _same_task(reader: RunReader, task: str) -> list[dict[str, Any]]:

@@ -52,13 +52,21 @@ def _view(name: str, select: str) -> str:
 
 def _source(files: Sequence[StoredFile], schema: pa.Schema) -> str:
     if not files:
-        columns = ", ".join(
-            f"cast(null as {_duckdb_type(field.type)}) as {field.name}" for field in schema
-        )
-        return f"select {columns} where false"
-    paths = ", ".join("'" + str(file.path).replace("'", "''") + "'" for file in files)
-    names = ", ".join(schema.names)
-    return f"select {names} from read_parquet([{paths}], hive_partitioning = false)"
+        return f"select {', '.join(map(_null, schema))} where false"
+    alike: dict[frozenset[str], list[str]] = {}
+    for file in files:
+        path = "'" + str(file.path).replace("'", "''") + "'"
+        alike.setdefault(file.lacks.intersection(schema.names), []).append(path)
+    selects: list[str] = []
+    for lacks, paths in alike.items():
+        columns = ", ".join(_null(one) if one.name in lacks else one.name for one in schema)
+        source = f"read_parquet([{', '.join(paths)}], hive_partitioning = false)"
+        selects.append(f"select {columns} from {source}")
+    return " union all ".join(selects)
+
+
+def _null(field: pa.Field) -> str:
+    return f"cast(null as {_duckdb_type(field.type)}) as {field.name}"
 
 
 def _duckdb_type(kind: pa.DataType) -> str:
@@ -87,6 +95,7 @@ select {_WHICH}, split, reward, score, advantage, termination, termination_detai
     termination in ({_TRUNCATED}) as truncated,
     map_from_entries(reward_parts) as reward_parts,
     map_from_entries(extra_logs) as extra_logs,
+    explanation,
     temperature, duration_s,
     len(prompt_ids) as prompt_tokens,
     len(response_ids) as response_tokens,

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.store import token_store, trajectory_store
+from agentrl.data.store.columns import OPTIONAL
 from agentrl.data.store.step_files import step_of, stored_steps
 from agentrl.metrics import read_metrics
 
@@ -33,6 +34,8 @@ class StoredFile:
     """Absolute path of the file."""
     rows: int
     """Table rows, by its footer."""
+    lacks: frozenset[str] = frozenset()
+    """Columns of `OPTIONAL` that it does not have, since an older version wrote it."""
 
 
 class RunFiles:
@@ -175,11 +178,12 @@ def _footer(path: Path, why_unreadable: Callable[[pq.ParquetFile], str]) -> Stor
         with pq.ParquetFile(path) as file:
             reason = why_unreadable(file)
             rows = file.metadata.num_rows
+            lacks = OPTIONAL.difference(file.schema_arrow.names)
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
         return _torn(error)
-    return reason or StoredFile(path=path, rows=rows)
+    return reason or StoredFile(path=path, rows=rows, lacks=lacks)
 
 
 def _torn(error: Exception) -> str:

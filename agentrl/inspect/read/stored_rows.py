@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
+from agentrl.data.store.columns import with_optional
 from agentrl.errors import RunError
 from agentrl.inspect.read.run_files import RunFiles, StoredFile, by_step
 from agentrl.inspect.read.shelf import DAMAGE, EMPTY_INDEX, Shelf, ShelfPart, make_shelf
@@ -161,7 +162,9 @@ class StoredRows:
                 for group, (start, end) in enumerate(pairwise(part.starts)):
                     here = wanted[(wanted >= start) & (wanted < end)] - start
                     if len(here):
-                        table = file.read_row_group(group, columns=list(columns))
+                        table = with_optional(
+                            file.read_row_group(group, columns=list(columns)), columns
+                        )
                         tables.append(table if len(here) == end - start else table.take(here))
         except DAMAGE as error:
             raise RunError(self.damaged(part.file.path, error)) from error

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.data import StoredTrajectory
+from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.types import Trajectory
 
@@ -77,7 +78,24 @@ def stored_rollout_lines(
         )
         if listed is not None and not trajectory.turns:
             yield from listed(0, count)
+    for part in explanation_parts(rows[-1].trajectory.explanation):
+        yield from explanation_lines(part, most_chars, "--full shows them", numbered_heading)
     yield Text()
+
+
+def explanation_lines(
+    part: Mapping[str, str], most_chars: int | None, more: str, heading: Heading
+) -> Iterator[Text]:
+    """One text that explains the reward, which the model never saw; several lines come as one.
+
+    Args:
+        part: as `explanation_parts` gives it.
+        most_chars: shown of the text, half of it from each end; None shows all.
+        more: how to see what is left out of a text.
+        heading: the line above it.
+    """
+    yield heading(part["title"], None, "not shown to the model")
+    yield visible(_shortened(part["text"], most_chars, more))
 
 
 def row_title(index: int, count: int) -> Text:

@@ -13,7 +13,13 @@ from typing import Any
 from rich.text import Text
 
 from agentrl.inspect.read.safe_terminal import number, visible
-from agentrl.inspect.terminal.rollout_text import row_lines, row_title, ruled_heading, wrapped
+from agentrl.inspect.terminal.rollout_text import (
+    explanation_lines,
+    row_lines,
+    row_title,
+    ruled_heading,
+    wrapped,
+)
 
 STATUS_COLOURS = {"fail": "bold red", "warn": "yellow", "ok": "green", "unknown": "dim"}
 OVERLAYS = ("why", "surprise", "gap", "entropy", "advantage", "ratio", "loss")
@@ -127,6 +133,9 @@ def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
     if answer["detail"]:
         yield ruled_heading("end", None, answer["termination"])
         yield from wrapped(visible(answer["detail"][:_TEXT_CHARS], "red"), width)
+    for part in answer["explanation"]:
+        for text in explanation_lines(part, _TEXT_CHARS, more, ruled_heading):
+            yield from wrapped(text, width)
     if answer.get("patch"):
         yield ruled_heading("patch", None, "")
         for line in answer["patch"].splitlines()[:2000]:
