@@ -35,7 +35,8 @@ function press(event) {
     return;
   }
   // A chart, a slider or a row of radio buttons keeps its arrows.
-  if (event.key.startsWith("Arrow") && target.matches("input, [role=slider], summary")) return;
+  const keeps = "input, [role=slider], summary:not(.turn > summary)";
+  if (event.key.startsWith("Arrow") && target.matches(keeps)) return;
   const own = ofView.find((entry) => entry.keys.includes(event.key));
   const run = own?.run ?? actions[event.key];
   if (!run) return;

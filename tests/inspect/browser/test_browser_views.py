@@ -7,9 +7,20 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.inspect.browser.inspector_page import at, fact, first_group, opened, rollout_of
+from agentrl.types import Explanation, Role
+from tests.inspect.browser.inspector_page import (
+    at,
+    fact,
+    first_group,
+    inspecting,
+    opened,
+    rollout_of,
+    watched,
+)
+from tests.inspect.conftest import HOSTILE
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def test_from_a_point_of_a_curve_down_to_a_token_and_back(
@@ -193,8 +204,10 @@ def test_siblings_show_where_they_part_and_how_they_differ(
     opened(page, at(served, "group", run=run, kind="train", step=1, group=group))
     expect(page.locator(".parting").first).to_be_visible()
     expect(page.locator(".sub")).to_contain_text("first difference: turn 0")
-    page.locator(".sibling").nth(1).get_by_role("link", name="compare").click()
-    expect(page.locator(".sibling.base")).to_contain_text("Sibling 1")
+    second = page.locator(".sibling").nth(1)
+    name = second.locator("a.strong").inner_text()
+    second.get_by_role("link", name="compare").click()
+    expect(page.locator(".sibling.base")).to_contain_text(name)
     expect(page.locator("ins, del").first).to_be_visible()
     page.keyboard.press("b")
     expect(page.locator(".sibling.base")).to_have_count(0)
@@ -316,3 +329,86 @@ def test_sql_is_answered_and_its_rollouts_are_linked(page: Page, served: str, ru
     expect(page.locator(".turn").first).to_be_visible()
     page.go_back()
     expect(box).to_have_value(re.compile("^SELECT kind"))
+
+
+def planted(folder: Path) -> Path:
+    """Two siblings with reasons for their rewards and hostile text, and one of 217 turns."""
+    run = folder / "planted"
+    code = [f"line {number}" for number in range(30)]
+    changed = "\n".join([*code[:12], "line twelve", *code[13:]])
+    why = Explanation(
+        reference="36", tests="passed a\nFAILED b", grader_output=HOSTILE, reason="35"
+    )
+
+    def talk(text: str) -> list[tuple[Role, str]]:
+        return [("assistant", text), ("tool", HOSTILE), ("assistant", "done"), ("user", "no more")]
+
+    long = [*talk("\n".join(code)) * 54, ("assistant", "the end")]
+    rows = [
+        make_rollout("g/0", talk("\n".join(code)), reward=0.0, score=0.0, explanation=why),
+        make_rollout("g/1", talk(changed), explanation=Explanation(reference="36", reason="fine")),
+        make_rollout("h/0", long, group_id="h", task_id="long", explanation=why),
+    ]
+    write_step(run, rows)
+    write_metrics(run, {"step": 1, "time": 1.0})
+    return run
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_reasons_answers_and_siblings_are_read_on_a_wide_and_a_narrow_page(
+    browser: Browser, tmp_path: Path, scheme: str
+) -> None:
+    place = {"run": "planted", "kind": "train", "step": 1}
+    with inspecting(planted(tmp_path)) as served, watched(browser, color_scheme=scheme) as page:
+        opened(page, at(served, "group", **place, group="g"))
+        expect(page.locator(".card.prompt pre")).to_be_visible()
+        assert page.locator(".sibling a.strong").all_inner_texts() == ["Sibling 1", "Sibling 0"]
+        expect(page.locator(".answer.role-tool").first).to_contain_text("<script>")
+        expect(page.locator(".answer.role-user").first).to_contain_text("no more")
+        expect(page.locator("#main")).to_contain_text("Reference answer")
+        expect(page.locator(".cell.why").last).to_contain_text("FAILED b")
+        page.get_by_role("button", name="Collapse all").click()
+        expect(page.locator(".answer").first).to_be_hidden()
+        page.keyboard.press("e")
+        expect(page.locator(".answer").first).to_be_visible()
+        page.get_by_role("link", name="Best and worst side by side").click()
+        pair = page.locator(".split").first
+        differs = pair.locator(".differs")
+        expect(differs).to_have_count(1)
+        assert differs.locator("pre").all_inner_texts() == ["line twelve", "line 12"]
+        expect(pair.locator("details > summary").first).to_have_text("9 equal lines")
+        boxes = [one.bounding_box() for one in differs.locator("pre").all()]
+        assert boxes[0] is not None
+        assert boxes[1] is not None
+        assert boxes[0]["y"] == boxes[1]["y"], "lines stand level"
+        views = (
+            ("group", {"group": "g"}),
+            ("rollout", {"rollout": "g/0"}),
+            ("rollout", {"rollout": "h/0"}),
+            ("pair", {"rollout": "g/1", "b_rollout": "g/0"}),
+        )
+        page.set_viewport_size({"width": 400, "height": 800})
+        for view, more in views:
+            opened(page, at(served, view, **place, **more))
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, view
+
+
+def test_a_long_rollout_has_an_outline_to_jump_from(browser: Browser, tmp_path: Path) -> None:
+    place = {"run": "planted", "kind": "train", "step": 1, "rollout": "h/0"}
+    with inspecting(planted(tmp_path)) as served, watched(browser) as page:
+        opened(page, at(served, "rollout", **place))
+        expect(page.locator(".turn.role-prompt pre")).to_be_visible()
+        expect(page.locator("#why")).to_contain_text("grader output")
+        expect(page.locator(".outline li")).to_have_count(217)
+        page.keyboard.press("x")
+        turn = page.locator("#turn-201")
+        expect(turn.locator(".result")).to_be_hidden()
+        page.get_by_label("Go to turn").fill("201")
+        page.keyboard.press("Enter")
+        expect(turn).to_be_in_viewport()
+        expect(turn.locator(".result")).to_be_visible()
+        expect(turn.locator("summary").first).to_be_focused()
+        page.keyboard.press("f")
+        expect(page.locator("#turn-205")).to_be_in_viewport()
+        page.get_by_role("button", name="Why this reward").click()
+        expect(page.locator("#why")).to_be_in_viewport()

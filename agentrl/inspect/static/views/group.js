@@ -4,8 +4,13 @@ import { get } from "../api.js";
 import { h, longText } from "../dom.js";
 import { kindName, lastPart, num, plural, seconds, words } from "../format.js";
 import { go, href } from "../router.js";
+import { explanationCard, explanationTexts } from "./explanation.js";
+import { foldButtons, foldKeys } from "./fold.js";
 import { around, notes, reward, termination } from "./parts.js";
 import { actionText, patchText } from "./sibling_text.js";
+
+// What is collapsed and expanded together.
+const FOLDED = ".siblings .cell > details";
 
 async function load(params, signal) {
   const { run, kind, step, group } = params;
@@ -15,6 +20,7 @@ async function load(params, signal) {
 function draw(data, params) {
   const { run, kind, step } = params;
   const up = href("step", { run, kind, step });
+  const reference = sharedReference(data);
   const base = data.siblings.find((one) => one.rollout_id === params.base) ?? null;
   return {
     title: `${data.task_id}, ${kindName(kind)} step ${step} of ${lastPart(run)}`,
@@ -32,6 +38,7 @@ function draw(data, params) {
         what: "compare all with the focused sibling, or stop comparing",
         run: () => compareFocused(params, base),
       },
+      ...foldKeys(FOLDED),
     ],
     node: h(
       "div",
@@ -48,6 +55,8 @@ function draw(data, params) {
             { class: "button", href: href("task", { run, task: data.task_id }), "data-key": "task" },
             "All steps of this task",
           ),
+          data.siblings.some((one) => one.actions.length > 1) && foldButtons(FOLDED),
+          bestAgainstWorst(data, params),
           otherSteps(data, params),
           base &&
             h(
@@ -60,19 +69,44 @@ function draw(data, params) {
       notes(data.notes),
       h(
         "details",
-        { class: "card prompt", "data-key": "prompt" },
+        { class: "card prompt", "data-key": "prompt", open: true },
         h("summary", {}, h("h2", {}, "Prompt")),
         longText(data.prompt_text),
       ),
+      reference && explanationCard([reference], { key: "reference", title: "Reference answer" }),
       data.siblings.length > 1 && strip(data),
-      columns(data, params, base),
+      columns(data, params, base, reference),
     ),
   };
 }
 
+// The reference answer where all siblings have the same one.
+function sharedReference(data) {
+  const all = data.siblings.map((one) =>
+    one.explanation.find((part) => part.field === "reference"),
+  );
+  const known = all.filter(Boolean);
+  return known.length && known.every((part) => part.text === known[0].text) ? known[0] : null;
+}
+
+function pairAddress(params, one, other) {
+  const { run, kind, step } = params;
+  return href("pair", { run, kind, step, rollout: one.rollout_id, b_rollout: other.rollout_id });
+}
+
+function bestAgainstWorst(data, params) {
+  const rated = data.siblings.filter((one) => one.reward !== null);
+  const [best, worst] = [rated[0], rated.at(-1)];
+  if (rated.length < 2 || best.reward === worst.reward) return null;
+  return h(
+    "a",
+    { class: "button", href: pairAddress(params, best, worst), "data-key": "best against worst" },
+    "Best and worst side by side",
+  );
+}
+
 // All siblings in one line, since the columns seldom fit side by side; each leads to its column.
 function strip(data) {
-  const sorted = [...data.siblings].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   const jump = (id) => {
     const cell = document.querySelector(`[data-sibling="${CSS.escape(id)}"]`);
     cell?.scrollIntoView({ block: "nearest", inline: "start" });
@@ -82,7 +116,7 @@ function strip(data) {
     "div",
     { class: "strip" },
     h("span", { class: "note" }, "Siblings by reward"),
-    sorted.map((one) =>
+    data.siblings.map((one) =>
       h(
         "button",
         {
@@ -142,9 +176,14 @@ function otherSteps(data, params) {
 
 // One grid: a column for each sibling, a row for the head, for each turn, for the patches. Rows
 // line up, so that what was written at the same time is seen side by side.
-function columns(data, params, base) {
+function columns(data, params, base, reference) {
   const turns = Math.max(0, ...data.siblings.map((one) => one.actions.length));
   const patches = data.siblings.some((one) => one.patch);
+  const without = reference ? ["reference"] : [];
+  const reasons = data.siblings.map((one) =>
+    one.explanation.filter((part) => !without.includes(part.field)),
+  );
+  const explained = reasons.some((parts) => parts.length);
   const size = Math.max(...data.siblings.map((one) => Math.abs(one.advantage ?? 0)), 1e-9);
   // What one sibling has, all show: else their facts would not line up.
   const shared = {
@@ -169,6 +208,7 @@ function columns(data, params, base) {
         column,
         turns + 1,
       );
+    if (explained) put(whyCell(reasons[column], one), column, turns + 2);
   });
   return h(
     "div",
@@ -209,6 +249,17 @@ function sibling(one, params, shared, base) {
         },
         isBase ? "compared with" : "compare",
       ),
+      base &&
+        !isBase &&
+        h(
+          "a",
+          {
+            class: "note",
+            href: pairAddress(params, base, one),
+            title: "Both rollouts beside each other, line by line",
+          },
+          "side by side",
+        ),
     ),
     h("p", { class: "big" }, reward(one.reward), termination(one.termination, one.detail)),
     h(
@@ -248,8 +299,18 @@ function turnCell(data, one, action, i, base) {
   return h(
     "section",
     { class: "cell turn" },
-    h("h3", {}, `Turn ${action.turn}`),
-    actionText(action, { first, against: base && base !== one ? (other?.text ?? "") : null }),
+    h(
+      "details",
+      { open: true, "data-key": `turn ${one.rollout_id} ${action.turn}` },
+      h("summary", {}, h("h3", {}, `Turn ${action.turn}`)),
+      actionParts(action, { first, against: base && base !== one ? (other?.text ?? "") : null }),
+    ),
+  );
+}
+
+function actionParts(action, marks) {
+  return [
+    actionText(action, marks),
     action.tool_calls.map((call) =>
       h(
         "p",
@@ -258,6 +319,37 @@ function turnCell(data, one, action, i, base) {
         call.status !== "ok" && ` ${words(call.status)}`,
       ),
     ),
+    action.answers.map(answer),
+  ];
+}
+
+// What a tool or the environment gave back before the next turn.
+function answer(one) {
+  const failed = one.status && one.status !== "ok";
+  return h(
+    "div",
+    { class: `answer role-${one.role}${failed ? " broken" : ""}` },
+    h(
+      "p",
+      {},
+      h("span", { class: "role" }, one.name || (one.role === "tool" ? "tool" : "environment")),
+      failed && h("span", { class: "fail-ink" }, ` ${words(one.status)}`),
+    ),
+    longText(one.text, { first: 2_000 }),
+  );
+}
+
+function whyCell(parts, one) {
+  return h(
+    "section",
+    { class: "cell why" },
+    parts.length > 0 &&
+      h(
+        "details",
+        { open: true, "data-key": `why ${one.rollout_id}` },
+        h("summary", {}, h("h3", {}, "Why this reward")),
+        explanationTexts(parts),
+      ),
   );
 }
 

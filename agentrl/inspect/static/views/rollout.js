@@ -5,11 +5,17 @@ import { exportAddress, get, has, isExport } from "../api.js";
 import { h, longText } from "../dom.js";
 import { kindName, lastPart, num, plural, seconds, signed } from "../format.js";
 import { href } from "../router.js";
+import { explanationCard } from "./explanation.js";
+import { foldButtons, foldKeys } from "./fold.js";
 import { labelCard } from "./labels/labels.js";
+import { nextTrouble, outline } from "./outline.js";
 import { notes, reward, termination } from "./parts.js";
 import { taskSlider } from "./slider.js";
 import { unified } from "./sibling_text.js";
 import { turn } from "./turn.js";
+
+// What is collapsed and expanded together.
+const FOLDED = ".turns details.turn";
 
 async function load(params, signal) {
   const { run, kind, step, rollout } = params;
@@ -23,6 +29,7 @@ function withoutMissing(data, run, kind, step) {
   return {
     ...data,
     siblings: data.siblings.filter(there),
+    sibling_rewards: data.sibling_rewards.filter((_, i) => there(data.siblings[i])),
     same_task: data.same_task.filter((one) =>
       has("rollout", { run, kind: one.kind, step: one.step, rollout: one.rollout_id }),
     ),
@@ -73,6 +80,8 @@ function draw(data, params) {
         what: "tokens",
         run: () => (location.hash = tokensAddress(params, 0)),
       },
+      { keys: ["f"], shown: "f", what: "the next turn with a failure", run: nextTrouble },
+      ...foldKeys(FOLDED),
     ],
     node: h(
       "div",
@@ -85,6 +94,7 @@ function draw(data, params) {
         h(
           "div",
           { class: "turns" },
+          explanationCard(data.explanation),
           data.rows.map((row) => rowOf(row, data, params)),
           data.patch &&
             h(
@@ -126,6 +136,7 @@ function header(data, params, up) {
     h(
       "div",
       { class: "actions" },
+      data.rows.some((row) => row.turns.length > 1) && foldButtons(FOLDED),
       !isExport && h("a", { class: "button", href: up, "data-key": "group" }, "Group"),
       h("a", { class: "button", href: tokensAddress(params, 0), "data-key": "tokens" }, "Tokens"),
       !isExport && exports(params),
@@ -162,6 +173,11 @@ function exports(params) {
   );
 }
 
+// The name of a turn in addresses and in the page.
+function turnId(row, i, many) {
+  return many ? `${row.row_index}-${i}` : String(i);
+}
+
 function rowOf(row, data, params) {
   const many = data.rows.length > 1;
   return h(
@@ -176,16 +192,23 @@ function rowOf(row, data, params) {
       ),
     h(
       "details",
-      { class: "turn role-prompt", "data-key": `prompt ${row.row_index}`, "data-item": "" },
+      {
+        class: "turn role-prompt",
+        "data-key": `prompt ${row.row_index}`,
+        "data-item": "",
+        open: true,
+      },
       h(
         "summary",
         {},
         h("span", { class: "role" }, "prompt"),
         h("span", { class: "note" }, plural(row.prompt_tokens, "token")),
       ),
-      longText(row.prompt_text),
+      row.prompt_text
+        ? longText(row.prompt_text)
+        : h("p", { class: "note" }, "Its text was not stored; see its tokens."),
     ),
-    row.turns.map((one, i) => turn(one, i, many ? `${row.row_index}-${i}` : String(i))),
+    row.turns.map((one, i) => turn(one, i, turnId(row, i, many))),
     data.detail?.includes("\n") &&
       h(
         "details",
@@ -215,6 +238,10 @@ function side(data, params, at) {
     data.temperature !== undefined && ["temperature", num(data.temperature)],
     ...Object.entries(data.extra_logs ?? {}).map(([name, value]) => [name, num(value)]),
   ].filter(Boolean);
+  const many = data.rows.length > 1;
+  const turns = data.rows.flatMap((row) =>
+    row.turns.map((one, i) => ({ one, id: turnId(row, i, many) })),
+  );
   return h(
     "aside",
     { class: "side" },
@@ -228,15 +255,19 @@ function side(data, params, at) {
         facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
       ),
     ),
+    outline(
+      turns.map((of, index) => ({ ...of, index })),
+      { explained: data.explanation.length > 0 },
+    ),
     data.siblings.length > 1 &&
       h(
         "section",
         { class: "card" },
-        h("h2", {}, "Siblings"),
+        h("h2", {}, "Siblings", h("span", { class: "note" }, " highest reward first")),
         h(
           "ul",
           { class: "chips" },
-          data.siblings.map((one) =>
+          data.siblings.map((one, i) =>
             h(
               "li",
               {},
@@ -250,6 +281,7 @@ function side(data, params, at) {
                   "data-key": `sibling ${one}`,
                 },
                 lastPart(one),
+                h("small", {}, ` ${num(data.sibling_rewards[i])}`),
               ),
             ),
           ),

@@ -2,33 +2,20 @@
 
 import { h, longText } from "../dom.js";
 import { num, plural, seconds, words } from "../format.js";
+import { firstWords } from "./outline.js";
 import { reward, status } from "./parts.js";
 
 export function turn(one, index, id) {
-  const tokens = one.end - one.start;
   return h(
-    "article",
+    "details",
     {
       class: `turn role-${one.role}`,
       id: `turn-${id}`,
-      tabindex: 0,
       "data-item": "",
       "data-key": `turn ${id}`,
+      open: true,
     },
-    h(
-      "header",
-      {},
-      h("span", { class: "role" }, one.role),
-      h("span", { class: "note" }, `turn ${index}`),
-      h("span", { class: "note" }, tokens ? plural(tokens, "token") : "no tokens: the rollout had ended"),
-      one.duration_s > 0 && h("span", { class: "note" }, seconds(one.duration_s)),
-      one.finish_reason &&
-        one.finish_reason !== "stop" &&
-        h("span", { class: "pill warn" }, `ended by ${words(one.finish_reason)}`),
-      one.reward !== null &&
-        one.reward !== undefined &&
-        h("span", { class: "earned" }, "reward ", reward(one.reward)),
-    ),
+    h("summary", {}, heading(one, index)),
     // The results of a tool turn say the same as its text, with more around it.
     one.tool_results.length ? null : longText(one.text),
     one.tool_calls.map(call),
@@ -38,10 +25,39 @@ export function turn(one, index, id) {
       h(
         "details",
         { class: "raw" },
-        h("summary", { class: "note" }, tokens ? "as the model saw it" : "as it would have been shown"),
+        h(
+          "summary",
+          { class: "note" },
+          one.end > one.start ? "as the model saw it" : "as it would have been shown",
+        ),
         longText(one.text),
       ),
   );
+}
+
+// Role, number and facts of a turn, and its first words, which show while it is collapsed.
+export function heading(one, index) {
+  const tokens = one.end - one.start;
+  return [
+    h("span", { class: "role" }, one.role),
+    h("span", { class: "note" }, `turn ${index}`),
+    h("span", { class: "note" }, tokens ? plural(tokens, "token") : "no tokens: the rollout had ended"),
+    one.duration_s > 0 && h("span", { class: "note" }, seconds(one.duration_s)),
+    one.finish_reason &&
+      one.finish_reason !== "stop" &&
+      h("span", { class: "pill warn" }, `ended by ${words(one.finish_reason)}`),
+    h("span", { class: "said" }, firstWords(one)),
+    one.reward !== null &&
+      one.reward !== undefined &&
+      h("span", { class: "earned" }, "reward ", reward(one.reward)),
+  ];
+}
+
+// How the calls and results of a turn went, without their texts.
+export function outcomes(one) {
+  return [...one.tool_calls, ...one.tool_results]
+    .filter((of) => of.status !== "ok" || "exit_code" in of)
+    .map((of) => h("p", { class: "call-line" }, h("b", { class: "mono" }, of.name), " ", status(of.status)));
 }
 
 function call(one) {

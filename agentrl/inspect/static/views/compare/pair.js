@@ -1,17 +1,19 @@
-// Two rollouts side by side, of one run or of two: outcome on top, then turn beside turn.
+// Two rollouts side by side, of one run or of two: outcome on top, then turn beside turn, with their
+// texts level line by line, and why each has its reward.
 
 import { get } from "../../api.js";
-import { diff } from "../../diff.js";
 import { h } from "../../dom.js";
 import { kindName, lastPart, num, seconds } from "../../format.js";
 import { href } from "../../router.js";
+import { explanationCard } from "../explanation.js";
+import { foldButtons, foldKeys } from "../fold.js";
 import { notes, reward, termination } from "../parts.js";
 import { actionText } from "../sibling_text.js";
-import { turn } from "../turn.js";
+import { MOST_CHARS, splitText } from "../split.js";
+import { heading, outcomes, turn } from "../turn.js";
 
-const MOST_CHARS = 20_000;
-// Texts that share less are easier to read one beside the other than as a difference.
-const ALIKE = 0.4;
+// What is collapsed and expanded together.
+const FOLDED = ".beside details.turn";
 
 async function load(params, signal) {
   const { run, kind, step, rollout } = params;
@@ -36,7 +38,6 @@ function draw({ a, b }, params) {
   const plain = params.as === "plain";
   const turns = [a, b].map((one) => one.rows.flatMap((row) => row.turns));
   const size = Math.max(...turns.map((list) => list.length));
-  const beside = Array.from({ length: size }, (_, i) => [turns[0][i], turns[1][i]]);
   const same = a.task_id === b.task_id;
   return {
     title: `${a.task_id}: two rollouts`,
@@ -47,6 +48,7 @@ function draw({ a, b }, params) {
       [a.task_id, null],
     ],
     up: compareAddress(a, b),
+    keys: foldKeys(FOLDED),
     node: h(
       "div",
       { class: "page" },
@@ -66,6 +68,7 @@ function draw({ a, b }, params) {
         h(
           "div",
           { class: "actions" },
+          size > 1 && foldButtons(FOLDED),
           h(
             "nav",
             { class: "tabs", "aria-label": "How texts are shown" },
@@ -93,16 +96,19 @@ function draw({ a, b }, params) {
         { class: "beside" },
         outcome("A", a, b),
         outcome("B", b, a),
-        beside.flatMap(([left, right], index) => [
-          cell({ name: "A", one: left, index, ended: index === turns[0].length }),
-          cell({
-            name: "B",
-            one: right,
-            index,
-            against: plain ? null : left,
-            ended: index === turns[1].length,
+        Array.from({ length: size }, (_, i) =>
+          beside(turns[0][i], turns[1][i], i, {
+            plain,
+            ended: turns.map((list) => i === list.length),
           }),
-        ]),
+        ),
+        [a, b].map((one, side) =>
+          h(
+            "div",
+            {},
+            explanationCard(one.explanation, { key: `why ${"AB"[side]}`, id: null }),
+          ),
+        ),
       ),
     ),
   };
@@ -123,7 +129,7 @@ function prompt(a, b) {
   const [left, right] = [a, b].map((one) => one.rows[0]?.prompt_text ?? "");
   return h(
     "details",
-    { class: "card prompt", "data-key": "prompt", open: left.length < 1500 },
+    { class: "card prompt", "data-key": "prompt", open: true },
     h("summary", {}, h("h2", {}, left === right ? "Prompt" : "Prompt: they differ")),
     left === right
       ? h("pre", { class: "text" }, left)
@@ -183,31 +189,44 @@ function errors(one) {
   return results.filter((result) => result.status !== "ok").length;
 }
 
-function cell({ name, one, index, against = null, ended }) {
+// One turn of each: as one article with their texts level where both said something to compare.
+function beside(left, right, index, { plain, ended }) {
+  const comparable =
+    left && right && left.role === right.role && left.text && right.text && left.text !== right.text;
+  if (plain || !comparable || left.text.length + right.text.length > MOST_CHARS)
+    return [cell("A", left, index, ended[0]), cell("B", right, index, ended[1], left?.text)];
+  return h(
+    "details",
+    {
+      class: `turn both role-${left.role}`,
+      open: true,
+      "data-item": "",
+      "data-key": `turn ${index}`,
+    },
+    h(
+      "summary",
+      {},
+      [left, right].map((one, side) =>
+        h("span", { class: "half" }, h("b", {}, "AB"[side]), heading(one, index)),
+      ),
+    ),
+    splitText(left.text, right.text),
+    h(
+      "div",
+      { class: "split-row" },
+      [left, right].map((one) => h("div", {}, outcomes(one))),
+    ),
+  );
+}
+
+function cell(name, one, index, ended, other) {
   if (!one) return h("div", {}, ended && h("p", { class: "note" }, `${name} has ended`));
-  const marked = against && one.role === against.role ? changes(against.text, one.text) : null;
   return h(
     "div",
     {},
     turn(one, index, `${name}-${index}`),
-    marked &&
-      h(
-        "details",
-        { class: "raw", open: true, "data-key": `changes ${index}` },
-        h("summary", { class: "note" }, "how B differs from A"),
-        marked,
-      ),
+    other === one.text && h("p", { class: "note" }, "The same text."),
   );
-}
-
-function changes(from, to) {
-  if (from === to) return h("p", { class: "note" }, "The same text.");
-  if (!from || !to || from.length + to.length > MOST_CHARS) return null;
-  const alike = diff(from, to)
-    .filter(([kind]) => kind === "same")
-    .reduce((sum, [, text]) => sum + text.length, 0);
-  if (alike < ALIKE * Math.max(from.length, to.length)) return null;
-  return actionText({ text: to }, { first: null, against: from });
 }
 
 export default { load, draw };
