@@ -129,6 +129,7 @@ class AgentLoop:
             reward_parts=dict(step.reward_parts),
             score=step.scores,
             extra_logs={**session.report(), **step.extra_logs},
+            explanation=step.explanation,
             ending=ending,
         )
         try:

@@ -64,14 +64,17 @@ async def test_a_result_has_parts_scores_and_logs(chat):
     row = await one(chat, agent, args={"weight": 2.0})
     assert (row.reward, row.score, row.reward_parts) == (2.0, 0.5, {"right": 2.0})
     assert row.extra_logs == {"seed_known": 1.0}
+    assert row.explanation is None
 
 
 async def test_a_dictionary_of_the_same_fields(chat):
     async def agent(task: Task, client: Any) -> Any:
         await ask(client)
-        return {"rewards": 3, "scores": 1}
+        return {"rewards": 3, "scores": 1, "explanation": {"reason": "three of three"}}
 
-    assert (await one(chat, agent)).reward == 3.0
+    row = await one(chat, agent)
+    assert row.reward == 3.0
+    assert row.explanation.reason == "three of three"
 
 
 @pytest.mark.parametrize(
