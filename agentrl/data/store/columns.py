@@ -168,7 +168,7 @@ def decode(table: pa.Table) -> Iterator[StoredTrajectory]:
 
 
 def with_optional(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """What was read of a file, with nulls for those of `columns` that an older file lacks."""
+    """A table with nulls for those of `columns` that its file, of an older version, lacks."""
     missing = OPTIONAL.intersection(columns).difference(table.column_names)
     for name in missing:
         table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))

@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.fused_attention import without_plans
-from agentrl.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.kernels.fused_attention import without_plans
+from agentrl.kernels.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.cache_attention import (
     CacheAttention,
     CacheSegment,

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
-from agentrl.fused_attention import without_plans
+from agentrl.kernels.fused_attention import without_plans
 from agentrl.train.model.flex import flexible_attention, is_flexible
 from agentrl.train.model.segments import (
     Block,

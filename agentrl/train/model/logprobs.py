@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
-from agentrl.lm_head import has_float32_head
+from agentrl.kernels.lm_head import has_float32_head
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.segments import Segments, path_ranges, starts
 from agentrl.train.model.stateful_layers import carries_state

@@ -24,7 +24,7 @@ import torch
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.lm_head import use_float32_head
+from agentrl.kernels.lm_head import use_float32_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.lm_head import has_float32_head
+from agentrl.kernels.lm_head import has_float32_head
 from agentrl.train.model.pretrained import check_model_path, load_pretrained, pick_device
 from tests.runtime.tiny_project import write_model
 

@@ -10,7 +10,12 @@ from torch import nn
 
 from agentrl.batch.tensors import to_tensors
 from agentrl.config.fleet import EmbeddedServing
-from agentrl.lm_head import float32_logits, float32_product, has_float32_head, use_float32_head
+from agentrl.kernels.lm_head import (
+    float32_logits,
+    float32_product,
+    has_float32_head,
+    use_float32_head,
+)
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.head_logprobs import head_log_probs
