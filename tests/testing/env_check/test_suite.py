@@ -226,6 +226,11 @@ class E307(InPlace):
         return {"done": "yes" if result.done else ""}
 
 
+class E309(InPlace):
+    def change(self, result):
+        return {"explanation": {"verdict": "good"}}
+
+
 class E308(Good):
     async def step(self, action):
         return 1.0
