@@ -87,7 +87,10 @@ def ask_other_policies(
     critic: Critic | None,
     teacher: Teacher | None = None,
 ) -> Answers:
-    """Ask them; every rank asks for its share, since later epochs may give it the rows of others.
+    """Ask them; every rank asks for its share, and gets the numbers of all others.
+
+    Later epochs may give it their rows, and a reward with a KL is divided by all of them. The
+    teacher has K numbers a token, so where neither is so each rank keeps its own.
 
     The old policy needs no pass of its own while it is the policy at hand: in a step of one update
     whose reward holds no KL, or where the sampler's numbers stand for it.
@@ -103,6 +106,15 @@ def ask_other_policies(
         parts = on_every_rank(backend, lambda: source(micros))
         return {key: numbers for part in parts for key, numbers in part.items()}
 
+    def ask_for_own(
+        source: Callable[[Sequence[MicroBatch]], Mapping[RowKey, Numbers]],
+    ) -> Mapping[RowKey, Numbers]:
+        own: dict[RowKey, Numbers] = {}
+        on_every_rank(backend, lambda: own.update(source(micros)))
+        return own
+
+    rows_stay = batch.credit is None and not any(part.epoch for part in shares)
+
     several = len(batch.updates) > 1 or _kl_in_reward(algorithm)
     old = ref = values = None
     if algorithm.old_log_probs != "rollout" and several:
@@ -114,7 +126,8 @@ def ask_other_policies(
     taught, teacher_s, top_k = None, None, 0
     if teacher is not None and algorithm.distill is not None:
         began, prompts = time.perf_counter(), batch.teacher_prompts
-        taught = ask(lambda own: teacher.ask(own, prompts=prompts))
+        ask_teacher = ask_for_own if rows_stay else ask
+        taught = ask_teacher(lambda own: teacher.ask(own, prompts=prompts))
         teacher_s, top_k = time.perf_counter() - began, algorithm.distill.top_k
     return Answers(
         log_probs=KnownLogProbs(old=old, ref=ref, teacher=taught, top_k=top_k),
