@@ -130,10 +130,10 @@ def test_the_verdict_with_the_mark_is_found(text: str) -> None:
     ],
 )
 def test_anything_else_is_none(text: str, why: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()  # of this process alone: others may have the processor
     with pytest.raises(ValueError, match=why):
         the_verdict(text, MARK)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_refusal_quotes_nothing() -> None:

@@ -89,10 +89,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_turn_lost_with_its_engine_is_asked_of_another_with_the_same_seed_and_counted():
     """Fails if a lost turn fails the rollout, is not counted, or is drawn with another seed."""
-    fleet = servers(delay_s=0.02)
+    fleet = servers(delay_s=0.5)
     client = TokenClient(fleet)
     turn = asyncio.create_task(client.generate([1, 2], SAMPLING, "s"))
-    await asyncio.sleep(0.005)
+    await until(lambda: fleet[0].in_flight == 1)
     fleet[0].kill()
     generation = await turn
     assert fleet[0].requests[0].generation is None
