@@ -73,7 +73,7 @@ def _print(answer: Mapping[str, Any], alike: Mapping[str, Any], run: Path) -> No
     say(answer["answer"], "bold")
     for sign in answer["signs"]:
         say(f"  {sign['detector']}: {sign['title']}")
-    table = Table("what rose")
+    table = Table("metric")
     for name in ("start", "end", "change, 95 %"):
         table.add_column(name, justify="right")
     for one in answer["parts"]:
