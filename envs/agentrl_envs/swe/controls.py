@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, GraderError
 from agentrl_envs.swe.changes import Changes
 from agentrl_envs.swe.claims import AskedOnce, row_key
 from agentrl_envs.swe.locate import TestIndex, TestLocation
@@ -181,10 +181,28 @@ class Controls:
             tests += _drawn(near, _SPOT_CHECKS // 2, draw)
             tests += _drawn(rest - set(tests), _SPOT_CHECKS // 2, draw)
             probe = functools.partial(self._probe, gold)
-            made = await make_plan(found.sources, tests, probe, draw)
+            only = frozenset(test.function for test in tests)
+            check = functools.partial(self._check_machine, gold, only)
+            made = await make_plan(found.sources, tests, probe, draw, check_machine=check)
             return made or ProofPlan(), made is not None
 
         return await _PLANS.get(row_key(self.workspace), make)
+
+    async def _check_machine(self, gold: Changes, only: frozenset[str]) -> None:
+        """Raises unless the tests as they are run well just now.
+
+        Raises:
+            GraderError: the machine is too slow, or short of memory.
+        """
+        run = await self.run(gold, Control(only=only))
+        self.check_speed(run)
+        if run.killed or not run.started:
+            raise GraderError(
+                f"task {self.workspace.task.instance_id!r}: the tests do not run with the gold "
+                f"change just now, {'something killed' if run.killed else 'nothing started'} their "
+                "runner, so nothing can be said of a change; the machine is short of memory or "
+                "processes: run fewer rollouts at once"
+            )
 
     async def _probe(
         self,

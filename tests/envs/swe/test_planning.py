@@ -7,6 +7,8 @@ import gc
 import re
 import time
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from agentrl_envs.swe.changes import Changes
@@ -16,7 +18,7 @@ from agentrl_envs.swe.record import SweTask
 from agentrl_envs.swe.run_tests import TestRun, TestState
 from agentrl_envs.swe.workspace import Workspace
 
-from agentrl.errors import SandboxError
+from agentrl.errors import GraderError, SandboxError
 
 FILES = 6
 TESTS = 12
@@ -54,9 +56,8 @@ def task_of(name: str, **more) -> SweTask:
 
 def run_of(values: dict[str, str], failed: tuple[str, ...] = (), **more) -> TestRun:
     states = defaultdict(lambda: TestState.PASSED, dict.fromkeys(failed, TestState.FAILED))
-    return TestRun(
-        states=states, started=True, timed_out=False, seconds=0.0, tail="", values=values
-    )
+    usual = {"started": True, "timed_out": False, "seconds": 0.0, "tail": ""}
+    return TestRun(states=states, values=values, **{**usual, **more})
 
 
 class Image:
@@ -82,13 +83,24 @@ class Image:
 
 
 class Runs:
-    """Runs in which every probe is reached, and right with a change."""
+    """Runs in which every probe is reached, and right with a change.
 
-    def __init__(self) -> None:
+    Args:
+        spoiled: fields of runs with probes that are not complete, the first ones.
+        killed: whether something kills the tests as they are, too.
+    """
+
+    def __init__(self, *spoiled: Mapping[str, Any], killed: bool = False) -> None:
         self.count = 0
+        self.spoiled = list(spoiled)
+        self.killed = killed
 
     async def run(self, changes: Changes, control: Control) -> TestRun:
         self.count += 1
+        if not control.files:
+            return run_of({}, killed=self.killed)
+        if self.spoiled:
+            return run_of({}, **self.spoiled.pop(0))
         said = "right" if changes.written else "wrong"
         numbers = {
             number
@@ -158,6 +170,33 @@ async def test_the_tests_of_a_row_are_read_once():
     assert (image.reads, runs.count) == (1, 3 + 3)
     assert await judge.gold() == changes
     assert image.reads == 1
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        ({"timed_out": True},),
+        ({"killed": True},),
+        ({"started": False},),
+        ({"timed_out": True},) * 2,
+    ],
+    ids=["timed_out", "killed", "not_started", "twice"],
+)
+async def test_a_run_that_is_not_complete_spares_no_proof(spoiled):
+    """Caught: on a busy machine a change was paid that repeats the inputs of the tests."""
+    judge = controls(f"spoiled-{spoiled}", Image(), Runs(*spoiled))
+    changes = Changes(written={"lib.py": b"bad = 2\n"})
+    assert (await judge.second_look(changes, lambda name: True)).proven
+    plan = await judge._plan(await judge._task_tests(), changes)
+    drawn = [name for names in plan.names.values() for name in names if "_v" in name]
+    assert drawn or len(spoiled) == 2, "inputs other than the tests' own"
+
+
+async def test_nothing_is_said_of_a_change_where_no_test_can_run():
+    """Caught: a runner that the machine had killed left sabotage alone to decide."""
+    judge = controls("killed-too", Image(), Runs({"killed": True}, killed=True))
+    with pytest.raises(GraderError, match="something killed their runner"):
+        await judge.second_look(Changes(written={"lib.py": b"bad = 2\n"}), lambda name: True)
 
 
 async def test_a_row_is_asked_by_one_at_a_time_after_an_error_too():

@@ -14,7 +14,9 @@ from agentrl_envs.swe.proof.probes import ProbeFile, ValueProbe, probe_file
 from agentrl_envs.swe.run_tests import TestRun
 
 _PER_FILE = 10**6
-_VARIANTS = 12
+_VARIANTS = (12, 4, 0)
+"""Inputs of a test that are drawn, in the first try and in those after it: some have no end, and
+those of the tests themselves do."""
 _TRUTHS = frozenset("TFN")
 _LEAST_TRUTHS, _TRUE_SHARE = 6, 0.75
 """Guesses get 5 of 6 right twice in 1 of 84 tries: `P(Bin(6, 1/2) >= 5) ** 2`."""
@@ -162,6 +164,8 @@ async def make_plan(
     tests: Collection[TestLocation],
     run: RunProbes,
     draw: random.Random,
+    *,
+    check_machine: Callable[[], Awaitable[None]],
 ) -> ProofPlan | None:
     """Draw inputs for `tests` and find out what is right for them, in three runs.
 
@@ -170,24 +174,29 @@ async def make_plan(
         tests: functions of these files.
         run: runs files.
         draw: chooses the inputs.
+        check_machine: called after a run that was not complete; raises if the tests as they are
+            do not run well either. A plan with fewer inputs because a machine was busy would
+            accept a change that repeats what the tests show.
 
     Returns:
-        None if a run reached its limit, which says nothing of the next one.
+        None if no try was complete, which says nothing of the next one.
     """
-    for variants in (_VARIANTS, 0):
-        # Some inputs have no end; those of the tests do.
+    for variants in _VARIANTS:
         files = await parsing(_probed, sources, tests, draw, variants)
         if not files:
             return ProofPlan()
         texts = {path: made.source for path, made in files.items()}
         only = frozenset(name for made in files.values() for name in made.names)
-        right = await run(texts, only, True, None)
-        if right.timed_out:
-            continue
-        again = await run(texts, only, True, tuple(right.values))
-        wrong = await run(texts, only, False, tuple(right.values))
-        if not (again.timed_out or wrong.timed_out):
-            values = (right.values, again.values, wrong.values)
+        values: list[Mapping[str, str]] = []
+        # Twice with the gold change: some values differ in every run.
+        for right in (True, True, False):
+            done = await run(texts, only, right, tuple(values[0]) if values else None)
+            lost = any(values) and not done.values
+            if done.timed_out or not done.started or (right and (done.killed or lost)):
+                await check_machine()
+                break
+            values.append(done.values)
+        else:
             return await asyncio.to_thread(_plan, files, texts, tests, *values)
     return None
 
