@@ -164,7 +164,8 @@ async def test_a_failure_is_a_crashed_grader_of_the_whole_group(
     bench: Make, target: str, message: str
 ) -> None:
     """Fails if it counts as a reward of 0, or leaves the reward without what was asked for."""
-    made = bench(["a"], Talk, grade=grading(timeout_s=0.1, functions={"f": target}))
+    timeout_s = 0.1 if target == "hangs" else 10.0
+    made = bench(["a"], Talk, grade=grading(timeout_s=timeout_s, functions={"f": target}))
     for row in rows_of(await made.group(n=2)):
         assert row.termination is Termination.GRADER_CRASHED
         assert (row.reward, row.score) == (None, None)
