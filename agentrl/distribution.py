@@ -16,6 +16,20 @@ DISTRIBUTION = "agentrl-platform"
 """The name in `pyproject.toml`; a test holds that they are equal."""
 _OTHER = "agentrl"
 """Name of the other program on PyPI."""
+_EXTRAS = {
+    "aiodocker": "docker",
+    "anthropic": "gateway",
+    "gguf": "quickstart",
+    "gymnasium": "envs",
+    "math_verify": "math",
+    "mcp": "mcp",
+    "openai": "gateway",
+    "reasoning_gym": "envs",
+    "safetensors": "train",
+    "torch": "train",
+    "transformers": "train",
+}
+"""By module that a user may lack, the extra that brings it."""
 _OUR_COMMAND = "agentrl.cli:main"
 _ROOT = Path(__file__).parents[1]
 
@@ -38,6 +52,16 @@ def install_command(*extras: str, root: Path | None = None) -> str:
     if (root / "pyproject.toml").is_file():
         return f"{pip} -e {shlex.quote(_near(str(root)) + wanted)}"
     return f"{pip} {shlex.quote(DISTRIBUTION + wanted)}"
+
+
+def how_to_install(module: str | None) -> str:
+    """End an error about a missing module with what installs it; empty where we cannot know.
+
+    Args:
+        module: dotted name, as in `ModuleNotFoundError.name`.
+    """
+    extra = _EXTRAS.get((module or "").partition(".")[0])
+    return "" if extra is None else f"; run {install_command(extra)}"
 
 
 def other_program(search: Iterable[str] | None = None) -> str | None:

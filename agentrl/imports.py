@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from agentrl.distribution import how_to_install
 from agentrl.errors import ConfigError, choices
 
 _FILE_MODULE = "agentrl_file_"
@@ -66,6 +67,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
             ) from error
         raise ConfigError(
             f"module {name!r} was found but needs {missing!r}, which is not installed"
+            f"{how_to_install(missing)}"
         ) from error
     except Exception as error:  # any module body may raise anything; this is the boundary
         raise ConfigError(
@@ -100,6 +102,11 @@ def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, parent)
     try:
         spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        del sys.modules[key]
+        raise ConfigError(
+            f"file {path} needs {error.name!r}, which is not installed{how_to_install(error.name)}"
+        ) from error
     except Exception as error:  # any file may raise anything; this is the boundary
         del sys.modules[key]
         raise ConfigError(

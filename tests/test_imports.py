@@ -35,7 +35,7 @@ def test_a_file_may_import_its_neighbour_and_leaves_no_trace_on_the_path(tmp_pat
         ("pathlib:Pth", r"'pathlib' was imported but has no 'Pth'.*did you mean 'Path'"),
         ("no_such_module_xyz:A", r"module 'no_such_module_xyz' was not found"),
         ("os.no_such:A", r"module 'os.no_such' was not found"),
-        ("needs.py:A", r"raised while being imported: ModuleNotFoundError.*absent_package_xyz"),
+        ("needs.py:A", r"needs.py needs 'absent_package_xyz', which is not installed$"),
         ("raises.py:A", r"raises.py raised while being imported: ZeroDivisionError"),
         ("syntax.py:A", r"SyntaxError"),
         ("raise.py:A", r"does not exist.*did you mean 'raises.py'"),
@@ -49,6 +49,16 @@ def test_the_half_that_failed_is_named(target: str, message: str, tmp_path: Path
     (tmp_path / "fine.py").write_text("A = 1\n")
     with pytest.raises(ConfigError, match=message):
         resolve(target, base=tmp_path)
+
+
+def test_a_package_that_one_of_our_extras_brings_comes_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text("from openai.types import chat\n")
+    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "openai.types", None)
+    with pytest.raises(ConfigError, match=r"needs 'openai.*; run .* install .*\[gateway\]"):
+        resolve("agent.py:agent", base=tmp_path)
 
 
 def test_a_file_that_failed_is_tried_again_after_it_was_mended(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _settings(
     config: str | None, overrides: list[str], env: str | None, dataset: str | None
 ) -> tuple[RunConfig, Path]:
     if config is not None:
-        return read_config(Path(config), overrides)
+        return read_config(Path(config), overrides, with_models=True)
     if env is None or dataset is None:
         raise ConfigError("agentrl eval needs a run file, or both --env and --dataset")
     data: dict[str, Any] = {

@@ -50,7 +50,7 @@ def command(
     from agentrl.preflight.watchdog import run_watched
 
     prepare()
-    settings, base = read_config(config, overrides or [])
+    settings, base = read_config(config, overrides or [], with_models=True)
     request = None
     if samples or model is not None:
         name = f"{settings.run.name}-preflight"

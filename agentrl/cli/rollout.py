@@ -22,7 +22,7 @@ def command(
     from agentrl.runtime.sample import collect
 
     prepare()
-    settings, base = read_config(config, overrides or [])
+    settings, base = read_config(config, overrides or [], with_models=True)
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-rollout")
     console = open_console()
     made = watched(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.session import GatewaySession
@@ -44,6 +45,6 @@ def bound_client(kind: ClientKind, gateway: Gateway, session: GatewaySession) ->
         )
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"an agent with a client of {kind} needs the package {error.name!r}; "
-            'pip install "agentrl-platform[gateway]"'
+            f"an agent with a client of {kind} needs the package {error.name!r}; run "
+            f"{install_command('gateway')}"
         ) from error

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import TOKEN_HEADER, Gateway
 
@@ -41,8 +42,8 @@ async def listening(
         import uvicorn
     except ModuleNotFoundError:
         raise ConfigError(
-            "the gateway listens with uvicorn, which is not installed; "
-            'pip install "agentrl-platform[gateway]"'
+            "the gateway listens with uvicorn, which is not installed; run "
+            f"{install_command('gateway')}"
         ) from None
     try:
         door = socket.create_server((host, port), family=_family(host))

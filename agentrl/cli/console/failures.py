@@ -9,11 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.distribution import install_command
+from agentrl.distribution import how_to_install
 from agentrl.errors import AgentrlError
-
-_EXTRAS = {"torch": "train", "transformers": "train", "safetensors": "train", "gguf": "quickstart"}
-"""Packages a user may lack, and the extra that brings them."""
 
 
 def report(error: BaseException, *, debug: bool) -> int:
@@ -28,8 +25,8 @@ def report(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, AgentrlError):
         console.print(Text("error: ", style="bold red") + Text(str(error)))
         return 2
-    if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        need = f"{error.name} is not installed; run {install_command(_EXTRAS[error.name])}"
+    if isinstance(error, ModuleNotFoundError) and (run := how_to_install(error.name)):
+        need = f"{error.name} is not installed{run}"
         console.print(Text("error: ", style="bold red") + Text(need))
         return 2
     text = f"{type(error).__name__}: {error}".rstrip(": ")

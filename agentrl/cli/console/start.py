@@ -16,7 +16,7 @@ from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.disk.logs import quiet_libraries
-from agentrl.runtime.disk.run_directory import read_fit_identity, read_identity
+from agentrl.runtime.disk.run_directory import models_of_run, read_fit_identity, read_identity
 from agentrl.runtime.disk.run_name import free_name
 
 _OF_A_KIND = 3
@@ -81,14 +81,25 @@ def _with_text(record: logging.LogRecord, text: str) -> logging.LogRecord:
     return logging.makeLogRecord(values)
 
 
-def read_config(path: Path, overrides: list[str]) -> tuple[RunConfig, Path]:
+def read_config(
+    path: Path, overrides: list[str], *, with_models: bool = False
+) -> tuple[RunConfig, Path]:
     """A run file, or the stored config of a run directory, and where its relative paths start.
+
+    Args:
+        path: of the file or the directory.
+        overrides: `section.key=value`; they win.
+        with_models: whether paths of other runs stand for the checkpoints that a run directory
+            began with, rather than for the latest ones there. Not to go on with a run, whose
+            config is compared with the stored one.
 
     Raises:
         AgentrlError: it is neither.
     """
     if path.is_dir():
         config, base = read_identity(path)
+        if with_models:
+            config = models_of_run(path, config)
         return parse_config(config.model_dump(mode="json"), overrides, where=str(path)), base
     return load_config(path, overrides), path.resolve().parent
 

@@ -185,7 +185,7 @@ class RunDir(RunPaths):
         A path that names another run stands for the latest checkpoint there, and that run may go
         on.
         """
-        return resolved_models(config, json.loads((self.path / IDENTITY_FILE).read_bytes()))
+        return models_of_run(self.path, config)
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the final scores."""
@@ -286,6 +286,11 @@ def resolved_models(config: Config, identity: Mapping[str, Any]) -> Config:
     path = identity.get("model") or config.model.path
     section = config.model.model_copy(update={"path": path})
     return with_pinned(config.model_copy(update={"model": section}), read_pinned(identity))
+
+
+def models_of_run(path: Path, config: Config) -> Config:
+    """`config` with the models that the run at `path` began with."""
+    return resolved_models(config, json.loads((path / IDENTITY_FILE).read_bytes()))
 
 
 def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:

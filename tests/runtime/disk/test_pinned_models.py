@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.audit.replay.recorded_run import open_recorded
+from agentrl.cli.console.start import read_config
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.distill import CheckpointTeacher
 from agentrl.config.schema import CheckpointSection
@@ -88,6 +89,9 @@ def test_a_run_keeps_every_checkpoint_it_began_with(folder: Path) -> None:
     assert paths_of(run.resolve_models(stored)) == wanted
     run.close()
     assert paths_of(open_recorded(run.path).config) == wanted
+    assert paths_of(read_config(run.path, [], with_models=True)[0]) == wanted
+    chosen = read_config(run.path, ["reward.models.rm.path=other"], with_models=True)[0]
+    assert paths_of(chosen) == wanted | {"rm": ("other",)}, "what is said on the line wins"
 
 
 def rewritten(folder: Path) -> None:
