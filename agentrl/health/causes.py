@@ -117,14 +117,13 @@ def _explains(cause: Verdict, effect: Verdict) -> bool:
         return False
     gap = _began(effect) - _began(cause)
     near = max(_NEAR_STEPS, round(_NEAR_SHARE * max(_began(cause), _began(effect))))
-    if gap < 0 and effect.name in _SLOW:
-        near *= _SLOW_TIMES
-    if abs(gap) > near:
+    slow = (effect if gap < 0 else cause).name in _SLOW
+    if abs(gap) > near * (_SLOW_TIMES if slow else 1):
         return gap > 0
     if cause.name not in _EXPLAINS.get(effect.name, ()):
         return True
     # Each could explain the other: the earlier one, and else the one further upstream.
-    tie = near if effect.name in _SLOW else _TIE_STEPS
+    tie = near * (_SLOW_TIMES if slow else 1) if {cause.name, effect.name} & _SLOW else _TIE_STEPS
     return gap > 0 if abs(gap) > tie else _place(cause) < _place(effect)
 
 

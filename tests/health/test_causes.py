@@ -62,6 +62,14 @@ def test_what_began_before_is_explained_by_nothing_that_came_later() -> None:
     ]
 
 
+@pytest.mark.parametrize(("early", "causes_first"), [(81, "kl_too_large"), (70, "decoupling")])
+def test_a_date_that_is_not_exact_is_so_whichever_finding_is_asked(early, causes_first) -> None:
+    """Fails if a held-out score, dated by evaluations that lie apart, explains a sudden jump of the
+    divergence that came within the error of that date."""
+    found = [verdict("decoupling", early), verdict("kl_too_large", 90)]
+    assert [name for name, _ in ranked(*found)] == [causes_first]
+
+
 def test_a_key_that_two_causes_pull_gets_the_value_of_the_first() -> None:
     found = [
         verdict("truncation", 30, Status.WARN, key=1, other=5),
