@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.coordinate import Coordinate
 
 from agentrl.errors import AgentrlError
 from agentrl.inspect.pages.groups import group_answer, step_answer
@@ -39,6 +38,7 @@ class RunsView(TableView):
     def __init__(self, readers: Sequence[RunReader]) -> None:
         super().__init__()
         self._readers = {reader.run.id: reader for reader in readers}
+        self._lines: dict[str, Sequence[Text | str]] = {}
 
     def read(self, width: int) -> list[tuple[str, list[Text | str]]]:
         """One line a run."""
@@ -47,6 +47,7 @@ class RunsView(TableView):
     def show(self, answer: Any) -> None:
         """Findings come when they are known."""
         self.head(Text(f"{len(self._readers)} runs", style="bold"))
+        self._lines = dict(answer)
         self.fill(answer)
         self.run_worker(self._diagnose, thread=True, exclusive=True)
 
@@ -60,11 +61,9 @@ class RunsView(TableView):
                 self.app.call_from_thread(self._update, name, _run_cells(reader))
 
     def _update(self, name: str, cells: Sequence[Text | str]) -> None:
-        if name in self.keys:
-            row = list(self.keys).index(name)
-            for column, cell in enumerate(cells):
-                text = visible(cell) if isinstance(cell, str) else cell
-                self.table.update_cell_at(Coordinate(row, column), text, update_width=True)
+        if name in self._lines:
+            self._lines[name] = cells
+            self.fill(list(self._lines.items()))
 
     def open(self, key: Any) -> View:
         """The steps of a run."""

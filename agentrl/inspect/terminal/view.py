@@ -201,12 +201,20 @@ class TableView(View):
         return self.query_one("#pane", Table)
 
     def fill(self, rows: Sequence[tuple[Any, Sequence[Text | str]]]) -> None:
-        """Replace the rows; the cursor stays on the row of the same key."""
+        """Replace the rows; the cursor stays on the row of the same key.
+
+        Columns get their widths here: a table that measures cells itself does so when it is idle,
+        and until then a column of long texts is as wide as its heading.
+        """
         before = self.here()
         self.keys = [key for key, _ in rows]
-        self.table.clear()
-        for _, cells in rows:
-            self.table.add_row(*(visible(c) if isinstance(c, str) else c for c in cells))
+        lines = [[visible(c) if isinstance(c, str) else c for c in cells] for _, cells in rows]
+        self.table.clear(columns=True)
+        for position, name in enumerate(self.columns):
+            texts = [Text(name), *(cells[position] for cells in lines)]
+            self.table.add_column(texts[0], width=max(map(_cells_of, texts)))
+        for cells in lines:
+            self.table.add_row(*cells)
         if before in self.keys:
             self.table.move_cursor(row=self.keys.index(before))
 
@@ -228,6 +236,10 @@ class TableView(View):
         view = None if key is None else self.open(key)
         if view is not None:
             self.app.push_screen(view)
+
+
+def _cells_of(text: Text) -> int:
+    return max((line.cell_len for line in text.split()), default=0)
 
 
 def reader_of(view: View) -> RunReader:

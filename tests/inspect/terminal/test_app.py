@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.text import Text
+from textual.app import App
 from textual.pilot import Pilot
 
 from agentrl.data import TrajectoryStore
@@ -22,6 +23,7 @@ from agentrl.inspect.terminal.app import TerminalApp
 from agentrl.inspect.terminal.rollout_text import wrapped
 from agentrl.inspect.terminal.start import show_terminal
 from agentrl.inspect.terminal.text import sparkline
+from agentrl.inspect.terminal.view import TableView
 from agentrl.types import Turn
 from tests.data.records import group, trajectory
 from tests.inspect.hacked_runs import write_hacked_run
@@ -117,6 +119,30 @@ async def test_a_hacked_reward_and_its_clusters_are_one_key_away(tmp_path: Path)
                     "1 clusters of near-identical answers", "I have checked twice")  # fmt: skip
         await press(pilot, "enter")
         await until(pilot, "assistant turn 0", "<script>alert('x')</script>")
+
+
+async def test_columns_are_as_wide_as_their_texts_before_the_table_is_idle() -> None:
+    """Fails where widths are left to the table, which measures its cells when it is idle."""
+
+    class Listed(TableView):
+        columns = ("id", "what it says")
+
+        def read(self, width: int) -> list[tuple[int, list[str]]]:
+            return []
+
+        def show(self, answer: object) -> None:
+            """Nothing by itself."""
+
+    app = App[None]()
+    async with app.run_test(size=SIZE) as pilot:
+        listed = Listed()
+        await app.push_screen(listed)
+        await pilot.pause()
+        listed.fill([(1, ["1", "word " * 10]), (2, ["twenty-two", "two\nlines"])])
+        widths = [column.width for column in listed.table.columns.values()]
+        assert widths == [len("twenty-two"), len("word " * 10)]
+        listed.fill([(1, ["1", "short"])])
+        assert [column.width for column in listed.table.columns.values()] == [2, 12]
 
 
 async def test_siblings_and_other_steps_of_a_task_are_one_key_away(tmp_path: Path) -> None:
