@@ -20,6 +20,7 @@ from agentrl.inspect.read.row_facts import action_tokens
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
+from agentrl.inspect.read.turn_numbers import assistant_turns, turn_name, turn_numbers
 
 _GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""
@@ -131,7 +132,7 @@ def _sibling(
         "termination": shown(last["termination"]),
         "detail": shown(stored[last["row"]]["termination_detail"], 20_000),
         "action_tokens": int(np.nansum([sampled[row["row"]] for row in of_rollout])),
-        "turns": sum(turn["role"] == "assistant" for turn in turns),
+        "turns": assistant_turns(turns),
         "duration_s": number(last["duration_s"]),
         "actions": _actions(turns),
         "explanation": explanation_parts(stored[last["row"]]["explanation"]),
@@ -249,7 +250,11 @@ def _divergence(
         low, high = min(texts), max(texts)
         pairs = zip(low, high, strict=False)
         char = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(low), len(high)))
-    return {"turn": max(position, 0), "char": char, "token": token}
+    position = max(position, 0)
+    name = ""
+    if turns[0]:
+        name = turn_name(turns[0][position]["role"], turn_numbers(turns[:1])[0][position])
+    return {"turn": position, "name": name, "char": char, "token": token}
 
 
 def _other_steps(

@@ -23,6 +23,7 @@ from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
+from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TERMINATION_RULES, Termination
 
 _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "temperature",
@@ -57,6 +58,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     oldest = min((version for version in versions if version == version), default=None)
     lengths = _prompt_lengths(reader, shelf, index)
     sampled = action_tokens(rows, shelf)
+    named = turn_names([long["turns"] for long in stored])
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
     siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
@@ -86,11 +88,14 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                 "prompt_text": shown(long["prompt_text"]),
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],
-                "turns": [_turn(turn) for turn in long["turns"]],
+                "turns": [
+                    _turn(turn) | {"name": name}
+                    for turn, name in zip(long["turns"], names, strict=True)
+                ],
                 "has_tokens": row["row_index"] in with_tokens,
                 "n_tokens": sum(length),
             }
-            for row, long, length in zip(index, stored, lengths, strict=True)
+            for row, long, length, names in zip(index, stored, lengths, named, strict=True)
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),
         "labels": labels_answer(reader, kind, step, rollout),

@@ -12,6 +12,7 @@ from agentrl.inspect.pages.groups import find_rollout
 from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of
+from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TrainedTokens
 
 _COLUMNS = (
@@ -43,6 +44,10 @@ def tokens_answer(
         raise RunError(f"rollout {rollout!r} has no row {row_index}; valid: {there}")
     table = rows.read(shelf, [entry["row"]], _COLUMNS)
     turns = rows_of(table.select(["turns"]))[0]["turns"]
+    of_rows = [
+        turns if row is entry else rows_of(rows.read(shelf, [row["row"]], ["turns"]))[0]["turns"]
+        for row in index
+    ]
     prompt, response, mask, sampled, versions = (
         np.asarray(table.column(name)[0].values) for name in _COLUMNS[1:]
     )
@@ -76,6 +81,7 @@ def tokens_answer(
         "ids": ids,
         "text": texts,
         **_roles_and_turns(n_prompt, len(response), turns),
+        "turn_names": turn_names(of_rows)[index.index(entry)],
         "mask": np.concatenate([np.zeros(n_prompt, np.int64), mask.astype(np.int64)]),
         "why": {"codes": why.codes, "legend": why.legend},
         "rollout_log_prob": _column(n_prompt, sampled, where_sampled),

@@ -100,7 +100,7 @@ select {_WHICH}, split, reward, score, advantage, termination, termination_detai
     len(prompt_ids) as prompt_tokens,
     len(response_ids) as response_tokens,
     cast(coalesce(list_sum(response_mask), 0) as bigint) as action_tokens,
-    len(turns) as turns,
+    len(list_filter(turns, lambda t: t.role = 'assistant')) as turns,
     list_min(list_filter(policy_versions, lambda v: v >= 0)) as oldest_version,
     list_max(list_filter(policy_versions, lambda v: v >= 0)) as newest_version,
     prompt_text

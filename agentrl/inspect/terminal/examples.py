@@ -201,7 +201,7 @@ def _half(answer: Mapping[str, Any], width: int) -> int:
 
 
 def _prompt(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
-    yield ruled_heading("prompt", None, f"{len(answer['prompt_ids'])} tokens")
+    yield ruled_heading("prompt", "", f"{len(answer['prompt_ids'])} tokens")
     text = answer["prompt_text"] or [f"{token} " for token in answer["prompt_ids"]]
     yield from wrapped(visible("".join(text)[:_MOST_TOKENS]), width)
     yield Text()

@@ -18,10 +18,12 @@ from rich.text import Text
 from agentrl.data import StoredTrajectory
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.read.safe_terminal import number, visible
+from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
-Heading = Callable[[str, int | None, str], Text]
+Heading = Callable[[str, str, str], Text]
+"""The line above a text, of its role, the name of its turn (empty for none) and its facts."""
 
 _ROLE_COLOURS = {
     "system": "magenta",
@@ -33,13 +35,17 @@ _ROLE_COLOURS = {
 _PLAIN = Console(width=80, force_terminal=False)
 
 
-def stored_row(trajectory: Trajectory) -> dict[str, Any]:
-    """A stored row as the mapping that `row_lines` shows."""
-    return {
-        "prompt_text": trajectory.prompt_text,
-        "prompt_tokens": len(trajectory.prompt_ids),
-        "turns": [dataclasses.asdict(turn) for turn in trajectory.turns],
-    }
+def stored_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """The rows of a rollout as the mappings that `row_lines` shows."""
+    turns = [[dataclasses.asdict(turn) for turn in row.turns] for row in trajectories]
+    return [
+        {
+            "prompt_text": row.prompt_text,
+            "prompt_tokens": len(row.prompt_ids),
+            "turns": [one | {"name": name} for one, name in zip(of_row, names, strict=True)],
+        }
+        for row, of_row, names in zip(trajectories, turns, turn_names(turns), strict=True)
+    ]
 
 
 def stored_rollout_lines(
@@ -60,11 +66,10 @@ def stored_rollout_lines(
         decode: token ids as text, where the run has a tokenizer.
     """
     yield from _heading(rows, title, most_chars)
-    for stored in rows:
-        trajectory = stored.trajectory
+    trajectories = [stored.trajectory for stored in rows]
+    for trajectory, row in zip(trajectories, stored_rows(trajectories), strict=True):
         if len(rows) > 1:
             yield row_title(trajectory.row_index, len(rows))
-        row = stored_row(trajectory)
         if not row["prompt_text"] and decode is not None:
             row["prompt_text"] = decode(trajectory.prompt_ids)
         count = len(trajectory.response_ids)
@@ -94,7 +99,7 @@ def explanation_lines(
         more: how to see what is left out of a text.
         heading: the line above it.
     """
-    yield heading(part["title"], None, "not shown to the model")
+    yield heading(part["title"], "", "not shown to the model")
     yield visible(_shortened(part["text"], most_chars, more))
 
 
@@ -117,7 +122,7 @@ def row_lines(
         row: with `prompt_text`, `prompt_tokens` and `turns`.
         most_chars: shown of one text, half of it from each end; None shows all.
         more: how to see what is left out of a text.
-        heading: the line above a prompt or a turn, of its role, place and facts.
+        heading: the line above a prompt or a turn.
         listed: the lines of some tokens, put after each turn.
     """
 
@@ -125,27 +130,25 @@ def row_lines(
         return _shortened(text or "", most_chars, more)
 
     prompt = short(row["prompt_text"])
-    yield heading("prompt", None, f"{row['prompt_tokens']} tokens")
+    yield heading("prompt", "", f"{row['prompt_tokens']} tokens")
     yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
-    for position, turn in enumerate(row["turns"]):
-        yield heading(turn["role"], position, _facts(turn))
+    for turn in row["turns"]:
+        yield heading(turn["role"], turn["name"], _facts(turn))
         yield from _turn(turn, short)
         if listed is not None:
             yield from listed(turn["start"], turn["end"])
 
 
-def numbered_heading(role: str, position: int | None, facts: str) -> Text:
-    """`-- 0 assistant (2 tokens, 0.10 s)`, for text that is read on after the program ended."""
-    name = role if position is None else f"{position} {role}"
-    return visible(f"-- {name}", _role_style(role)).append_text(visible(f" ({facts})", "dim"))
+def numbered_heading(role: str, name: str, facts: str) -> Text:
+    """`-- assistant, turn 1 of 2 (2 tokens)`, for text that is read on after the program ended."""
+    said = f"{role}, {name}" if name else role
+    return visible(f"-- {said}", _role_style(role)).append_text(visible(f" ({facts})", "dim"))
 
 
-def ruled_heading(role: str, position: int | None, facts: str) -> Text:
+def ruled_heading(role: str, name: str, facts: str) -> Text:
     """The role after a rule, for a screen that is scrolled."""
     line = visible(f"\u2501\u2501 {role} ", _role_style(role))
-    return line.append_text(
-        visible(facts if position is None else f"turn {position}, {facts}", "dim")
-    )
+    return line.append_text(visible(f"{name}, {facts}" if name else facts, "dim"))
 
 
 def worth_line(facts: Mapping[str, Any]) -> Text:

@@ -228,7 +228,8 @@ class GroupView(TableView):
         turn = char = 0
         if parting is not None:
             turn, char = parting["turn"], parting["char"]
-            where = f"they part in turn {turn} at character {char} (token {parting['token']})"
+            name = parting["name"] or "a text before turn 1"
+            where = f"they part in {name} at character {char} (token {parting['token']})"
         self.head(title, Text(where, style="dim"))
         self.fill([(s["rollout_id"], _sibling_cells(s, turn, char)) for s in answer["siblings"]])
 

@@ -131,13 +131,13 @@ def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
         for text in row_lines(row, most_chars=_TEXT_CHARS, more=more, heading=ruled_heading):
             yield from wrapped(text, width)
     if answer["detail"]:
-        yield ruled_heading("end", None, answer["termination"])
+        yield ruled_heading("end", "", answer["termination"])
         yield from wrapped(visible(answer["detail"][:_TEXT_CHARS], "red"), width)
     for part in answer["explanation"]:
         for text in explanation_lines(part, _TEXT_CHARS, more, ruled_heading):
             yield from wrapped(text, width)
     if answer.get("patch"):
-        yield ruled_heading("patch", None, "")
+        yield ruled_heading("patch", "", "")
         for line in answer["patch"].splitlines()[:2000]:
             colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
             yield from wrapped(visible(line, colour), width)

@@ -95,11 +95,11 @@ def test_a_rollout_is_told_turn_by_turn(run: Path) -> None:
         "prompt 3 tokens, response 4 (3 sampled), weights 3-4, temperature 1",
         "logs (depth 2)",
         "-- prompt (3 tokens)\nadd 1",
-        "-- 0 assistant (2 tokens, 0.00 s, reward 0)\nadd(1)",
+        "-- assistant, turn 1 of 2 (2 tokens, 0.00 s, reward 0)\nadd(1)",
         'call add ok {"a": 1}',
-        "-- 1 tool (1 tokens, 0.00 s)\n1",
+        "-- tool, after turn 1 (1 tokens, 0.00 s)\n1",
         "result add ok 0.50 s",
-        "-- 2 assistant (1 tokens, 0.00 s, stop, reward 1)\ndone",
+        "-- assistant, turn 2 of 2 (1 tokens, 0.00 s, stop, reward 1)\ndone",
     ):
         assert part in text, part
     assert "position" not in text

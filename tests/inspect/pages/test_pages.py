@@ -153,11 +153,13 @@ def test_siblings_part_where_their_tokens_first_differ(tmp_path):
     write_step(tmp_path, [make_rollout(n, [("assistant", "all one")]) for n in "ab"], step=3)
     reader = open_run(tmp_path)
     answer = group_answer(reader, "train", 1, "g")
-    assert answer["divergence"] == {"turn": 2, "char": 3, "token": 10}
+    assert answer["divergence"] == {
+        "turn": 2, "name": "turn 2", "char": 3, "token": 10,
+    }  # fmt: skip
     assert answer["other_steps"] == [{"step": 2, "group_id": "g"}, {"step": 3, "group_id": "g"}]
     # One that ends parts from one that goes on, where that one's next turn begins.
     assert group_answer(reader, "train", 2, "g")["divergence"] == {
-        "turn": 1, "char": 0, "token": 4,
+        "turn": 1, "name": "after turn 1", "char": 0, "token": 4,
     }  # fmt: skip
     assert group_answer(reader, "train", 3, "g")["divergence"] is None
 

@@ -95,7 +95,7 @@ async def test_every_view_of_a_real_run_and_back(recorded_run: Path) -> None:
         await press(pilot, "enter")
         await until(pilot, "train step 3", "advantage", "first words")
         await press(pilot, "enter")
-        text = await until(pilot, "prompt", "assistant turn 0", "call python ok", "result")
+        text = await until(pilot, "prompt", "assistant turn 1 of", "call python ok", "result")
         assert "tokens sampled" in text
         await press(pilot, "t")
         text = await until(pilot, "coloured by why", "sampler", "trainer", "entropy", "why")
@@ -118,7 +118,7 @@ async def test_a_hacked_reward_and_its_clusters_are_one_key_away(tmp_path: Path)
         await until(pilot, "Probably: the reward rises and the environment's own score falls",
                     "1 clusters of near-identical answers", "I have checked twice")  # fmt: skip
         await press(pilot, "enter")
-        await until(pilot, "assistant turn 0", "<script>alert('x')</script>")
+        await until(pilot, "assistant turn 1 of", "<script>alert('x')</script>")
 
 
 async def test_columns_are_as_wide_as_their_texts_before_the_table_is_idle() -> None:
@@ -154,7 +154,7 @@ async def test_siblings_and_other_steps_of_a_task_are_one_key_away(tmp_path: Pat
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "env_done 2")
         await into_a_rollout(pilot, "train step 2")
-        await until(pilot, "s2-0", "assistant turn 2", "done")
+        await until(pilot, "s2-0", "assistant turn 2 of 2", "done")
         await press(pilot, "n")
         await until(pilot, "s2-1")
         await press(pilot, "n")
@@ -185,7 +185,7 @@ async def test_finding_rollouts_and_opening_one(recorded_run: Path) -> None:
         await press(pilot, *["backspace"] * 6, *"RAN", "space", *"a", "enter")
         await until(pilot, " rollouts", "ran a")
         await press(pilot, "enter")
-        await until(pilot, "assistant turn 0")
+        await until(pilot, "assistant turn 1 of")
         await press(pilot, "escape", "escape")
         await until(pilot, "recorded  finished")
 
@@ -205,7 +205,7 @@ async def test_hostile_text_is_spelled_out_in_every_view(tmp_path: Path) -> None
         await until(pilot, "env_done 1", "[bold]b[/bold]")
         for key, shown in (
             ("enter", "1 groups, 0 with zero"), ("enter", "all did the same"),
-            ("enter", "assistant turn 0"), ("t", "coloured by why"),
+            ("enter", "assistant turn 1 of"), ("t", "coloured by why"),
         ):  # fmt: skip
             await press(pilot, key)
             await until(pilot, shown, "[bold]b[/bold] [@click=app.quit]x[/]")
@@ -252,7 +252,7 @@ async def test_a_long_row_is_shown_without_delay(tmp_path: Path) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "env_done 1")
         await into_a_rollout(pilot, "train step 1")
-        await until(pilot, "assistant turn 0")
+        await until(pilot, "assistant turn 1 of")
         begun = time.monotonic()
         await press(pilot, "t")
         await until(pilot, "32771 tokens")

@@ -149,7 +149,7 @@ function summary(data) {
       "span",
       {},
       data.divergence
-        ? `first difference: turn ${data.divergence.turn}, character ${num(data.divergence.char)}${data.divergence.token === null || data.divergence.token === undefined ? "" : `, token ${num(data.divergence.token)}`}`
+        ? `first difference: ${data.divergence.name || "before turn 1"}, character ${num(data.divergence.char)}${data.divergence.token === null || data.divergence.token === undefined ? "" : `, token ${num(data.divergence.token)}`}`
         : "all wrote the same",
     ),
   ];
@@ -302,7 +302,7 @@ function turnCell(data, one, action, i, base) {
     h(
       "details",
       { open: true, "data-key": `turn ${one.rollout_id} ${action.turn}` },
-      h("summary", {}, h("h3", {}, `Turn ${action.turn}`)),
+      h("summary", {}, h("h3", {}, `Turn ${i + 1} of ${one.turns}`)),
       actionParts(action, { first, against: base && base !== one ? (other?.text ?? "") : null }),
     ),
   );

@@ -7,17 +7,18 @@ import { num, plural, words } from "../format.js";
 const FEWEST = 4;
 const WORDS = 60;
 
-// A card; `turns` are [{one, id, index}] in the order of the page.
+// A card; `turns` are [{one, id}] in the order of the page. Turns of the model have numbers, from 1.
 export function outline(turns, { explained }) {
   if (turns.length < FEWEST) return null;
-  const links = turns.map(({ one, id, index }) => link(one, id, index));
+  const own = turns.filter(({ one }) => one.role === "assistant");
+  const links = turns.map(({ one, id }) => link(one, id, own.findIndex((of) => of.one === one)));
   const bad = turns.filter(({ one }) => trouble(one));
   const wide = matchMedia("(min-width: 901px)").matches;
   const box = h("input", {
     type: "number",
-    min: 0,
-    max: turns.length - 1,
-    placeholder: `0 to ${turns.length - 1}`,
+    min: 1,
+    max: own.length,
+    placeholder: `1 to ${own.length}`,
     "aria-label": "Go to turn",
     "data-key": "go to turn",
   });
@@ -28,7 +29,7 @@ export function outline(turns, { explained }) {
       "summary",
       {},
       h("h2", {}, "Outline"),
-      h("span", { class: "note" }, plural(turns.length, "turn")),
+      h("span", { class: "note" }, plural(own.length, "turn")),
     ),
     h(
       "form",
@@ -36,8 +37,8 @@ export function outline(turns, { explained }) {
         class: "row",
         onsubmit: (event) => {
           event.preventDefault();
-          const wanted = turns[Math.min(turns.length - 1, Math.max(0, Number(box.value)))];
-          if (box.value !== "") jumpTo(`turn-${wanted.id}`);
+          const wanted = own[Math.min(own.length, Math.max(1, Number(box.value))) - 1];
+          if (box.value !== "" && wanted) jumpTo(`turn-${wanted.id}`);
         },
       },
       box,
@@ -47,7 +48,7 @@ export function outline(turns, { explained }) {
           "button",
           {
             type: "button",
-            title: `${plural(bad.length, "turn")} with a call or a tool that failed (f)`,
+            title: `${plural(bad.length, "place")} where a call or a tool failed (f)`,
             onclick: () => nextTrouble(),
           },
           "Next failure",
@@ -77,7 +78,7 @@ export function jumpTo(id) {
   target.querySelector("summary")?.focus({ preventScroll: true });
 }
 
-function link(one, id, index) {
+function link(one, id, own) {
   const failed = trouble(one);
   return h(
     "li",
@@ -91,8 +92,7 @@ function link(one, id, index) {
         "data-trouble": failed ? "" : null,
         onclick: () => jumpTo(`turn-${id}`),
       },
-      h("span", { class: "note" }, String(index)),
-      " ",
+      own >= 0 && [h("span", { class: "note" }, String(own + 1)), " "],
       h("b", {}, one.role),
       failed && h("span", { class: "fail-ink" }, ` ${words(failed)}`),
       one.reward ? h("span", { class: "note" }, ` reward ${num(one.reward)}`) : null,

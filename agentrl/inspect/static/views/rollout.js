@@ -208,7 +208,7 @@ function rowOf(row, data, params) {
         ? longText(row.prompt_text)
         : h("p", { class: "note" }, "Its text was not stored; see its tokens."),
     ),
-    row.turns.map((one, i) => turn(one, i, turnId(row, i, many))),
+    row.turns.map((one, i) => turn(one, turnId(row, i, many))),
     data.detail?.includes("\n") &&
       h(
         "details",
@@ -255,10 +255,7 @@ function side(data, params, at) {
         facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
       ),
     ),
-    outline(
-      turns.map((of, index) => ({ ...of, index })),
-      { explained: data.explanation.length > 0 },
-    ),
+    outline(turns, { explained: data.explanation.length > 0 }),
     data.siblings.length > 1 &&
       h(
         "section",

@@ -32,7 +32,7 @@ export function tokenFacts(data, i) {
     [
       "role",
       words(data.role.legend[data.role.codes[i]]) +
-        (data.turn[i] >= 0 ? `, turn ${data.turn[i]}` : ""),
+        placeOf(data, i),
     ],
     ["mask", data.mask[i] ? "1, sampled" : "0"],
     ["reason", data.why.legend[data.why.codes[i]]],
@@ -72,6 +72,11 @@ export function tokenFacts(data, i) {
       rows.map(([name, shown, what]) => [h("dt", { title: what }, name), h("dd", {}, shown)]),
     ),
   ];
+}
+
+function placeOf(data, i) {
+  const name = data.turn[i] < 0 ? "" : data.turn_names[data.turn[i]];
+  return name && `, ${name}`;
 }
 
 export function numbersExplained(data) {

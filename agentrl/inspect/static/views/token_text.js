@@ -39,7 +39,7 @@ function section(data, spans, start, end, role, turn) {
     "h3",
     { class: "mark-role" },
     h("span", {}, role),
-    turn >= 0 && h("span", { class: "note" }, `turn ${turn}`),
+    turn >= 0 && h("span", { class: "note" }, data.turn_names[turn]),
     h("span", { class: "note" }, `${(end - start).toLocaleString("en")}`),
   );
   const part = h("section", { class: `span-of role-${role}` }, heading);

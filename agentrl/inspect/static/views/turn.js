@@ -5,7 +5,7 @@ import { num, plural, seconds, words } from "../format.js";
 import { firstWords } from "./outline.js";
 import { reward, status } from "./parts.js";
 
-export function turn(one, index, id) {
+export function turn(one, id) {
   return h(
     "details",
     {
@@ -15,7 +15,7 @@ export function turn(one, index, id) {
       "data-key": `turn ${id}`,
       open: true,
     },
-    h("summary", {}, heading(one, index)),
+    h("summary", {}, heading(one)),
     // The results of a tool turn say the same as its text, with more around it.
     one.tool_results.length ? null : longText(one.text),
     one.tool_calls.map(call),
@@ -35,12 +35,12 @@ export function turn(one, index, id) {
   );
 }
 
-// Role, number and facts of a turn, and its first words, which show while it is collapsed.
-export function heading(one, index) {
+// Role, place and facts of a turn, and its first words, which show while it is collapsed.
+export function heading(one) {
   const tokens = one.end - one.start;
   return [
     h("span", { class: "role" }, one.role),
-    h("span", { class: "note" }, `turn ${index}`),
+    one.name && h("span", { class: "note" }, one.name),
     h("span", { class: "note" }, tokens ? plural(tokens, "token") : "no tokens: the rollout had ended"),
     one.duration_s > 0 && h("span", { class: "note" }, seconds(one.duration_s)),
     one.finish_reason &&

@@ -207,7 +207,7 @@ function beside(left, right, index, { plain, ended }) {
       "summary",
       {},
       [left, right].map((one, side) =>
-        h("span", { class: "half" }, h("b", {}, "AB"[side]), heading(one, index)),
+        h("span", { class: "half" }, h("b", {}, "AB"[side]), heading(one)),
       ),
     ),
     splitText(left.text, right.text),
@@ -224,7 +224,7 @@ function cell(name, one, index, ended, other) {
   return h(
     "div",
     {},
-    turn(one, index, `${name}-${index}`),
+    turn(one, `${name}-${index}`),
     other === one.text && h("p", { class: "note" }, "The same text."),
   );
 }
