@@ -362,10 +362,10 @@ def steps_text(stretch: Stretch) -> str:
 
 
 def share(value: float) -> str:
-    """Write a share as a percentage.
+    """Write a share as the metrics have it, from 0 to 1.
 
     Example:
-        >>> share(0.987)
-        '99 %'
+        >>> share(0.98712)
+        '0.987'
     """
-    return f"{100 * value:.0f} %" if abs(value) >= 0.005 or value == 0 else f"{number(value)}"
+    return number(value)

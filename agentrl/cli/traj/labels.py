@@ -140,7 +140,7 @@ def _print(
 ) -> None:
     from rich.table import Table
 
-    from agentrl.inspect.read.safe_terminal import visible
+    from agentrl.inspect.read.safe_terminal import number, visible
 
     table = Table("kind", "step", "rollout", "tokens", "label", "by", "comment")
     for one in found:
@@ -153,8 +153,8 @@ def _print(
     words = ", ".join(f"{word} {count}" for word, count in counts.most_common())
     lines = [f"{len(found)} labels and comments" + (f": {words}" if words else "")]
     lines += [
-        f"{one.first} and {one.second}, {one.label or 'all words'}: the same on {one.share:.0%} of "
-        f"{one.rollouts} rollouts, kappa {'unknown' if one.kappa is None else f'{one.kappa:.2f}'}"
+        f"{one.first} and {one.second}, {one.label or 'all words'}: the same on "
+        f"{number(one.share)} of {one.rollouts} rollouts, kappa {'unknown' if one.kappa is None else number(one.kappa)}"
         for one in agreements
     ]
     for line in lines:

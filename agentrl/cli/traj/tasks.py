@@ -96,6 +96,8 @@ def _table(answer: Mapping[str, Any]) -> None:
 
 def change_line(answer: Mapping[str, Any]) -> str:
     """The change of all tasks together, in one line."""
+    from agentrl.inspect.read.safe_terminal import number
+
     kind, change = answer["kind"], answer["change"]
     first, last = (_steps(answer[name]) for name in ("before", "after"))
     where = f"{kind} {first} against {last}"
@@ -103,11 +105,12 @@ def change_line(answer: Mapping[str, Any]) -> str:
         return f"{where}: no task was tried in both; see --before and --after"
     ends = ""
     if change["low"] is not None:
-        ends = f" [{change['low']:+.2f}, {change['high']:+.2f}]"
+        ends = f" [{number(change['low'], sign=True)}, {number(change['high'], sign=True)}]"
     same = change["tasks"] - change["gained"] - change["lost"]
     return (
-        f"{where}: {change['before']:.2f} -> {change['after']:.2f}, {change['mean']:+.2f}{ends} by "
-        f"task; {change['gained']} gained, {change['lost']} lost, {same} unchanged"
+        f"{where}: {number(change['before'])} -> {number(change['after'])}, "
+        f"{number(change['mean'], sign=True)}{ends} by task; {change['gained']} gained, "
+        f"{change['lost']} lost, {same} unchanged"
     )
 
 

@@ -76,6 +76,13 @@ def turns_collapse(history: History, limits: Limits) -> Verdict:
     )
 
 
+_FAILED = {
+    "tools/failure_frequency": "tool calls end with a tool error",
+    "tools/parse_error_frequency": "tool calls cannot be parsed",
+}
+"""Metrics of the two ways in which a tool call fails, as the inspector names them."""
+
+
 @detector(
     bound("warn", 0.3, "share of calls that fail", OURS),
     bound("bound", 0.6, "share of calls that fail", OURS),
@@ -89,17 +96,20 @@ def tool_errors(history: History, limits: Limits) -> Verdict:
     evidence = [*_broken_tools(history, limits)]
     broken = bool(evidence)
     storm = False
-    for metric, what in (
-        ("tools/failure_frequency", "calls fail"),
-        ("tools/parse_error_frequency", "calls cannot be read"),
-    ):
+    for metric, what in _FAILED.items():
         found_here, bad = _storm(history, metric, what, limits)
         evidence += found_here
         storm = storm or bad
     if not evidence:
         if not any(name.startswith("tools/") for name in history.metrics):
             return unknown(name, "no tool was called")
-        return fine(name, "tool calls work")
+        newest = {
+            what: history.metrics[metric].values[-1]
+            for metric, what in _FAILED.items()
+            if metric in history.metrics
+        }
+        rates = [f"{share(rate)} of the {what}" for what, rate in newest.items() if rate > 0]
+        return fine(name, " and ".join(rates) or "no tool call fails")
     failing = [fact for facts in trained(history).values() for fact in facts if fact.tool_errors]
     if failing:
         evidence.append(shown(failing, "rollouts with failing calls" + error_words(failing)))

@@ -264,7 +264,7 @@ def length_preference(history: History, limits: Limits) -> Verdict:
         f"what is preferred is the {'longer' if mean > 0 else 'shorter'} answer",
         Evidence(
             text=f"{metric} {number(mean)} over the last {len(last)} steps: lengths go along with "
-            f"{100 * mean * mean:.0f} % of the variance of the margin",
+            f"{number(mean * mean)} of the variance of the margin",
             metric=metric,
             first_step=series.steps[-len(last)],
             last_step=series.steps[-1],

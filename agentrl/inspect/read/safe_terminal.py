@@ -28,10 +28,17 @@ def visible(text: str, style: str = "") -> Text:
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """A number as the views show it; `-` where there is none."""
+    """A number as the views show it, with three significant digits; `-` where there is none.
+
+    Example:
+        >>> number(0.39062), number(20480.0), number(0.0469, sign=True)
+        ('0.391', '20480', '+0.0469')
+    """
     if value is None:
         return "-"
-    return f"{value:+.4g}" if sign else f"{value:.4g}"
+    if float(value).is_integer() and abs(value) < 1e7:
+        return f"{value:+.0f}" if sign and value else f"{value:.0f}"
+    return f"{value:+.3g}" if sign else f"{value:.3g}"
 
 
 def _spelled(character: str) -> str:

@@ -1,4 +1,5 @@
-// Numbers as a person reads them. Missing is a dash, never a zero.
+// Numbers as a person reads them: three significant digits, shares and rates from 0 to 1 as the
+// config and the metrics have them. Missing is a dash, never a zero.
 
 export const MISSING = "\u2013";
 
@@ -32,11 +33,6 @@ export function bounds([low, high]) {
 
 export function signed(value, digits = 3) {
   return value > 0 ? `+${num(value, digits)}` : num(value, digits);
-}
-
-export function percent(share, digits = 0) {
-  if (share === null || share === undefined) return MISSING;
-  return `${(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : digits)} %`;
 }
 
 export function seconds(value) {

@@ -8,7 +8,7 @@ import { nearest, pool, scale, ticks } from "./scale.js";
 const PAD = { left: 48, right: 10, top: 8, bottom: 20 };
 const MOST = 160;
 
-// parts: [{name, color, steps, values}] of one length; share: draw each step as 100 %.
+// parts: [{name, color, steps, values}] of one length; share: draw each step as parts of 1.
 export function stackChart({ parts, share = false, label, height = 170, open, show = num }) {
   const figure = h("div", {
     class: "chart stack",
@@ -58,7 +58,7 @@ export function stackChart({ parts, share = false, label, height = 170, open, sh
           {},
           h("i", { class: `swatch ${part.color}` }),
           `${part.name} `,
-          share ? `${((100 * value) / sum).toFixed(1)} %` : show(value),
+          share ? num(value / sum) : show(value),
         ),
       ),
     );
@@ -83,7 +83,7 @@ function paint({ parts, full, steps, share, width, height, show }) {
       s(
         "text",
         { class: "tick", x: PAD.left - 7, y: y(value) + 4, "text-anchor": "end" },
-        share ? `${100 * value} %` : show(value),
+        share ? num(value) : show(value),
       ),
     );
   }
@@ -124,11 +124,11 @@ function paint({ parts, full, steps, share, width, height, show }) {
   return { svg, column: (i) => x(((i + 0.5) * count) / steps.length) };
 }
 
-// One bar of shares that add up to 100 %, and what they are in a list.
+// One bar of shares that add up to 1, and what they are in a list.
 // parts: [{name, color, value, what?}]
 export function shareBar({ parts, show, label }) {
   const sum = parts.reduce((a, part) => a + part.value, 0);
-  const text = (part) => percentOf(part.value, sum);
+  const text = (part) => shareOf(part.value / (sum || 1));
   const there = parts.filter((part) => part.value > 0);
   return h(
     "div",
@@ -165,8 +165,6 @@ export function shareBar({ parts, show, label }) {
   );
 }
 
-function percentOf(value, sum) {
-  if (!value) return "0 %";
-  const share = (100 * value) / sum;
-  return share < 0.1 ? "< 0.1 %" : `${share.toFixed(1)} %`;
+function shareOf(share) {
+  return share > 0 && share < 5e-4 ? "< 0.001" : num(share);
 }

@@ -160,7 +160,7 @@ def worth_text(answer: Mapping[str, Any]) -> Text:
     """Margin, label and h of an example in one line."""
     parts = [f"margin {number(answer['margin'], sign=True)}"]
     if answer["label_probability"] is not None:
-        parts.append(f"label right with {100 * answer['label_probability']:.0f} %")
+        parts.append(f"label right with {number(answer['label_probability'])}")
     if answer["desirable"] is not None:
         parts.append("desirable" if answer["desirable"] else "undesirable")
     if answer["h"] is not None:

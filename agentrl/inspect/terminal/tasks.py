@@ -79,8 +79,9 @@ def _change(change: Mapping[str, Any] | None) -> Text:
         return Text("no task was tried in both", style="dim")
     ends = ""
     if change["low"] is not None:
-        ends = f" [{change['low']:+.2f}, {change['high']:+.2f}]"
+        ends = f" [{number(change['low'], sign=True)}, {number(change['high'], sign=True)}]"
     return Text(
-        f"{change['before']:.2f} -> {change['after']:.2f}, {change['mean']:+.2f}{ends} by task; "
+        f"{number(change['before'])} -> {number(change['after'])}, "
+        f"{number(change['mean'], sign=True)}{ends} by task; "
         f"{change['gained']} gained, {change['lost']} lost of {change['tasks']}"
     )

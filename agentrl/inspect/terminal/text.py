@@ -119,7 +119,7 @@ def share_lines(title: str, shares: Mapping[str, Mapping[str, Any]], width: int)
         if value > 0:
             line = visible(f"  {name[:22]:22} ")
             line.append("\u2588" * max(1, round(value / whole * min(40, width - 50))), style="blue")
-            yield line.append(f" {100 * value / whole:.1f} %  ({number(value)})", style="dim")
+            yield line.append(f" {number(value / whole)}  ({number(value)})", style="dim")
 
 
 def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:

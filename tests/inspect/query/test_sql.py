@@ -64,9 +64,9 @@ def test_rollouts_are_one_row_each_with_their_sums(ask) -> None:
     columns = "step, kind, reward, advantage, reward_parts, prompt_tokens, response_tokens"
     more = "action_tokens, turns, oldest_version, newest_version, truncated"
     assert ask(f"select {columns}, {more} from trajectories order by step, kind") == [
-        [1, "train", 0.5, 0.25, {"tests": 1.0}, 3, 4, 3, 3, 3, 4, False],
-        [2, "eval/held out", None, None, {"tests": 1.0}, 3, 4, 3, 3, 3, 4, False],
-        [2, "train", 1.0, 0.25, {"tests": 1.0}, 3, 4, 3, 3, 3, 4, False],
+        [1, "train", 0.5, 0.25, {"tests": 1.0}, 3, 4, 3, 2, 3, 4, False],
+        [2, "eval/held out", None, None, {"tests": 1.0}, 3, 4, 3, 2, 3, 4, False],
+        [2, "train", 1.0, 0.25, {"tests": 1.0}, 3, 4, 3, 2, 3, 4, False],
     ]
 
 

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { lastPart, num, percent, plural, signed } from "../format.js";
+import { lastPart, num, plural, signed } from "../format.js";
 import { go, href, replace } from "../router.js";
 import { nameOf, verdictOf, worthOf } from "./examples.js";
 import { paintOf, present } from "./overlays.js";
@@ -92,7 +92,7 @@ function facts(data) {
     { class: "sub" },
     data.source && h("span", { class: "mono" }, data.source),
     known(data.margin) && h("span", { title: "Reward of chosen - rejected" }, `margin ${signed(data.margin)}`),
-    known(data.label_probability) && h("span", {}, `label probability ${percent(data.label_probability)}`),
+    known(data.label_probability) && h("span", {}, `label probability ${num(data.label_probability)}`),
     data.weight !== 1 && h("span", {}, `weight ${num(data.weight)}`),
     h("span", {}, [data.objective.kind, data.objective.loss].filter(Boolean).join(", ")),
     data.objective.kind === "dpo" && h("span", {}, `beta ${num(data.objective.beta)}`),

@@ -2,7 +2,7 @@
 // tokens go. One answer each; it leads to the part of the page that has the rest.
 
 import { h } from "../dom.js";
-import { num, percent, plural, seconds, signed, words } from "../format.js";
+import { num, plural, seconds, signed, words } from "../format.js";
 import { go } from "../router.js";
 import { stages } from "./ledger.js";
 
@@ -45,7 +45,7 @@ function learning(run, brief) {
   return {
     ...answer,
     level: changeLevel(own.change),
-    big: `${percent(before)} \u2192 ${percent(after)}`,
+    big: `${num(before)} \u2192 ${num(after)}`,
     small: `score of ${brief.score}${changeText(own.change)}${trend ? `; ${trend}` : ""}`,
   };
 }
@@ -123,7 +123,7 @@ function time(run) {
   const speed = run.metrics["perf/tokens_per_second"]?.values.at(-1);
   return {
     ...answer,
-    big: `${parts[0].name} ${percent(parts[0].value / sum)}`,
+    big: `${num(parts[0].value / sum)} in ${parts[0].name}`,
     small: `of ${seconds(sum)}${speed === undefined ? "" : `; ${num(speed)} tokens per second in the last step`}`,
   };
 }
@@ -139,7 +139,7 @@ function tokens(run) {
   const lost = fates.find(([name, value]) => name !== "trained" && value > 0);
   return {
     ...answer,
-    big: `${percent(trained / sum)} of tokens`,
-    small: lost ? `most of the others: ${words(lost[0])}, ${percent(lost[1] / sum)}` : "nothing lost",
+    big: `${num(trained / sum)} of tokens`,
+    small: lost ? `most of the others: ${words(lost[0])}, ${num(lost[1] / sum)}` : "nothing lost",
   };
 }

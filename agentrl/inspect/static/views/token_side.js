@@ -1,7 +1,7 @@
 // Beside the tokens: every number of the one that is looked at, the key of the colours, outliers.
 
 import { h } from "../dom.js";
-import { num, percent, signed, words } from "../format.js";
+import { num, signed, words } from "../format.js";
 import { tickTexts } from "../scale.js";
 import { shownToken } from "./token_text.js";
 
@@ -42,7 +42,7 @@ export function tokenFacts(data, i) {
       what,
     ]),
     data.rollout_log_prob?.[i] !== null && data.rollout_log_prob
-      ? ["probability", percent(Math.exp(data.rollout_log_prob[i]), 1)]
+      ? ["probability", num(Math.exp(data.rollout_log_prob[i]))]
       : null,
     data.clip && [
       "clip",
@@ -143,7 +143,7 @@ export function verdict(data, i) {
 
 function value(name, number) {
   // A ratio differs from 1 in its last digits only.
-  return SIGNED.has(name) ? signed(number, 4) : num(number, name === "ratio" ? 6 : 4);
+  return SIGNED.has(name) ? signed(number) : num(number, name === "ratio" ? 6 : 3);
 }
 
 export function legendOf(paint, overlay) {
@@ -158,7 +158,7 @@ export function legendOf(paint, overlay) {
           {},
           h("span", { class: "tokens key" }, h("span", { class: one.cls }, "\u00a0\u00a0")),
           h("span", {}, one.text),
-          h("span", { class: "note" }, `${num(one.count)}  (${percent(one.count / total)})`),
+          h("span", { class: "note" }, `${num(one.count)}  (${num(one.count / total)})`),
         ),
       ),
     );

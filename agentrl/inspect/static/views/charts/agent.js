@@ -25,12 +25,12 @@ export function agentCurves(run) {
     one("Turns of a rollout", [["num_turns/mean", "turns"]], "Assistant turns, mean over the rollouts of a step."),
     one("Tool calls of a rollout", [["tools/call_frequency", "calls"]], "Mean over the rollouts of a step."),
     one(
-      "Tool calls that fail",
+      "Failed tool calls",
       [
-        ["tools/failure_frequency", "result not ok"],
-        ["tools/parse_error_frequency", "cannot be parsed"],
+        ["tools/failure_frequency", "tool error"],
+        ["tools/parse_error_frequency", "not parsed"],
       ],
-      "Results that are not ok, as a share of all results, and calls that cannot be parsed, as a share of all calls.",
+      "Tool error: results that are not ok, as a share of all results. Not parsed: as a share of all calls.",
       "share",
     ),
     tools.length > 1 && {
@@ -40,7 +40,7 @@ export function agentCurves(run) {
       series: tools.map((tool) => ({ ...tool, values: tool.calls })),
     },
     tools.length > 0 && {
-      title: "Errors by tool",
+      title: "Tool errors by tool",
       unit: "share",
       what: "Results of the tool that are not ok, as a share of its results.",
       series: tools.map((tool) => ({ ...tool, values: tool.errors })),

@@ -1,7 +1,7 @@
 // Clusters of near-identical answers to different tasks, drawn when they are there.
 
 import { empty, h, longText } from "../../dom.js";
-import { column, kindName, num, percent, plural } from "../../format.js";
+import { column, kindName, num, plural } from "../../format.js";
 import { go, href } from "../../router.js";
 
 const FIRST = 400;
@@ -119,7 +119,7 @@ function cluster(one, found, run) {
       fact("mean reward", column(one.reward), one.paid_unsolved ? "warn-ink" : ""),
       fact("mean score", column(one.score), one.paid_unsolved ? "warn-ink" : ""),
       fact("steps", one.steps[0] === one.steps[1] ? num(one.steps[0]) : `${num(one.steps[0])} to ${num(one.steps[1])}`),
-      fact("share of rollouts", `${percent(one.shares[0])} \u2192 ${percent(one.shares[1])}`),
+      fact("share of rollouts", `${num(one.shares[0])} \u2192 ${num(one.shares[1])}`),
     ),
     longText(one.text, { first: FIRST }),
     h(

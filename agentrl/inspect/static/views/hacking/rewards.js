@@ -1,7 +1,7 @@
 // The rewards of one step as bars; each leads to the rollouts that were paid so.
 
 import { h } from "../../dom.js";
-import { kindName, num, percent, plural } from "../../format.js";
+import { kindName, num, plural } from "../../format.js";
 import { go, href } from "../../router.js";
 import { stepper } from "../parts.js";
 
@@ -52,7 +52,7 @@ export function rewards(data, params) {
             h("span", { class: "n" }, range(bar)),
             h("span", { class: "bar", vars: { "--share": bar.rollouts / most } }, h("i")),
             h("b", { class: "n" }, num(bar.rollouts)),
-            data.has_score && h("span", { class: "note" }, `score ${percent(bar.score)}`),
+            data.has_score && h("span", { class: "note" }, `score ${num(bar.score)}`),
           ),
         ),
       ),
