@@ -98,14 +98,16 @@ def show(
 def list_(run: RunArgument) -> None:
     """List the stored steps with their counts and mean rewards."""
     from agentrl.inspect.read.safe_terminal import number, visible
+    from agentrl.inspect.terminal.columns import joined_columns
 
     groups: dict[tuple[str, int], list[Summary]] = {}
     for summary in summaries(open_store(run)):
         groups.setdefault((summary.kind, summary.step), []).append(summary)
-    table = Table("kind", "step", "tasks", "rollouts", "reward", "score", "ended by")
+    columns = ["kind", "step", "tasks", "rollouts", "reward", "score", "ended by"]
+    lines: list[list[Text | str]] = []
     for (kind, step), members in groups.items():
         ends = Counter(member.termination for member in members).most_common()
-        table.add_row(
+        cells = [
             visible(kind),
             str(step),
             str(len({member.task_id for member in members})),
@@ -113,7 +115,12 @@ def list_(run: RunArgument) -> None:
             number(_mean(member.reward for member in members)),
             number(_mean(member.score for member in members)),
             ", ".join(f"{name} {count}" for name, count in ends),
-        )
+        ]
+        lines.append(cells)
+    columns, lines = joined_columns(columns, lines)
+    table = Table(*columns)
+    for cells in lines:
+        table.add_row(*cells)
     console().print(table)
 
 

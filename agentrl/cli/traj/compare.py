@@ -32,7 +32,7 @@ def compare(
     other_steps: Steps = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Compare rollouts: parts of the reward, endings, lengths, tool errors, tasks won and lost.
+    """Compare rollouts: parts of the reward, endings, lengths, failed calls, tasks won and lost.
 
     Without steps the first and the last evaluation of a run, or the last of two runs.
 
@@ -66,7 +66,7 @@ def compare(
 
 
 def _print(answer: Mapping[str, Any]) -> None:
-    from agentrl.inspect.read.safe_terminal import visible
+    from agentrl.inspect.read.safe_terminal import number, visible
 
     screen = console()
     for letter, side in zip("AB", answer["sides"], strict=True):
@@ -74,9 +74,17 @@ def _print(answer: Mapping[str, Any]) -> None:
         where = f"step {first}" if first == last else f"steps {first} to {last}"
         line = f"{letter}: {side['name']}, {side['kind']} {where}, {side['rollouts']} rollouts"
         screen.print(visible(line), highlight=False, soft_wrap=True)
+    if not answer["common_tasks"]:
+        screen.print(
+            "A and B share no task, so their scores do not say which is better; compare an "
+            "evaluation: --kind eval/NAME",
+            highlight=False, soft_wrap=True, markup=False,
+        )  # fmt: skip
     table = Table("", "A", "B", "change [95 % by task]")
     for one in answer["numbers"]:
-        name = one["name"].replace("_", " ")
+        if one["same_as"]:
+            continue
+        name = one["title"]
         if one["group"] == "part of the reward":
             name = f"reward part {name}"
         means = ["-" if of is None else _mean(of) for of in (one["a"], one["b"])]
@@ -85,9 +93,13 @@ def _print(answer: Mapping[str, Any]) -> None:
         shares = one["shares"]
         table.add_row(
             visible(f"ended by {one['name']}"),
-            *(f"{100 * share:.1f} %" for share in shares),
-            f"{100 * (shares[1] - shares[0]):+.1f} points",
+            *map(number, shares),
+            number(shares[1] - shares[0], sign=True),
         )
+    for label, values in answer["by_label"].items() if not answer["common_tasks"] else ():
+        for one in values:
+            cells = (number(one["before"]), number(one["after"]), number(one["change"], sign=True))
+            table.add_row(visible(f"score, {label} {one['value']}"), *cells)
     screen.print(table)
     for name, title in (("solved", "failed -> solved"), ("lost", "solved -> failed")):
         pairs = answer[name][:_PAIRS]
@@ -97,12 +109,17 @@ def _print(answer: Mapping[str, Any]) -> None:
 
 
 def _mean(of: Mapping[str, Any]) -> str:
-    return "-" if of["mean"] is None else f"{of['mean']:.3g} +- {of['std']:.2g}"
+    from agentrl.inspect.read.safe_terminal import number
+
+    return "-" if of["mean"] is None else f"{number(of['mean'])} +- {number(of['std'])}"
 
 
 def _change(one: Mapping[str, Any]) -> str:
     """The change with its interval by task where both sets have tasks in common."""
+    from agentrl.inspect.read.safe_terminal import number
+
     paired = one["paired"]
     if paired is None or paired["low"] is None:
-        return "-" if one["change"] is None else f"{one['change']:+.3g}"
-    return f"{paired['mean']:+.3g} [{paired['low']:+.3g}, {paired['high']:+.3g}]"
+        return number(one["change"], sign=True)
+    mean, low, high = (number(paired[name], sign=True) for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"

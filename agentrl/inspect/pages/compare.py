@@ -19,7 +19,7 @@ from agentrl.errors import RunError, choices
 from agentrl.inspect.pages.compare_pairs import Tried, sample_pairs
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
-from agentrl.inspect.pages.tasks import usual_kind, usual_ranges
+from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import TURN_FACTS, action_tokens, reward_parts, turn_facts
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -35,6 +35,12 @@ _SUMMED = ("tokens", *TURN_FACTS)
 """Numbers that the rows of one rollout share out among them."""
 _PART = "part/"
 """Before the name of a part of the reward, which is free text."""
+_TITLES = {
+    "duration_s": "seconds",
+    "parse_errors": "failed calls: not parsed",
+    "tool_errors": "failed calls: tool error",
+}
+"""Names of numbers in words, where they are not their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,10 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     sets = [_set_of(side, *place) for side, place in _places(first, second)]
     ours, theirs = sets
     parts = list(dict.fromkeys([*ours.parts, *theirs.parts]))
+    same = {
+        name: "score" for name in ("reward", *parts) if all(_is_score(name, one) for one in sets)
+    }
+    joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
     groups = {
         "": ["score", "reward"],
         "part of the reward": parts,
@@ -81,11 +91,17 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     return {
         "sides": [_side(one) for one in sets],
         "numbers": [
-            {"group": group, **_compared(name, ours, theirs)}
+            {
+                "group": group,
+                **_compared(name, ours, theirs),
+                "same_as": same.get(name),
+                **({"title": joined} if name == "score" else {}),
+            }
             for group, names in groups.items()
             for name in names
         ],
         "endings": _endings(ours.tried, theirs.tried),
+        "by_label": _by_label(ours, theirs),
         **sample_pairs(ours.tried, theirs.tried),
         "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
     }
@@ -174,11 +190,18 @@ def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
     a, b = known
     return {
         "name": name.removeprefix(_PART),
+        "title": _TITLES.get(name, name.removeprefix(_PART).replace("_", " ")),
         "a": means[0],
         "b": means[1],
         "change": None if a is None or b is None else number(b - a),
         "paired": paired_change(*by_task),
     }
+
+
+def _is_score(name: str, one: _Set) -> bool:
+    """True if a number is the score of every rollout of a set, and need not be shown beside it."""
+    values = one.numbers.get(name)
+    return values is not None and np.array_equal(values, one.numbers["score"], equal_nan=True)
 
 
 def _spread(values: np.ndarray) -> dict[str, Any]:
@@ -194,6 +217,18 @@ def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
     return {
         task: float(mean) for task, mean in zip(tried.tasks, means, strict=True) if mean == mean
     }
+
+
+def _by_label(ours: _Set, theirs: _Set) -> dict[str, list[dict[str, Any]]]:
+    """The score by label of the tasks, for sets that share no task as well."""
+    scores = [_by_task(one.tried, one.numbers["score"]) for one in (ours, theirs)]
+    names = list(dict.fromkeys([*scores[0], *scores[1]]))
+    labels = {
+        task: of for one in (ours, theirs)
+        for task, of in one.reader.task_labels.of_kind(one.kind).items()
+    }  # fmt: skip
+    means = [np.array([of.get(name, np.nan) for name in names]) for of in scores]
+    return change_by_label(names, means, labels)
 
 
 def _endings(ours: Tried, theirs: Tried) -> list[dict[str, Any]]:

@@ -122,11 +122,7 @@ def _moves(history: History) -> list[tuple[str, Series, Change | None]]:
 
 def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reward, score, held-out scores and parts with their movement, those that rose most first."""
-    found = [
-        _moved(name, series, change(series))
-        for name in ("reward", "score")
-        if (series := history.metrics.get(name)) is not None
-    ]
+    found = [_moved(name, series, change(series)) for name, series in _reward_and_score(history)]
     for name, series in held_out(history).items():
         line = _moved(f"held-out score of {name}", series, None)
         by_task = evals[shown(name)]["change"] if shown(name) in evals else None
@@ -143,6 +139,15 @@ def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found + [_moved(f"part {name}", series, moved) for name, series, moved in parts]
 
 
+def _reward_and_score(history: History) -> list[tuple[str, Series]]:
+    """Both curves; one where the score is the reward."""
+    names = [name for name in ("reward", "score") if name in history.metrics]
+    curves = [(name, history.metrics[name]) for name in names]
+    if len(curves) == 2 and curves[0][1] == curves[1][1]:
+        return [("reward = score", curves[0][1])]
+    return curves
+
+
 def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
     ends = ("start", "end", "gain", "low", "high")
     return {
@@ -155,11 +160,12 @@ def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
 
 def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
     """Curves by chart: the reward against what it should follow, and its parts."""
-    against = [
-        (name, history.metrics[name]) for name in ("reward", "score") if name in history.metrics
-    ]
+    against = _reward_and_score(history)
     against += [(f"held-out {name}", series) for name, series in held_out(history).items()]
+    reward = history.metrics.get("reward")
     parts = [(name, series) for name, series, _ in _moves(history)]
+    if len(parts) == 1 and parts[0][1] == reward:
+        parts = []  # the reward itself
     return {
         chart: [{"name": shown(n), "steps": s.steps, "values": s.values} for n, s in curves]
         for chart, curves in (("against", against), ("parts", parts))

@@ -18,6 +18,7 @@ from agentrl.inspect.pages.groups import (
     last_patch,
     named_numbers,
 )
+from agentrl.inspect.pages.trained_turns import trained_by_turn
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
@@ -58,7 +59,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     oldest = min((version for version in versions if version == version), default=None)
     lengths = _prompt_lengths(reader, shelf, index)
     sampled = action_tokens(rows, shelf)
-    named = turn_names([long["turns"] for long in stored])
+    turns = [long["turns"] for long in stored]
+    named, trained = turn_names(turns), trained_by_turn(reader, shelf, index, turns)
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
     siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
@@ -89,13 +91,15 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],
                 "turns": [
-                    _turn(turn) | {"name": name}
-                    for turn, name in zip(long["turns"], names, strict=True)
+                    _turn(turn) | {"name": name} | counts
+                    for turn, name, counts in zip(long["turns"], names, tokens, strict=True)
                 ],
                 "has_tokens": row["row_index"] in with_tokens,
                 "n_tokens": sum(length),
             }
-            for row, long, length, names in zip(index, stored, lengths, named, strict=True)
+            for row, long, length, names, tokens in zip(
+                index, stored, lengths, named, trained, strict=True
+            )
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),
         "labels": labels_answer(reader, kind, step, rollout),

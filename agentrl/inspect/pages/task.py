@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError
 from agentrl.inspect.pages.task_cells import mean_and_std
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.safe_json import rows_of, shown
+from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.stored_rows import chosen
-from agentrl.inspect.read.task_scores import last_rows, rollout_scores
+from agentrl.inspect.read.task_scores import last_rows, mean_by, numbered, rollout_scores
 
 _PROMPT_CHARS = 200_000
+_ANSWER_CHARS = 300
 
 
 def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     """One task in all steps and evaluations: a line for each of its groups, and its prompt.
+
+    A task that was tried in one step only has no curve: its rollouts are listed, and the tasks that
+    share a label with it are shown over the steps.
 
     Raises:
         RunError: no rollout of this task is stored.
@@ -38,9 +47,13 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     newest = rows_of(index.slice(index.num_rows - 1))[0]
     shelf = rows.shelf(newest["kind"], newest["step"])
     prompt = rows_of(rows.read(shelf, [newest["row"]], ["prompt_text"]))[0]["prompt_text"]
+    labels = reader.task_labels.of_task(task)
+    once = len({(row["kind"], row["step"]) for row in stored}) == 1
     return {
         "task_id": task,
-        "labels": reader.task_labels.of_task(task),
+        "labels": labels,
+        "attempts": _attempts(reader, stored, scores) if once else [],
+        "alike": _alike(reader, newest["kind"], labels) if once else [],
         "prompt_text": shown(prompt, _PROMPT_CHARS),
         "groups": [
             {
@@ -58,3 +71,61 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
         ],
         "notes": rows.notes,
     }
+
+
+def _attempts(
+    reader: RunReader, stored: Sequence[Mapping[str, Any]], scores: np.ndarray
+) -> list[dict[str, Any]]:
+    """The rollouts of one step, best first, each with the start of its last answer."""
+    rows = reader.rows
+    shelf = rows.shelf(stored[0]["kind"], stored[0]["step"])
+    order = sorted(row["row"] for row in stored)
+    turns = rows_of(rows.read(shelf, order, ["turns"]))
+    said = {
+        row: next((t["text"] for t in reversed(of["turns"]) if t["role"] == "assistant"), "")
+        for row, of in zip(order, turns, strict=True)
+    }
+    found = [
+        {
+            "rollout_id": row["rollout_id"],
+            "reward": number(row["reward"]),
+            "score": number(float(score)),
+            "termination": shown(row["termination"], 100),
+            "text": shown(said[row["row"]][:_ANSWER_CHARS]),
+        }
+        for row, score in zip(stored, scores, strict=True)
+    ]
+    return sorted(found, key=lambda one: -(one["reward"] or 0.0))
+
+
+def _alike(reader: RunReader, kind: str, labels: Labels) -> list[dict[str, Any]]:
+    """Mean score by step of all tasks that have a label of this one."""
+    of_task = reader.task_labels.of_kind(kind)
+    if not labels or not of_task:
+        return []
+    index = last_rows(pa.concat_tables(shelf.index for shelf in reader.rows.shelves(kind)))
+    names, task_of = numbered(index.column("task_id"))
+    steps, step_of = np.unique(index.column("step").to_numpy(), return_inverse=True)
+    scores = rollout_scores(index)
+    found: list[dict[str, Any]] = []
+    for label, values in labels.items():
+        for value in values:
+            has = np.array([value in of_task.get(name, {}).get(label, ()) for name in names])
+            here = has[task_of]
+            means = mean_by(step_of[here], scores[here], len(steps))
+            known = [
+                (int(step), float(mean))
+                for step, mean in zip(steps, means, strict=True)
+                if mean == mean
+            ]
+            if len(known) > 1:
+                found.append(
+                    {
+                        "label": label,
+                        "value": value,
+                        "tasks": int(has.sum()),
+                        "steps": [step for step, _ in known],
+                        "values": [mean for _, mean in known],
+                    }
+                )
+    return found

@@ -125,7 +125,7 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
         "all": len(names),
         "change": _change([names[i] for i in kept], *([mean[i] for i in kept] for mean in means)),
         "labels": _labels_of_all(names, labels),
-        "by_label": _by_label(names, means, labels),
+        "by_label": change_by_label(names, means, labels),
         "tasks": [
             {
                 "task_id": names[task],
@@ -253,7 +253,7 @@ def _labels_of_all(names: Sequence[str], labels: Mapping[str, Labels]) -> dict[s
     return {key: sorted(values) for key, values in sorted(found.items())}
 
 
-def _by_label(
+def change_by_label(
     names: Sequence[str], means: Sequence[np.ndarray], labels: Mapping[str, Labels]
 ) -> dict[str, list[dict[str, Any]]]:
     """Each label to its values, with the mean over their tasks before and after.

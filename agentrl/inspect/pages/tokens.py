@@ -9,9 +9,9 @@ import numpy as np
 
 from agentrl.errors import RunError
 from agentrl.inspect.pages.groups import find_rollout
-from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
+from agentrl.inspect.pages.trained_turns import row_reasons
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.safe_json import number, rows_of
+from agentrl.inspect.read.safe_json import rows_of
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TrainedTokens
 
@@ -20,7 +20,6 @@ _COLUMNS = (
     "policy_versions",
 )  # fmt: skip
 _ROLES = ("prompt", "system", "user", "assistant", "tool", "other")
-_DROPPED = "batch/rows_dropped/"
 
 
 def tokens_answer(
@@ -54,20 +53,20 @@ def tokens_answer(
     _check(rollout, response, mask, sampled, versions)
     records = reader.trained(kind, step, rollout)
     record = next((r for r in records if r.row_index == row_index), None)
-    facts = _facts(reader, entry, recorded_step=bool(records) or step in reader.tokens.steps())
+    recorded_step = bool(records) or step in reader.tokens.steps()
     ids = np.concatenate([prompt, response]).astype(np.int64)
     pieces = reader.pieces()
     texts = pieces(ids.tolist()) if pieces else None
-    starts = [len(prompt) + turn["start"] for turn in turns if turn["role"] == "assistant"]
-    reply_prefix = str(reader.curves().config.get("chat.reply_prefix") or "")
-    why = explain(
-        facts,
-        n_prompt=len(prompt),
+    why = row_reasons(
+        reader,
+        entry,
         mask=mask,
         versions=versions,
         turns=turns,
-        prefixes=prefix_spans(texts, starts, reply_prefix) if texts else (),
+        n_prompt=len(prompt),
+        texts=texts,
         record=record,
+        recorded_step=recorded_step,
     )
     n_prompt = len(prompt)
     where_sampled = mask.astype(bool)
@@ -88,7 +87,7 @@ def tokens_answer(
         "version": _column(n_prompt, versions, where_sampled & (versions >= 0), whole=True),
         **_trained(n_prompt, len(response), sampled, record, ratio_to=_ratio_to(reader)),
         "updates": record.updates if record else 0,
-        "note": _note(kind, facts, record, has_text=texts is not None),
+        "note": _note(kind, recorded_step, record, has_text=texts is not None),
     }
 
 
@@ -99,26 +98,6 @@ def _check(rollout: str, response: np.ndarray, *others: np.ndarray) -> None:
             f"rollout {rollout!r} has token columns of lengths {sorted(lengths)}, expected one "
             "length: its file is damaged"
         )
-
-
-def _facts(reader: RunReader, entry: Mapping[str, Any], *, recorded_step: bool) -> Facts:
-    history = reader.curves()
-    step = entry["step"]
-    reasons = [
-        name.removeprefix(_DROPPED)
-        for name, curve in history.metrics.items()
-        if name.startswith(_DROPPED) and step in curve.steps
-        and curve.values[curve.steps.index(step)] > 0
-    ]  # fmt: skip
-    return Facts(
-        kind=entry["kind"],
-        step=step,
-        termination=entry["termination"],
-        advantage=number(entry["advantage"]),
-        mask_truncated=history.config.get("algorithm.mask_truncated") is True,
-        recorded_step=recorded_step,
-        drop_reasons=reasons,
-    )
 
 
 def _roles_and_turns(
@@ -199,14 +178,14 @@ def _column(
     return np.concatenate([np.full(n_prompt, np.nan, dtype=np.float32), known])
 
 
-def _note(kind: str, facts: Facts, record: TrainedTokens | None, *, has_text: bool) -> str:
+def _note(kind: str, recorded_step: bool, record: TrainedTokens | None, *, has_text: bool) -> str:
     notes: list[str] = []
     if not has_text:
         notes.append("this run has no tokenizer that can be read, so tokens have ids only")
     if kind == "train" and record is None:
         notes.append(
             "the trainer computed nothing of this row"
-            if facts.recorded_step
+            if recorded_step
             else "the run kept no record of what the trainer made of this step (log.tokens), so "
             "which tokens were trained is worked out from the rollout"
         )

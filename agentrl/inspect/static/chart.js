@@ -50,7 +50,8 @@ function shown(one, { look }, from, to) {
 function vertical(spec, height) {
   const range = spec.look?.log ? logDomain(spec.series) : null;
   if (!range) {
-    const [y0, y1] = domain(spec);
+    // A rate is read against zero.
+    const [y0, y1] = domain({ ...spec, zero: spec.zero || spec.unit === "share" });
     return { y: scale(y0, y1, height - PAD.bottom, PAD.top), y0, y1, marks: ticks(y0, y1, 3) };
   }
   const [y0, y1] = range;
@@ -90,6 +91,7 @@ function paint(figure, spec, width, height) {
       ),
     );
   }
+  if (!log && y0 > 0) svg.append(broken(height));
   for (const span of spec.spans ?? []) {
     const [first, last] = [Math.max(span.first ?? x0, x0), Math.min(span.last ?? x1, x1)];
     if (first > last) continue;
@@ -135,6 +137,16 @@ function paint(figure, spec, width, height) {
   return (step) => moveCursor(step, spec, x, y, line, dots);
 }
 
+// The mark of an axis that does not start at zero.
+function broken(height) {
+  const [x, y] = [PAD.left - 3, height - PAD.bottom];
+  return s(
+    "path",
+    { class: "broken", d: `M${x},${y - 9}l6,2.5l-6,2.5l6,2.5` },
+    s("title", {}, "This axis does not start at 0."),
+  );
+}
+
 function zones(spec, width, y0, y1, y) {
   const rect = (from, to, cls) => {
     const [low, high] = [Math.max(from, y0), Math.min(to, y1)];
@@ -178,35 +190,21 @@ function curve(one, x, y, width) {
   const line = points(one.steps, one.smooth ?? one.values, width);
   const at = ([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`;
   const drawn = [];
-  if (one.low && one.high) {
+  // Intervals were measured at their steps, and nothing is known of them in between.
+  const measured = one.low && one.high;
+  if (measured) {
     const there = one.steps
       .map((step, i) => [step, one.low[i], one.high[i]])
       .filter((p) => p[1] !== null && p[2] !== null);
-    const outline = [
-      ...there.map((p) => at([p[0], p[2]])),
-      ...there.toReversed().map((p) => at([p[0], p[1]])),
-    ];
-    drawn.push(s("polygon", { class: `range ${color}`, points: outline.join(" ") }));
-    if (there.length < 40) {
-      drawn.push(
-        ...there.map((p) =>
-          s("line", {
-            class: `whisker ${color}`,
-            x1: x(p[0]),
-            x2: x(p[0]),
-            y1: y(p[1]),
-            y2: y(p[2]),
-          }),
-        ),
-      );
-    }
+    drawn.push(...there.map((p) => whisker(x(p[0]), y(p[1]), y(p[2]), color)));
   }
   if (one.smooth) {
     const raw = points(one.steps, one.values, width).map(at).join(" ");
     drawn.push(s("polyline", { class: `curve raw ${color}`, points: raw }));
   }
-  drawn.push(s("polyline", { class: `curve ${color}`, points: line.map(at).join(" ") }));
-  if (line.length <= 4) {
+  const between = measured ? "between " : "";
+  drawn.push(s("polyline", { class: `curve ${between}${color}`, points: line.map(at).join(" ") }));
+  if (line.length <= 4 || (measured && line.length < width / 8)) {
     drawn.push(
       ...line.map(([step, value]) =>
         s("circle", { class: `dot ${color}`, r: 3, cx: x(step), cy: y(value) }),
@@ -214,6 +212,11 @@ function curve(one, x, y, width) {
     );
   }
   return drawn;
+}
+
+function whisker(x, low, high, color) {
+  const cap = (y) => `M${x - 3},${y}h6`;
+  return s("path", { class: `whisker ${color}`, d: `M${x},${low}V${high}${cap(low)}${cap(high)}` });
 }
 
 function moveCursor(step, spec, x, y, line, dots) {

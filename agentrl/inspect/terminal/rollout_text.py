@@ -19,6 +19,7 @@ from agentrl.data import StoredTrajectory
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.turn_numbers import turn_names
+from agentrl.inspect.terminal.columns import REWARD_AND_SCORE
 from agentrl.types import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -153,10 +154,13 @@ def ruled_heading(role: str, name: str, facts: str) -> Text:
 
 def worth_line(facts: Mapping[str, Any]) -> Text:
     """One line with reward, score, advantage and ending."""
+    same = facts["reward"] is not None and facts["reward"] == facts["score"]
     line = Text.assemble(
-        "reward ", (number(facts["reward"]), "bold"), _parts(facts["reward_parts"])
+        f"{REWARD_AND_SCORE if same else 'reward'} ",
+        (number(facts["reward"]), "bold"),
+        _parts(facts["reward_parts"]),
     )
-    line.append(f"  score {number(facts['score'])}")
+    line.append("" if same else f"  score {number(facts['score'])}")
     line.append(f"  advantage {number(facts['advantage'], sign=True)}")
     return line.append("  ended by ").append_text(visible(facts["termination"], "bold"))
 
@@ -215,7 +219,7 @@ def _parts(parts: Mapping[str, float | None]) -> Text:
 
 
 def _facts(turn: Mapping[str, Any]) -> str:
-    facts = [f"{turn['end'] - turn['start']} tokens", f"{turn['duration_s'] or 0:.2f} s"]
+    facts = [_tokens_text(turn), f"{turn['duration_s'] or 0:.2f} s"]
     if turn["finish_reason"]:
         facts.append(turn["finish_reason"])
     if turn["reward"] is not None:
@@ -223,16 +227,28 @@ def _facts(turn: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
+def _tokens_text(turn: Mapping[str, Any]) -> str:
+    """How many tokens a turn has, and how many were trained where that is known."""
+    tokens = turn["end"] - turn["start"]
+    if not tokens or "trained" not in turn:
+        return f"{tokens} tokens"
+    others = ", ".join(f"{count} {reason}" for reason, count in turn["others"].items())
+    return f"{turn['trained']} of {tokens} tokens trained" + (f" ({others})" if others else "")
+
+
 def _turn(turn: Mapping[str, Any], short: Callable[[str | None], str]) -> Iterator[Text]:
     yield visible(short(turn["text"]))
-    yield from (_call(call, short) for call in turn["tool_calls"])
+    yield from (_call(call, turn["text"], short) for call in turn["tool_calls"])
     yield from (_result(result, turn["text"], short) for result in turn["tool_results"])
 
 
-def _call(call: Mapping[str, Any], short: Callable[[str | None], str]) -> Text:
+def _call(call: Mapping[str, Any], said: str, short: Callable[[str | None], str]) -> Text:
     line = Text.assemble("   call ", visible(call["name"] or "(no name)"), " ")
     line.append_text(_status(call["status"]))
-    if call["arguments"]:
+    # What the model wrote stands above; its arguments would say the same again.
+    raw, said = call["raw"].strip(), said.strip()
+    written = bool(raw) and (raw in said or (bool(said) and raw.endswith(said)))
+    if call["arguments"] and not written:
         arguments = json.dumps(call["arguments"], ensure_ascii=False)
         line.append(" ").append_text(visible(short(arguments)))
     if call["error"]:

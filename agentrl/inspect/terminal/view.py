@@ -22,6 +22,7 @@ from textual.widgets import DataTable, Footer, Static
 from agentrl.errors import AgentrlError
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_terminal import visible
+from agentrl.inspect.terminal.columns import joined_columns
 from agentrl.inspect.terminal.lines import Lines
 
 _READS = 3
@@ -209,8 +210,9 @@ class TableView(View):
         before = self.here()
         self.keys = [key for key, _ in rows]
         lines = [[visible(c) if isinstance(c, str) else c for c in cells] for _, cells in rows]
+        columns, lines = joined_columns(self.columns, lines)
         self.table.clear(columns=True)
-        for position, name in enumerate(self.columns):
+        for position, name in enumerate(columns):
             texts = [Text(name), *(cells[position] for cells in lines)]
             self.table.add_column(texts[0], width=max(map(_cells_of, texts)))
         for cells in lines:

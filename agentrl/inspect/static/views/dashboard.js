@@ -126,6 +126,7 @@ function key(run, bands) {
     found && ["found", "steps of a finding"],
     run.events.length > 0 && ["event", "an event"],
     Object.keys(run.evals).length > 0 && ["interval", "95 % interval"],
+    ["zero", "axis does not start at 0"],
   ].filter(Boolean);
   return h(
     "ul",
@@ -155,6 +156,7 @@ function card(run, band, steps, open, look) {
     look,
     healthy: band.healthy,
     red: band.red,
+    zero: band.metric === "reward" || /^eval\/.+\/score$/.test(band.metric),
     open: opener(open, names[0]),
     key: `chart ${band.metric}`,
     label: `${band.label} by step`,

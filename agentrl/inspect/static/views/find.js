@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { empty, h } from "../dom.js";
 import { kindName, lastPart, num, plural } from "../format.js";
 import { go, href } from "../router.js";
-import { reward, termination } from "./parts.js";
+import { REWARD_AND_SCORE, reward, sameScore, termination } from "./parts.js";
 import { FILTERS, form } from "./find_form.js";
 import { questions } from "./questions.js";
 import { saved } from "./saved.js";
@@ -175,6 +175,7 @@ function results(data, params) {
         "No rollout fits all of this. Take a filter away, or look in another run.",
       ),
     );
+  const same = sameScore(found.hits.map((hit) => [hit.reward, hit.score]));
   return h(
     "section",
     { class: "card scroll" },
@@ -198,19 +199,21 @@ function results(data, params) {
         h(
           "tr",
           {},
-          ["rollout", "where", "reward", "score", "ended by"].map((name) => h("th", {}, name)),
+          ["rollout", "where", same ? REWARD_AND_SCORE : "reward", !same && "score", "ended by"]
+            .filter(Boolean)
+            .map((name, i) => h("th", { class: i > 2 ? "wide" : null }, name)),
         ),
       ),
       h(
         "tbody",
         {},
-        found.hits.map((hit) => row(hit, run)),
+        found.hits.map((hit) => row(hit, run, same)),
       ),
     ),
   );
 }
 
-function row(hit, run) {
+function row(hit, run, same) {
   const to = href("rollout", {
     run,
     kind: hit.kind,
@@ -252,8 +255,8 @@ function row(hit, run) {
       ),
     ),
     h("td", {}, reward(hit.reward)),
-    h("td", {}, num(hit.score)),
-    h("td", {}, termination(hit.termination)),
+    !same && h("td", { class: "wide" }, num(hit.score)),
+    h("td", { class: "wide" }, termination(hit.termination)),
   );
 }
 

@@ -105,11 +105,11 @@ function bestAgainstWorst(data, params) {
   );
 }
 
-// All siblings in one line, since the columns seldom fit side by side; each leads to its column.
+// All siblings in one line, since the columns seldom fit on one screen; each leads to its column.
 function strip(data) {
   const jump = (id) => {
     const cell = document.querySelector(`[data-sibling="${CSS.escape(id)}"]`);
-    cell?.scrollIntoView({ block: "nearest", inline: "start" });
+    cell?.scrollIntoView({ block: "nearest" });
     cell?.querySelector("a")?.focus({ preventScroll: true });
   };
   return h(
@@ -175,7 +175,8 @@ function otherSteps(data, params) {
 }
 
 // One grid: a column for each sibling, a row for the head, for each turn, for the patches. Rows
-// line up, so that what was written at the same time is seen side by side.
+// line up, so that what was written at the same time is seen side by side; siblings that do not fit
+// beside the others stand below them.
 function columns(data, params, base, reference) {
   const turns = Math.max(0, ...data.siblings.map((one) => one.actions.length));
   const patches = data.siblings.some((one) => one.patch);
@@ -191,29 +192,24 @@ function columns(data, params, base, reference) {
     score: data.siblings.some((one) => one.score !== null && one.score !== one.reward),
     parts: [...new Set(data.siblings.flatMap((one) => Object.keys(one.reward_parts ?? {})))],
   };
-  const grid = h("div", { class: "siblings", vars: { "--count": data.siblings.length } });
-  const put = (node, column, row) => {
-    node.style.setProperty("grid-column", String(column + 1));
-    node.style.setProperty("grid-row", String(row + 1));
-    grid.append(node);
-  };
-  data.siblings.forEach((one, column) => {
-    put(sibling(one, params, shared, base), column, 0);
-    one.actions.forEach((action, i) => put(turnCell(data, one, action, i, base), column, i + 1));
-    for (let i = one.actions.length; i < turns; i++)
-      put(h("div", { class: "cell turn over" }), column, i + 1);
-    if (patches)
-      put(
-        h("section", { class: "cell patch" }, h("h3", {}, "Patch"), patchText(one, base)),
-        column,
-        turns + 1,
-      );
-    if (explained) put(whyCell(reasons[column], one), column, turns + 2);
-  });
+  const rows = 1 + turns + Number(patches) + Number(explained);
   return h(
     "div",
-    { class: "sideways", tabindex: 0, role: "region", "aria-label": "Siblings side by side" },
-    grid,
+    { class: "siblings", role: "region", "aria-label": "Siblings side by side" },
+    data.siblings.map((one, column) =>
+      h(
+        "div",
+        { class: "column", vars: { "--rows": rows } },
+        sibling(one, params, shared, base),
+        one.actions.map((action, i) => turnCell(data, one, action, i, base)),
+        Array.from({ length: turns - one.actions.length }, () =>
+          h("div", { class: "cell turn over" }),
+        ),
+        patches &&
+          h("section", { class: "cell patch" }, h("h3", {}, "Patch"), patchText(one, base)),
+        explained && whyCell(reasons[column], one),
+      ),
+    ),
   );
 }
 

@@ -1,7 +1,7 @@
 // Small things several views show.
 
 import { h } from "../dom.js";
-import { num, percent, plural, signed, words } from "../format.js";
+import { num, plural, signed, words } from "../format.js";
 
 const STATES = { running: "good", paused: "warn", finished: "accent", stopped: "warn" };
 
@@ -35,8 +35,8 @@ export function scoreText({ score, score_before: before, score_after: after }) {
     "p",
     { class: "score", title: "Score of the first evaluation on this dataset, and of the latest" },
     h("span", { class: "note" }, `${score} `),
-    known(before) ? percent(before) : num(null),
-    known(after) && [h("span", { class: "note" }, " \u2192 "), h("b", {}, percent(after))],
+    num(before),
+    known(after) && [h("span", { class: "note" }, " \u2192 "), h("b", {}, num(after))],
   );
 }
 
@@ -58,6 +58,13 @@ export function notes(list) {
     ),
   );
 }
+
+// Whether every score of these rows is their reward: then one column shows both.
+export function sameScore(pairs) {
+  return pairs.length > 0 && pairs.every(([reward, score]) => score !== null && score === reward);
+}
+
+export const REWARD_AND_SCORE = "reward = score";
 
 export function reward(value) {
   const level =

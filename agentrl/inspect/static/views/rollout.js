@@ -9,7 +9,7 @@ import { explanationCard } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
 import { labelCard } from "./labels/labels.js";
 import { nextTrouble, outline } from "./outline.js";
-import { notes, reward, termination } from "./parts.js";
+import { REWARD_AND_SCORE, notes, reward, sameScore, termination } from "./parts.js";
 import { taskSlider } from "./slider.js";
 import { unified } from "./sibling_text.js";
 import { turn } from "./turn.js";
@@ -130,6 +130,7 @@ function header(data, params, up) {
         "p",
         { class: "sub" },
         h("span", { class: "mono" }, params.rollout),
+        h("span", {}, "reward ", reward(data.reward)),
         data.detail && h("span", {}, data.detail.split("\n")[0]),
       ),
     ),
@@ -229,7 +230,7 @@ function rowOf(row, data, params) {
 
 function side(data, params, at) {
   const facts = [
-    ["reward", reward(data.reward)],
+    [sameScore([[data.reward, data.score]]) ? REWARD_AND_SCORE : "reward", reward(data.reward)],
     data.score !== data.reward && ["score", num(data.score)],
     ...Object.entries(data.reward_parts ?? {}).map(([name, value]) => [name, num(value)]),
     ["advantage", data.advantage === null ? "not in a batch" : signed(data.advantage)],

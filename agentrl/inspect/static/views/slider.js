@@ -43,7 +43,9 @@ export function taskSlider(data, params) {
     h(
       "p",
       { class: "note" },
-      `${plural(all.length, "rollout")} in ${plural(steps.size, "step")}; a bar is as high as its reward`,
+      steps.size > 1
+        ? `${plural(all.length, "rollout")} in ${plural(steps.size, "step")}; a bar is as high as its reward`
+        : `tried in step ${[...steps][0]} only: its ${plural(all.length, "rollout")}, a bar as high as the reward`,
     ),
     bars(all, at),
     range,

@@ -2,9 +2,9 @@
 
 import { get } from "../api.js";
 import { empty, h } from "../dom.js";
-import { column, kindName, lastPart, num, percent, plural, words } from "../format.js";
+import { column, kindName, lastPart, num, plural, words } from "../format.js";
 import { go, href } from "../router.js";
-import { endedWell, endingsBar, notes, stepper } from "./parts.js";
+import { REWARD_AND_SCORE, endedWell, endingsBar, notes, sameScore, stepper } from "./parts.js";
 
 const COLUMNS = [
   ["task_id", "task", "Each group tries one task several times"],
@@ -15,6 +15,9 @@ const COLUMNS = [
   ["terminations", "how they ended", "By itself, at a limit, or because something failed"],
   ["tokens", "sampled tokens", "What the policy wrote, over all rollouts of the group"],
 ];
+
+// What a narrow screen leaves out; the group has it.
+const WIDE = new Set(["n", "reward_std", "terminations", "tokens"]);
 
 async function load(params, signal) {
   const { run, kind = "train", step } = params;
@@ -123,9 +126,13 @@ let order = { column: null, down: true };
 
 function table(data, run) {
   const body = h("tbody");
-  const heads = COLUMNS.map(([key, name, what]) => {
+  const same = sameScore(data.groups.map((one) => [one.reward_mean, one.score_mean]));
+  const columns = COLUMNS.filter(([key]) => !same || key !== "score_mean");
+  const heads = columns.map(([key, own, what]) => {
+    const name = same && key === "reward_mean" ? `mean ${REWARD_AND_SCORE}` : own;
     const button = h("button", { title: `${what}. Click to sort.`, onclick: () => sort(key) }, name);
-    return { key, node: h("th", { class: isNumber(key) ? "n" : "" }, button) };
+    const cls = [isNumber(key) && "n", WIDE.has(key) && "wide"].filter(Boolean).join(" ");
+    return { key, node: h("th", { class: cls }, button) };
   });
   // Rewards between 0 and 1 are drawn on that scale, so that half a bar is half of the reward.
   const size = Math.max(...data.groups.map((group) => Math.abs(group.reward_mean ?? 0)), 1);
@@ -136,7 +143,7 @@ function table(data, run) {
     const groups = column
       ? [...data.groups].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1))
       : data.groups;
-    body.replaceChildren(...groups.map((group) => row(group, data, run, size)));
+    body.replaceChildren(...groups.map((group) => row(group, data, run, size, same)));
     for (const { key, node } of heads)
       node.setAttribute("aria-sort", key !== column ? "none" : down ? "descending" : "ascending");
   };
@@ -183,7 +190,7 @@ function isNumber(key) {
   return !["task_id", "terminations", "reward_mean"].includes(key);
 }
 
-function row(group, data, run, size) {
+function row(group, data, run, size, same) {
   const to = href("group", { run, kind: data.kind, step: data.step, group: group.group_id });
   return h(
     "tr",
@@ -202,7 +209,7 @@ function row(group, data, run, size) {
           ),
         ],
     ),
-    h("td", { class: "n" }, num(group.n)),
+    h("td", { class: "n wide" }, num(group.n)),
     h(
       "td",
       {},
@@ -213,10 +220,10 @@ function row(group, data, run, size) {
       ),
       column(group.reward_mean),
     ),
-    h("td", { class: "n" }, column(group.reward_std)),
-    h("td", { class: "n" }, group.score_mean === null ? num(null) : percent(group.score_mean)),
-    h("td", {}, endingsBar(group.terminations, group.n)),
-    h("td", { class: "n" }, num(group.tokens)),
+    h("td", { class: "n wide" }, column(group.reward_std)),
+    !same && h("td", { class: "n" }, column(group.score_mean)),
+    h("td", { class: "wide" }, endingsBar(group.terminations, group.n)),
+    h("td", { class: "n wide" }, num(group.tokens)),
   );
 }
 

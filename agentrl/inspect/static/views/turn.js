@@ -17,7 +17,7 @@ export function turn(one, id) {
     },
     h("summary", {}, heading(one)),
     // The results of a tool turn say the same as its text, with more around it.
-    one.tool_results.length ? null : longText(one.text),
+    one.tool_results.length || allCalls(one) ? null : longText(one.text),
     one.tool_calls.map(call),
     one.tool_results.map(result),
     one.tool_results.length > 0 &&
@@ -35,13 +35,23 @@ export function turn(one, id) {
   );
 }
 
+// Whether the calls that are shown below are all of the text, but for the fence around code. A call
+// may begin in the prompt, with the prefix that the config puts there.
+function allCalls(one) {
+  if (!one.tool_calls.length || !one.tool_calls.every((of) => of.raw && body(of))) return false;
+  const text = one.text.trim();
+  if (one.tool_calls[0].raw.trim().endsWith(text)) return true;
+  const rest = one.tool_calls.reduce((left, of) => left.replace(of.raw.trim(), () => ""), text);
+  return /^[`\s]*$/.test(rest);
+}
+
 // Role, place and facts of a turn, and its first words, which show while it is collapsed.
 export function heading(one) {
   const tokens = one.end - one.start;
   return [
     h("span", { class: "role" }, one.role),
     one.name && h("span", { class: "note" }, one.name),
-    h("span", { class: "note" }, tokens ? plural(tokens, "token") : "no tokens: the rollout had ended"),
+    h("span", { class: "note" }, tokens ? trainedText(one, tokens) : "no tokens: the rollout had ended"),
     one.duration_s > 0 && h("span", { class: "note" }, seconds(one.duration_s)),
     one.finish_reason &&
       one.finish_reason !== "stop" &&
@@ -51,6 +61,17 @@ export function heading(one) {
       one.reward !== undefined &&
       h("span", { class: "earned" }, "reward ", reward(one.reward)),
   ];
+}
+
+// "46 of 152 tokens trained; 106 zero advantage".
+function trainedText({ trained, others }, tokens) {
+  const reasons = Object.entries(others).sort((a, b) => b[1] - a[1]);
+  if (!reasons.length) return `${plural(tokens, "token")}, all trained`;
+  const [[only]] = reasons;
+  const short = (reason) => reason.replace(": not trained", "").replace("not in a batch (evaluation)", "evaluation");
+  if (!trained && reasons.length === 1) return `${plural(tokens, "token")}, none trained: ${short(only)}`;
+  const why = reasons.map(([reason, count]) => `${num(count)} ${short(reason)}`).join(", ");
+  return `${num(trained)} of ${plural(tokens, "token")} trained; ${why}`;
 }
 
 // How the calls and results of a turn went, without their texts.

@@ -3,15 +3,15 @@
 
 import { get } from "../../api.js";
 import { empty, h } from "../../dom.js";
-import { kindName, lastPart, num, percent, plural, signed, words } from "../../format.js";
+import { kindName, lastPart, num, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
 import { notes, termination } from "../parts.js";
+import { byLabel } from "../tasks/by_label.js";
 import { changeLevel, changeWords, intervalText } from "../tasks/change_text.js";
 import { stepsName } from "../tasks/score_cell.js";
 import { sideForm } from "./side_form.js";
 
 const ASKED = ["kind", "steps", "b_run", "b_kind", "b_steps"];
-const NAMES = { duration_s: "seconds" };
 const GROUPS = {
   "": "Score and reward",
   "part of the reward": "Parts of the reward",
@@ -52,9 +52,10 @@ function draw({ runs, data }, params) {
       notes(data.notes),
       sideForm(runs, data, params),
       summary(data),
+      !data.common_tasks && byLabel(data, { run, kind: a.kind }),
       numbers(data, names),
       endings(data, names),
-      h(
+      data.common_tasks > 0 && h(
         "div",
         { class: "pair even" },
         pairs(data, "solved", "Failed \u2192 solved", "failed in A, solved in B"),
@@ -80,33 +81,69 @@ function sub(data) {
 }
 
 function summary(data) {
-  const { a, b, change, paired } = data.numbers[0];
+  const { a, b, change, paired, title } = data.numbers[0];
   if (a === null || b === null || change === null) return null;
+  if (!data.common_tasks) return apart(data);
   return h(
     "section",
     { class: "card learned-sum", "aria-label": "Change of the score" },
     h(
       "p",
       { class: "big" },
-      `Mean score ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
+      `Mean ${title} ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
       h(
         "b",
         { class: `${changeLevel(paired)}-ink` },
         paired ? intervalText(paired) : signed(change),
       ),
     ),
+    paired && h("p", { class: "note" }, changeWords(paired)),
+  );
+}
+
+// Two sets that share no task: that is said before any number, and where the question has an answer.
+function apart(data) {
+  const [a, b] = data.sides;
+  const [before, after] = [data.numbers[0].a, data.numbers[0].b];
+  const evaluations = Object.entries(a.kinds).filter(
+    ([kind, steps]) => kind !== "train" && (b.kinds[kind] ?? []).length && (a.run !== b.run || steps.length > 1),
+  );
+  const to = ([kind, steps]) =>
+    href("compare", {
+      run: a.run,
+      kind,
+      steps: a.run === b.run ? steps[0] : steps.at(-1),
+      b_run: b.run === a.run ? "" : b.run,
+      b_kind: kind,
+      b_steps: b.kinds[kind].at(-1),
+    });
+  return h(
+    "section",
+    { class: "card learned-sum", "aria-label": "No task in common" },
+    h("p", { class: "big" }, "A and B share no task, so their scores do not say which is better."),
     h(
       "p",
       { class: "note" },
-      paired
-        ? changeWords(paired)
-        : "no task was tried in both, so the tasks themselves may differ",
+      `Mean score ${num(before.mean)} on ${plural(a.tasks, "task")} of A, ${num(after.mean)} on ${plural(b.tasks, "other task")} of B. `,
+      Object.keys(data.by_label).length
+        ? "Below: by labels of the tasks, endings, lengths and tools."
+        : "Below: endings, lengths and tools.",
     ),
+    evaluations.length > 0 &&
+      h(
+        "p",
+        {},
+        "The same tasks before and after: ",
+        evaluations.map((one) =>
+          h("a", { class: "button", href: to(one), "data-key": `compare ${one[0]}` }, kindName(one[0])),
+        ),
+      ),
   );
 }
 
 function numbers(data, names) {
-  const groups = [...new Set(data.numbers.map((one) => one.group))];
+  const shown = data.numbers.filter((one) => !one.same_as);
+  const groups = [...new Set(shown.map((one) => one.group))];
   const heads = [
     ["", ""],
     [sideHead("A", names[0]), "n"],
@@ -136,7 +173,7 @@ function numbers(data, names) {
           "tbody",
           {},
           h("tr", {}, h("th", { colspan: 5, scope: "rowgroup" }, GROUPS[group] ?? group)),
-          data.numbers.filter((one) => one.group === group).map(numberRow),
+          shown.filter((one) => one.group === group).map(numberRow),
         ),
       ),
     ),
@@ -157,7 +194,7 @@ function numberRow(one) {
   return h(
     "tr",
     { "data-item": "" },
-    h("td", {}, NAMES[one.name] ?? words(one.name)),
+    h("td", {}, one.title),
     h("td", { class: "n" }, spread(one.a)),
     h("td", { class: "n" }, spread(one.b)),
     h("td", { class: `n ${level ? `${level}-ink` : ""}` }, signed(one.change)),
@@ -210,25 +247,21 @@ function endings(data, names) {
             h(
               "td",
               { class: "n" },
-              percent(shares[0], 1),
+              num(shares[0]),
               h("span", { class: "note" }, ` (${num(a)})`),
             ),
             h(
               "td",
               { class: "n" },
-              percent(shares[1], 1),
+              num(shares[1]),
               h("span", { class: "note" }, ` (${num(b)})`),
             ),
-            h("td", { class: "n" }, points(shares[1] - shares[0])),
+            h("td", { class: "n" }, signed(shares[1] - shares[0])),
           ),
         ),
       ),
     ),
   );
-}
-
-function points(by) {
-  return `${by > 0 ? "+" : ""}${(100 * by).toFixed(1).replace("-", "\u2212")} points`;
 }
 
 export function pairAddress(sides, entry) {
@@ -248,14 +281,11 @@ export function pairAddress(sides, entry) {
 function pairs(data, which, title, what) {
   const found = data[which];
   const count = data[`${which}_count`];
-  const none = data.common_tasks
-    ? `No task ${what}.`
-    : "No task was tried in both: choose other steps, or an evaluation.";
   return h(
     "section",
     { class: "card" },
     h("h2", {}, title, " ", h("span", { class: "note" }, plural(count, "task"))),
-    !found.length && h("p", { class: "note" }, none),
+    !found.length && h("p", { class: "note" }, `No task ${what}.`),
     h(
       "ul",
       { class: "pair-list" },

@@ -170,7 +170,7 @@ function outcome(name, one, other) {
       parts.map((part) => fact(part, num(one.reward_parts[part] ?? null))),
       fact("tokens", num(one.action_tokens)),
       fact("turns", num(actions(one))),
-      fact("tool errors", num(errors(one))),
+      fact("failed calls", num(failed(one))),
       fact("time", seconds(one.duration_s)),
     ),
   );
@@ -184,9 +184,10 @@ function actions(one) {
   return turnsOf(one).filter((of) => of.role === "assistant").length;
 }
 
-function errors(one) {
-  const results = turnsOf(one).flatMap((of) => of.tool_results);
-  return results.filter((result) => result.status !== "ok").length;
+// Calls that could not be parsed, and those that ended with a tool error.
+function failed(one) {
+  const all = turnsOf(one).flatMap((of) => [...of.tool_calls, ...of.tool_results]);
+  return all.filter((of) => of.status !== "ok").length;
 }
 
 // One turn of each: as one article with their texts level where both said something to compare.

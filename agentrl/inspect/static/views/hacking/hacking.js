@@ -100,6 +100,7 @@ function charts(data, params) {
       what,
       series: curves.map((one, i) => ({ ...one, color: `c${i % 8}` })),
       steps: [Math.min(...steps), Math.max(...steps)],
+      zero: true,
       label: `${title} by step`,
       key: `hacking ${name}`,
       // The rewards of the step are counted below, where they are stored.

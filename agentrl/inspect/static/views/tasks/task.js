@@ -5,7 +5,7 @@ import { h, longText } from "../../dom.js";
 import { column, kindName, lastPart, num, plural } from "../../format.js";
 import { go, href } from "../../router.js";
 import { curveCard } from "../curve_card.js";
-import { endingsBar, notes } from "../parts.js";
+import { REWARD_AND_SCORE, endingsBar, notes, reward, sameScore, termination } from "../parts.js";
 import { labelNotes } from "./tasks.js";
 
 // A prompt of this size is read at a glance, and stands open.
@@ -49,6 +49,7 @@ function draw(data, params) {
       ),
       notes(data.notes),
       charts(data, run, [...steps]),
+      once(data, run),
       groups(data, run),
       h(
         "details",
@@ -64,13 +65,14 @@ function charts(data, run, steps) {
   if (steps.length < 2) return null;
   const kinds = [...new Set(data.groups.map((one) => one.kind))].sort();
   const range = [Math.min(...steps), Math.max(...steps)];
-  const apart = data.groups.some((one) => one.score.mean !== one.reward.mean);
+  const same = isSame(data);
   const card = (name, title, what) =>
     curveCard({
       title,
       what,
       series: kinds.map((kind, i) => ({ ...series(data, kind, name), color: `c${i % 8}` })),
       steps: range,
+      zero: true,
       label: `${title} of the task by step`,
       key: `task ${name}`,
       open: (step) => {
@@ -83,12 +85,75 @@ function charts(data, run, steps) {
     { class: "grid-charts" },
     card(
       "score",
-      "Score",
+      same ? "Reward = score" : "Score",
       "Mean over the rollouts of the task; the reward where there is no score.",
     ),
-    apart &&
+    !same &&
       card("reward", "Reward", "Mean over the rollouts of the task, as they were trained on."),
   );
+}
+
+// A task of one step has no curve: its attempts, and the tasks like it over the steps.
+function once(data, run) {
+  if (!data.attempts.length) return null;
+  const [{ kind, step }] = data.groups;
+  return [
+    h(
+      "section",
+      { class: "card scroll", "aria-label": "Attempts" },
+      h("h2", {}, `Tried only in ${kindName(kind)} step ${num(step)}`),
+      h(
+        "p",
+        { class: "note" },
+        `One step is no curve. ${plural(data.attempts.length, "attempt")}, the best first:`,
+      ),
+      h(
+        "ul",
+        { class: "pair-list attempts" },
+        data.attempts.map((one) =>
+          h(
+            "li",
+            { "data-item": "" },
+            h(
+              "a",
+              {
+                class: "strong",
+                href: href("rollout", { run, kind, step, rollout: one.rollout_id }),
+                "data-key": one.rollout_id,
+              },
+              `attempt ${lastPart(one.rollout_id)}`,
+            ),
+            reward(one.reward),
+            termination(one.termination),
+            h("span", { class: "snippet" }, one.text),
+          ),
+        ),
+      ),
+    ),
+    data.alike.length > 0 &&
+      h(
+        "div",
+        { class: "grid-charts" },
+        data.alike.map((one) =>
+          curveCard({
+            title: `${one.label} ${one.value}`,
+            unit: "score",
+            what: `Mean score of the ${plural(one.tasks, "task")} with ${one.label} ${one.value}, over the steps that tried any of them.`,
+            series: [{ name: one.value, steps: one.steps, values: one.values, color: "c0" }],
+            steps: [one.steps[0], one.steps.at(-1)],
+            zero: true,
+            marks: [{ step, level: "", text: `step ${step}: this task` }],
+            label: `Score of tasks with ${one.label} ${one.value} by step`,
+            key: `alike ${one.label} ${one.value}`,
+            open: (at) => go("step", { run, kind, step: at }),
+          }),
+        ),
+      ),
+  ];
+}
+
+function isSame(data) {
+  return sameScore(data.groups.map((one) => [one.reward.mean, one.score.mean]));
 }
 
 // A task may be in one step twice, in an epoch's end and the next one's beginning.
@@ -108,14 +173,15 @@ function series(data, kind, name) {
 }
 
 function groups(data, run) {
+  const same = isSame(data);
   const heads = [
     ["when", ""],
     ["rollouts", "n"],
-    ["score", "n"],
+    [same ? REWARD_AND_SCORE : "score", "n"],
     ["std", "n wide"],
-    ["reward", "n"],
+    !same && ["reward", "n"],
     ["how they ended", "wide"],
-  ];
+  ].filter(Boolean);
   return h(
     "section",
     { class: "card scroll" },
@@ -155,7 +221,7 @@ function groups(data, run) {
             h("td", { class: "n" }, num(one.n)),
             h("td", { class: "n" }, column(one.score.mean)),
             h("td", { class: "n wide" }, column(one.score.n > 1 ? one.score.std : null)),
-            h("td", { class: "n" }, column(one.reward.mean)),
+            !same && h("td", { class: "n" }, column(one.reward.mean)),
             h("td", { class: "wide" }, endingsBar(one.terminations, one.n)),
           ),
         ),

@@ -1,0 +1,106 @@
+"""Questions of a first-time reader: what is said once, in words, on a wide and a narrow page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from playwright.sync_api import Browser, expect
+
+from agentrl.types import ToolCall, Turn
+from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
+from tests.inspect.pages.test_compare import once_each
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
+
+SIDES = {"kind": "train", "steps": "1", "b_kind": "train", "b_steps": "2"}
+
+
+def read_once(run: Path) -> Path:
+    """Tasks that never come back, an evaluation twice, and eight siblings of two turns."""
+    once_each(run)
+    for step, reward in ((0, 0.0), (2, 1.0)):
+        row = make_rollout(f"e{step}/0", [("assistant", "x")], task_id="e", score=reward)
+        write_step(run, [row], step, kind="eval/held")
+    many = []
+    for n in range(8):
+        talk = make_rollout(
+            f"many/{n}", [("assistant", "add(1)"), ("user", "no"), ("assistant", f"say {n}")],
+            group_id="many", task_id="many", reward=n % 2, score=n % 2,
+        )  # fmt: skip
+        call = ToolCall(id="c", name="add", arguments={"code": "1"}, raw="add(1)", span=(0, 6))
+        first = Turn(role="assistant", start=0, end=6, text="add(1)", tool_calls=(call,))
+        many.append(type(talk)(**{**fields(talk), "turns": (first, *talk.turns[1:])}))
+    write_step(run, many, 3)
+    score = {"eval/held/score": 0.0, "eval/held/score_low": 0.0, "eval/held/score_high": 0.4}
+    write_metrics(run, {"step": 0, "time": 1.0, **score})
+    for step in (1, 2, 3):
+        write_metrics(run, {"step": step, "time": 1.0 + step, "reward": 0.8, "score": 0.8})
+    write_metrics(run, {"step": 2, "time": 3.5, **{name: of + 0.5 for name, of in score.items()}})
+    return run
+
+
+def fields(row: object) -> dict[str, object]:
+    return {name: getattr(row, name) for name in type(row).__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def test_a_first_reader_finds_each_thing_once_and_in_words(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = {"run": "planted"}
+    many = {**run, "kind": "train", "step": 3}
+    with inspecting(read_once(tmp_path / "planted")) as served, watched(browser) as page:
+        opened(page, at(served, "step", **many))
+        expect(page.get_by_role("columnheader", name="mean reward = score")).to_be_visible()
+        expect(page.get_by_role("columnheader", name=re.compile("^score"))).to_have_count(0)
+        opened(page, at(served, "task", **run, task="2-sum"))
+        expect(page.get_by_label("Attempts")).to_contain_text("Tried only in train step 2")
+        expect(page.get_by_label("Attempts").locator("li")).to_have_count(2)
+        expect(page.locator(".curve-card h3")).to_have_text("family sum")
+        opened(page, at(served, "compare", **run, **SIDES))
+        expect(page.locator(".learned-sum")).to_contain_text("A and B share no task")
+        expect(page.get_by_role("heading", name="Change by family")).to_be_visible()
+        expect(page.get_by_text("Failed \u2192 solved")).to_have_count(0)
+        page.get_by_role("link", name="evaluation held").click()
+        expect(page.locator(".learned-sum")).to_contain_text("Mean score 0 \u2192 1")
+        opened(page, at(served, "rollout", **many, rollout="many/3"))
+        expect(page.locator("#turn-0 > summary")).to_contain_text("turn 1 of 2")
+        expect(page.locator("#turn-0 > summary")).to_contain_text("6 tokens, none trained")
+        expect(page.locator("#turn-1 > summary")).to_contain_text("after turn 1")
+        # The call is the whole answer, and is read once.
+        expect(page.locator("#turn-0 > pre")).to_have_count(0)
+        expect(page.locator("#turn-2 > pre")).to_have_text("say 3")
+        page.set_viewport_size({"width": 400, "height": 800})
+        places = [page.locator(one).first.bounding_box() for one in ("#turn-0", ".side")]
+        turn, side = (place["y"] for place in places if place)
+        assert turn < side
+
+
+def test_all_siblings_are_in_sight_at_any_width(browser: Browser, tmp_path: Path) -> None:
+    place = {"run": "planted", "kind": "train", "step": 3, "group": "many"}
+    with inspecting(read_once(tmp_path / "planted")) as served, watched(browser) as page:
+        for width in (400, 800, 1400):
+            page.set_viewport_size({"width": width, "height": 900})
+            opened(page, at(served, "group", **place))
+            boxes = [one.bounding_box() for one in page.locator(".cell.sibling").all()]
+            assert len(boxes) == 8
+            assert all(box and box["x"] + box["width"] <= width for box in boxes)
+            # Second turns that stand beside each other are level.
+            turns = [one.bounding_box() for one in page.locator("h3", has_text="Turn 2 of 2").all()]
+            rows = {round(box["y"]) for box in turns if box}
+            assert len(rows) == -(-8 // sum(box["y"] == boxes[0]["y"] for box in boxes if box))
+
+
+def test_rates_start_at_zero_and_intervals_stand_at_their_steps(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with inspecting(read_once(tmp_path / "planted")) as served, watched(browser) as page:
+        opened(page, at(served, "run", run="planted"))
+        reward = page.locator(".curve-card", has=page.get_by_role("heading", name="Reward"))
+        expect(reward.locator("text.tick").first).to_have_text(re.compile(r"^0(\.0+)?$"))
+        expect(reward.locator(".broken")).to_have_count(0)
+        held = page.locator(".curve-card", has_text="Held-out score: held")
+        expect(held.locator(".whisker")).to_have_count(2)
+        expect(held.locator("polygon")).to_have_count(0)
+        expect(held.locator(".curve.between")).to_have_count(1)
+        page.get_by_text("All other metrics").click()
+        expect(page.locator("body")).not_to_contain_text(re.compile(r"\d %(?! interval)"))

@@ -1,0 +1,77 @@
+"""Two sets of rollouts that share no task, and numbers that say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.data.run.paths import RunPaths
+from agentrl.data.run.task_labels import write_task_labels
+from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.task import task_answer
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
+from agentrl.types import Task
+from tests.inspect.synthetic import make_rollout, write_step
+
+
+def once_each(run: Path) -> RunReader:
+    """Two steps of training, each with two tasks of its own of both families."""
+    for step in (1, 2):
+        rows = [
+            make_rollout(
+                f"{step}-{family}/{n}", [("assistant", f"{family} {n}")],
+                group_id=f"{step}{family}", task_id=f"{step}-{family}", reward=reward, score=reward,
+                reward_parts={"tests": reward, "style": 0.25},
+            )
+            for family, base in (("sum", 0.0), ("sort", 0.5))
+            for n, reward in enumerate((base, base + 0.5 * (step - 1)))
+        ]  # fmt: skip
+        write_step(run, rows, step)
+    tasks = [
+        Task(id=f"{step}-{family}", prompt="", metadata={"family": family})
+        for step in (1, 2)
+        for family in ("sum", "sort")
+    ]
+    write_task_labels(RunPaths(run).task_labels_file, {"train": tasks})
+    return RunReader(FoundRun(id="r", path=run))
+
+
+def test_steps_without_a_common_task_are_compared_by_labels(tmp_path: Path) -> None:
+    reader = once_each(tmp_path)
+    first, second = (Side(reader=reader, kind="train", steps=(n, n)) for n in (1, 2))
+    answer = compare_answer(first, second)
+    assert answer["common_tasks"] == 0
+    assert answer["numbers"][0]["paired"] is None
+    family = answer["by_label"]["family"]
+    assert [(one["value"], one["before"], one["after"]) for one in family] == [
+        ("sort", 0.5, 0.75), ("sum", 0.0, 0.25),
+    ]  # fmt: skip
+
+
+def test_a_number_that_is_the_score_is_shown_once(tmp_path: Path) -> None:
+    reader = once_each(tmp_path / "same")
+    sides = [Side(reader=reader, kind="train", steps=(n, n)) for n in (1, 2)]
+    shown = {one["title"]: one["same_as"] for one in compare_answer(*sides)["numbers"]}
+    assert shown["reward = tests = score"] is None
+    assert (shown["reward"], shown["tests"], shown["style"]) == ("score", "score", None)
+    assert {"failed calls: not parsed", "failed calls: tool error"} <= shown.keys()
+    other = make_rollout("x/0", [("assistant", "x")], task_id="x", reward=0.5, score=1.0)
+    write_step(tmp_path / "apart", [other])
+    apart = Side(reader=RunReader(FoundRun(id="a", path=tmp_path / "apart")), kind="train")
+    titles = {one["title"]: one["same_as"] for one in compare_answer(sides[0], apart)["numbers"]}
+    assert (titles["score"], titles["reward"]) == (None, None)
+
+
+def test_a_task_of_one_step_has_attempts_and_tasks_like_it(tmp_path: Path) -> None:
+    reader = once_each(tmp_path)
+    answer = task_answer(reader, "2-sum")
+    assert [(one["rollout_id"], one["reward"], one["text"]) for one in answer["attempts"]] == [
+        ("2-sum/1", 0.5, "sum 1"), ("2-sum/0", 0.0, "sum 0"),
+    ]  # fmt: skip
+    assert answer["alike"] == [
+        {"label": "family", "value": "sum", "tasks": 2, "steps": [1, 2], "values": [0.0, 0.25]}
+    ]
+    row = make_rollout("3/0", [("assistant", "x")], group_id="3", task_id="2-sum")
+    write_step(tmp_path, [row], 3)
+    again = task_answer(reader, "2-sum")
+    assert (again["attempts"], again["alike"]) == ([], [])
