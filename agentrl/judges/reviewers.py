@@ -8,7 +8,9 @@ from itertools import combinations
 
 import numpy as np
 
-from agentrl.judges.agreement import different, kappas
+from agentrl.judges.agreement import different, interval_of, kappas
+
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class ReviewerAgreement:
     """Of these, how many have the same from both, in [0, 1]."""
     kappa: float | None
     """Cohen's kappa; None where chance alone explains everything."""
+    kappa_interval: tuple[float, float] | None
+    """95 % of a bootstrap over rollouts; None where most resamples have no kappa."""
 
 
 def reviewer_agreements(
@@ -71,7 +75,13 @@ def _agreement(
     table_VV = np.zeros((len(values), len(values)))
     for one, two in said:
         table_VV[values.index(one), values.index(two)] += 1
-    kappa = float(kappas(table_VV[None], different(len(values)))[0])
+    distances_VV = different(len(values))
+    kappa = float(kappas(table_VV[None], distances_VV)[0])
+    # Rollouts drawn with replacement: counts of a multinomial.
+    draws_RN = np.random.default_rng(0).multinomial(
+        len(said), table_VV.ravel() / len(said), size=_RESAMPLES
+    )
+    resampled_R = kappas(draws_RN.reshape(-1, *table_VV.shape), distances_VV)
     return ReviewerAgreement(
         first=first,
         second=second,
@@ -79,4 +89,5 @@ def _agreement(
         rollouts=len(said),
         share=sum(one == two for one, two in said) / len(said),
         kappa=None if np.isnan(kappa) else kappa,
+        kappa_interval=None if np.isnan(kappa) else interval_of(resampled_R),
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from typer.testing import CliRunner
 from agentrl.cli.judge import app
 from agentrl.errors import ConfigError, DataError
 from tests.judges.scripted_judges import CRITERIA, rubric_reply
-from tests.served.scripted_server import ScriptedServer, scripted_server
+from tests.served.scripted_server import ScriptedServer
 
 CONFIG = """
 model: {{path: nowhere}}
@@ -28,26 +25,6 @@ reward:
       weight: 0.1
       args: {args}
 """
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    """A judge that gives the grade which stands in the answer; in a thread, as commands are."""
-    ready, stop = threading.Event(), asyncio.Event()
-    found: list[Any] = []
-
-    async def serve() -> None:
-        async with scripted_server(always=rubric_reply(lambda work: int(work[0]))) as served:
-            found.extend((served, asyncio.get_running_loop()))
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert ready.wait(10)
-    yield found[0]
-    found[1].call_soon_threadsafe(stop.set)
-    thread.join(10)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from rich.text import Text
 from agentrl.cli.traj import compare as traj_compare
 from agentrl.cli.traj import export as traj_export
 from agentrl.cli.traj import hacking as traj_hacking
+from agentrl.cli.traj import judge as traj_judge
 from agentrl.cli.traj import labels as traj_labels
 from agentrl.cli.traj import query as traj_query
 from agentrl.cli.traj import tasks as traj_tasks
@@ -129,6 +130,7 @@ app.command()(traj_query.query)
 app.command()(traj_query.find)
 app.command()(traj_export.export)
 app.command()(traj_labels.label)
+app.command()(traj_judge.judge)
 app.command()(traj_labels.labels)
 app.command()(traj_tasks.tasks)
 app.command()(traj_compare.compare)

@@ -154,8 +154,17 @@ def _print(
     lines = [f"{len(found)} labels and comments" + (f": {words}" if words else "")]
     lines += [
         f"{one.first} and {one.second}, {one.label or 'all words'}: the same on "
-        f"{number(one.share)} of {one.rollouts} rollouts, kappa {'unknown' if one.kappa is None else number(one.kappa)}"
+        f"{number(one.share)} of {one.rollouts} rollouts, Cohen's kappa {_kappa(one)}"
         for one in agreements
     ]
     for line in lines:
         console.print(visible(line), soft_wrap=True)
+
+
+def _kappa(one: ReviewerAgreement) -> str:
+    from agentrl.inspect.read.safe_terminal import number
+
+    if one.kappa is None:
+        return "unknown (one answer to all)"
+    ends = one.kappa_interval
+    return number(one.kappa) + (f" [{number(ends[0])}, {number(ends[1])}]" if ends else "")

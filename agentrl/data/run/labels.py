@@ -17,6 +17,8 @@ from agentrl.data.run.read import read_objects
 from agentrl.errors import DataError
 from agentrl.files import append_line
 
+JUDGE = "judge:"
+"""Before the name of a judge where a reviewer's name stands."""
 LONGEST_COMMENT = 10_000
 """Characters of a comment, at most."""
 _LONGEST_NAME = 200

@@ -89,7 +89,7 @@ async def judge_answers(
         ConfigError: no such function, or one that cannot be loaded.
         DataError: the answers cannot be read.
     """
-    name = _name(config, function)
+    name = chosen_function(config, function)
     item = config.reward.functions[name].model_copy(update={"weight": 1.0})
     if fresh:
         item = _without_cache(item)
@@ -176,7 +176,16 @@ def _without_cache(item: RewardFunction) -> RewardFunction:
     return item.model_copy(update={"args": {**item.args, "model": asked}})
 
 
-def _name(config: RunConfig, name: str | None) -> str:
+def chosen_function(config: RunConfig, name: str | None) -> str:
+    """The name in `reward.functions` that is meant.
+
+    Args:
+        config: of the run.
+        name: None takes the only one.
+
+    Raises:
+        ConfigError: there is none of this name, or several and none is named.
+    """
     functions = config.reward.functions
     if name is None and len(functions) == 1:
         return next(iter(functions))
