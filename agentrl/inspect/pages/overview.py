@@ -20,6 +20,7 @@ from agentrl.health.report import ranked_records
 from agentrl.inspect.pages.hacking import answer_of
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import Health, RunReader
+from agentrl.inspect.read.run_labels import run_labels
 from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.metrics import find_metric
@@ -97,6 +98,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
         "evals": eval_answers(reader, health.history),
         "examples": reader.examples.steps(),
+        "labels": run_labels(reader),
         "result": _result(reader.path),
         "notes": notes,
         "revision": revision,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from agentrl.data.run.labels import labels_by_rollout
-from agentrl.data.store.columns import unescape
 from agentrl.inspect.pages.endings import ending_traits
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.pages.groups import (
@@ -18,12 +15,13 @@ from agentrl.inspect.pages.groups import (
     last_patch,
     named_numbers,
 )
-from agentrl.inspect.pages.trained_turns import trained_by_turn
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
+from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
+from agentrl.inspect.read.trained_turns import trained_by_turn
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TERMINATION_RULES, Termination
 
@@ -31,15 +29,6 @@ _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "
             "prompt_text", "turns", "split")  # fmt: skip
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
-
-
-def labels_answer(reader: RunReader, kind: str, step: int, rollout: str) -> list[dict[str, Any]]:
-    """Labels and comments that reviewers have given a rollout, oldest first."""
-    given = labels_by_rollout(reader.paths.labels_file)
-    return [
-        asdict(each) | {"label": shown(each.label), "comment": shown(each.comment)}
-        for each in given.get((kind, step, unescape(rollout)), ())
-    ]
 
 
 def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import numpy as np
 
 from agentrl.errors import RunError
 from agentrl.inspect.pages.groups import find_rollout
-from agentrl.inspect.pages.trained_turns import row_reasons
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import response_lengths
+from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import rows_of
+from agentrl.inspect.read.trained_turns import row_reasons
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TrainedTokens
 
@@ -80,6 +82,8 @@ def tokens_answer(
         "ids": ids,
         "text": texts,
         **_roles_and_turns(n_prompt, len(response), turns),
+        "response_start": sum(response_lengths(reader, shelf, index[: index.index(entry)])),
+        "labels": labels_answer(reader, kind, step, rollout),
         "turn_names": turn_names(of_rows)[index.index(entry)],
         "mask": np.concatenate([np.zeros(n_prompt, np.int64), mask.astype(np.int64)]),
         "why": {"codes": why.codes, "legend": why.legend},

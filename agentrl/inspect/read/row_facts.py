@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,14 @@ def action_tokens(rows: StoredRows, shelf: Shelf) -> np.ndarray:
         return _per_list(np.add, mask, values, empty=0).astype(float)
 
     return rows.fact(shelf, "action_tokens", compute)
+
+
+def response_lengths(
+    reader: RunReader, shelf: Shelf, index: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Tokens of the responses of some rows, in the order of `index`."""
+    tables = (reader.rows.read(shelf, [row["row"]], ["response_ids"]) for row in index)
+    return [len(table.column(0)[0]) for table in tables]
 
 
 def oldest_version(rows: StoredRows, shelf: Shelf) -> np.ndarray:

@@ -18,7 +18,8 @@ from agentrl.data.run.labels import RolloutLabel, add_label
 from agentrl.data.store.columns import escape, unescape
 from agentrl.errors import RunError
 from agentrl.inspect.pages.groups import find_rollout
-from agentrl.inspect.pages.rollout import labels_answer
+from agentrl.inspect.read.row_facts import response_lengths
+from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.web.answers import answered, json_response
 from agentrl.inspect.web.library import Library
 
@@ -50,7 +51,8 @@ def write_label(library: Library, data: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         library: of the runs.
-        data: `run`, `kind`, `step`, `rollout`, `label`, `comment` and `by`.
+        data: `run`, `kind`, `step`, `rollout`, `label`, `comment` and `by`; with `first_token` and
+            `end_token` it is about these tokens of the responses of the rollout.
 
     Raises:
         RunError: there is no such rollout, or the file cannot be written.
@@ -64,11 +66,21 @@ def write_label(library: Library, data: dict[str, Any]) -> dict[str, Any]:
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     if wrong or not isinstance(step, int):
         raise ValueError(f"{', '.join(wrong) or 'step'}: expected text, and a whole number as step")
+    first, end = (data.get(name) for name in ("first_token", "end_token"))
+    if not all(one is None or type(one) is int for one in (first, end)):
+        raise ValueError("first_token and end_token: expected two whole numbers, or neither")
     reader = library.reader(texts.pop("run"))
     reader.rows.refresh()
-    find_rollout(reader.rows.shelf(texts["kind"], step), texts["rollout"])
+    shelf = reader.rows.shelf(texts["kind"], step)
+    index = find_rollout(shelf, texts["rollout"])
     texts["rollout"] = unescape(texts["rollout"])
-    label = RolloutLabel(step=step, **texts)
+    label = RolloutLabel(step=step, first_token=first, end_token=end, **texts)
+    if label.end_token is not None:
+        size = sum(response_lengths(reader, shelf, index))
+        if label.end_token > size:
+            raise ValueError(
+                f"end_token {label.end_token}: expected at most {size}, the tokens of the responses"
+            )
     try:
         add_label(reader.paths.labels_file, label)
     except OSError as error:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
+from agentrl.data.run.labels import RolloutLabel, add_label, read_labels
+from agentrl.data.run.paths import RunPaths
 from agentrl.types import ToolCall, Turn
 from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
 from tests.inspect.pages.test_compare import once_each
@@ -104,3 +106,34 @@ def test_rates_start_at_zero_and_intervals_stand_at_their_steps(
         expect(held.locator(".curve.between")).to_have_count(1)
         page.get_by_text("All other metrics").click()
         expect(page.locator("body")).not_to_contain_text(re.compile(r"\d %(?! interval)"))
+
+
+def test_tokens_are_labelled_by_a_click_and_agreement_is_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = read_once(tmp_path / "planted")
+    path = RunPaths(run).labels_file
+    for n in range(8):
+        for by, word in (("ann", "odd" if n % 2 else "even"), ("judge:m", "odd" if n else "even")):
+            label = RolloutLabel(kind="train", step=3, rollout=f"many/{n}", by=by, label=word)
+            add_label(path, label)
+    place = {"run": "planted", "kind": "train", "step": 3, "rollout": "many/3", "row": 0}
+    with inspecting(run, options=["--labels"]) as served, watched(browser) as page:
+        opened(page, at(served, "tokens", **place))
+        tokens = page.locator(".block span")
+        tokens.nth(3).click()
+        tokens.nth(5).click(modifiers=["Shift"])
+        expect(page.locator(".side")).to_contain_text("About tokens 0 to 2 of the response")
+        page.get_by_label("Label", exact=True).fill("wrong")
+        page.get_by_label("Reviewer").fill("bob")
+        page.get_by_role("button", name="Add").click()
+        expect(page.get_by_label("Labels")).to_contain_text("wrong tokens 0:3 by bob")
+        expect(page.locator(".block span[data-label]")).to_have_count(3)
+        opened(page, at(served, "run", run="planted"))
+        card = page.locator("section[aria-label=Labels]")
+        expect(card).to_contain_text("ann and judge:m")
+        expect(card.locator("tbody tr").first).to_contain_text("0.25")
+        card.get_by_role("link", name="wrong").click()
+        expect(page.locator(".hits tbody tr")).to_have_count(1)
+    given = [one for one in read_labels(path) if one.by == "bob"]
+    assert [(one.first_token, one.end_token) for one in given] == [(0, 3)]

@@ -23,12 +23,12 @@ from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
 from agentrl.inspect.pages.scores import first_and_last
-from agentrl.inspect.pages.token_reasons import Facts, explain, prefix_spans
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.inspect.read.task_scores import task_scores
+from agentrl.inspect.read.token_reasons import Facts, explain, prefix_spans
 from agentrl.types import Termination, ToolStatus, TrainedTokens
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 

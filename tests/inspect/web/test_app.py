@@ -322,6 +322,9 @@ async def test_a_label_is_written_only_where_that_is_allowed(
             ({"json": given | {"step": "1"}}, 400),
             ({"json": [given]}, 400),
             ({"json": given | {"comment": "x" * 100_000}}, 400),
+            ({"json": given | {"first_token": 0}}, 400),
+            ({"json": given | {"first_token": "0", "end_token": 1}}, 400),
+            ({"json": given | {"first_token": 0, "end_token": 10**6}}, 400),
             ({"content": json.dumps(given), "headers": {"content-type": "text/plain"}}, 400),
             ({"json": given, "headers": {"sec-fetch-site": "cross-site"}}, 403),
             ({"json": given, "headers": {"host": "evil.example"}}, 403),
@@ -338,4 +341,9 @@ async def test_a_label_is_written_only_where_that_is_allowed(
             ("hacked", "<b>", "ann")
         ]
         found = await ask(mine, "find", run="mine", label="hacked")
+        one = {"label": "wrong", "first_token": 0, "end_token": 1}
+        answer = await mine.post("/api/label", json=given | one)
+        assert [each["first_token"] for each in answer.json()["labels"]] == [None, 0]
+        tokens = await ask(mine, "tokens", run="mine", kind="train", step=1, rollout=rollout)
+        assert (tokens["response_start"], tokens["labels"]) == (0, answer.json()["labels"])
         assert [hit["rollout_id"] for hit in found["hits"]] == [rollout]

@@ -10,6 +10,7 @@ import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
 import { learned } from "./tasks/learned.js";
+import { agreementCard } from "./labels/agreement.js";
 import { livePanel } from "./live/panel.js";
 import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
@@ -50,6 +51,7 @@ function draw({ run, brief, pulse }, params) {
         glance(run, brief),
         learned(run, brief),
         findings(run, steps, params.run),
+        agreementCard(run),
         dashboard(run, steps, open, params, { moved, looked }),
         h("div", { class: "pair" }, timePanel(run, open), wastePanel(run, open)),
         others?.node,

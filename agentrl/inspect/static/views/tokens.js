@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { h } from "../dom.js";
 import { kindName, lastPart, num, plural } from "../format.js";
 import { href, replace } from "../router.js";
+import { labelCard } from "./labels/labels.js";
 import { minimap } from "./minimap.js";
 import { OVERLAYS, outliers, paintOf, present } from "./overlays.js";
 import {
@@ -87,6 +88,7 @@ function stage(data, params) {
   const legend = h("div");
   const far = h("div");
   let at = -1;
+  const labels = tokenLabels(data, params, spans);
   const look = (i, scroll = true) => {
     spans[at]?.removeAttribute("data-here");
     at = Math.max(0, Math.min(spans.length - 1, i));
@@ -113,7 +115,7 @@ function stage(data, params) {
   };
   const there = OVERLAYS.filter((overlay) => present(overlay, data));
   const switches = overlaySwitches(there, choose, "Overlay");
-  listen(node, look, () => at, params);
+  listen(node, look, () => at, params, labels.choose);
   const modes = modeSwitch(data, params, (mode) => showIds(node, spans, data, mode));
   // Before the tokens are on the page: colouring them there would lay them out twice.
   choose(there.find((overlay) => overlay.id === params.over) ?? there[0]);
@@ -151,6 +153,7 @@ function stage(data, params) {
         { class: "side" },
         h("section", { class: "card here" }, facts, numbersExplained(data), said),
         h("section", { class: "card" }, h("h2", {}, "Colours"), legend),
+        labels.node,
         far,
       ),
     ),
@@ -193,7 +196,49 @@ function modeSwitch(data, params, set) {
   );
 }
 
-function listen(node, look, now, params) {
+const LABEL_HELP = "Click a token to label it; with shift, all up to it.";
+
+// Labels on tokens, and the tokens that a new one is about: none for the whole rollout.
+function tokenLabels(data, params, spans) {
+  const offset = data.n_prompt - data.response_start;
+  let chosen = null;
+  const about = h("p", { class: "note" }, LABEL_HELP);
+  const choose = (i, extend) => {
+    const [from, to] = extend && chosen ? chosen : [i, i];
+    chosen = i < data.n_prompt ? null : [Math.min(from, i), Math.max(to, i)];
+    mark(spans, "chosen", chosen ? [[chosen[0], chosen[1] + 1, ""]] : []);
+    about.textContent = chosen
+      ? `About tokens ${num(chosen[0] - data.n_prompt)} to ${num(chosen[1] - data.n_prompt)} of the response; a click in the prompt: about the rollout.`
+      : LABEL_HELP;
+  };
+  const show = (labels) => {
+    const some = labels.filter((one) => one.first_token !== null);
+    mark(
+      spans,
+      "label",
+      some
+        .map((one) => [one.first_token + offset, one.end_token + offset, one.label || one.comment])
+        .filter(([, end]) => end > data.n_prompt),
+    );
+  };
+  show(data.labels);
+  const span = () => chosen && [chosen[0] - offset, chosen[1] + 1 - offset];
+  const node = labelCard(data, params, { span, written: show });
+  node.append(about);
+  return { node, choose };
+}
+
+// Names `data-NAME` on the tokens of these places and no others.
+function mark(spans, name, places) {
+  for (const one of spans) if (name in one.dataset) delete one.dataset[name];
+  for (const [first, end, text] of places)
+    for (const one of spans.slice(Math.max(0, first), end)) {
+      one.dataset[name] = text;
+      if (text) one.title = `label: ${text}`;
+    }
+}
+
+function listen(node, look, now, params, choose) {
   const under = (event) => event.target.index;
   node.addEventListener(
     "pointerover",
@@ -201,6 +246,7 @@ function listen(node, look, now, params) {
   );
   node.addEventListener("click", (event) => {
     if (under(event) === undefined) return;
+    choose(under(event), event.shiftKey);
     // A click holds the token, and its place becomes part of the address.
     if (node.dataset.held === String(under(event))) delete node.dataset.held;
     else node.dataset.held = under(event);

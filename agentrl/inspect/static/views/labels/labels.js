@@ -6,8 +6,10 @@ import { h } from "../../dom.js";
 
 const NAME = "agentrl-reviewer";
 
-// Returns null where there is nothing to show and nothing to do.
-export function labelCard(data, params) {
+// With `span`, a function of the tokens that are chosen, new labels are about these: it gives
+// [first, end] in the responses of the rollout, or null for the whole rollout. `written` is given all
+// labels after one was added.
+export function labelCard(data, params, { span = () => null, written = () => {} } = {}) {
   const list = h("div", {});
   const show = (labels) =>
     list.replaceChildren(
@@ -18,7 +20,10 @@ export function labelCard(data, params) {
   show(data.labels ?? []);
   const card = h("section", { class: "card" }, h("h2", {}, "Labels"), list);
   card.hidden = !data.labels?.length;
-  if (!isExport) addForm(card, params, show);
+  if (!isExport) addForm(card, params, span, (labels) => {
+      show(labels);
+      written(labels);
+    });
   return card;
 }
 
@@ -33,7 +38,7 @@ function item(one) {
   );
 }
 
-async function addForm(card, params, show) {
+async function addForm(card, params, span, show) {
   try {
     if (!(await get("label")).can_label) return;
   } catch {
@@ -48,7 +53,9 @@ async function addForm(card, params, show) {
     try {
       const { run, kind, step, rollout } = params;
       const given = { label: label.value.trim(), comment: comment.value.trim(), by: by.value.trim() };
-      const answer = await post("label", { run, kind, step: Number(step), rollout, ...given });
+      const [first_token, end_token] = span() ?? [null, null];
+      const place = { run, kind, step: Number(step), rollout, first_token, end_token };
+      const answer = await post("label", { ...place, ...given });
       remember(by.value.trim());
       show(answer.labels);
       label.value = comment.value = "";

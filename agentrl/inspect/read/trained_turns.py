@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.inspect.pages.token_reasons import TRAINED, Facts, Why, explain, prefix_spans
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number
 from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.token_reasons import TRAINED, Facts, Why, explain, prefix_spans
 from agentrl.types import TrainedTokens
 
 _COLUMNS = ("prompt_ids", "response_ids", "response_mask", "policy_versions")

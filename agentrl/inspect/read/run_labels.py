@@ -1,0 +1,40 @@
+"""Labels of reviewers and judges: of one rollout, and of a run with how far they agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from agentrl.data.run.labels import labels_by_rollout, read_labels
+from agentrl.data.store.columns import unescape
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.safe_json import shown
+from agentrl.judges.reviewers import reviewer_agreements
+
+
+def labels_answer(reader: RunReader, kind: str, step: int, rollout: str) -> list[dict[str, Any]]:
+    """Labels and comments that reviewers have given a rollout, oldest first."""
+    given = labels_by_rollout(reader.paths.labels_file)
+    return [
+        asdict(each) | {"label": shown(each.label), "comment": shown(each.comment)}
+        for each in given.get((kind, step, unescape(rollout)), ())
+    ]
+
+
+def run_labels(reader: RunReader) -> dict[str, Any]:
+    """How often each word was given, and how far every two reviewers agree on whole rollouts."""
+    found = read_labels(reader.paths.labels_file)
+    agreements = reviewer_agreements(
+        (one.by, one.key, one.label) for one in found if one.label and one.first_token is None
+    )
+    words = Counter(shown(one.label, 200) for one in found if one.label)
+    return {
+        "count": len(found),
+        "words": dict(words.most_common()),
+        "agreements": [
+            asdict(one)
+            | {name: shown(getattr(one, name), 200) for name in ("first", "second", "label")}
+            for one in agreements
+        ],
+    }
