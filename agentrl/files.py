@@ -1,4 +1,7 @@
-"""Files that are either whole or not there, whatever happens while they are written."""
+"""Files that are either whole or not there, whatever happens while they are written.
+
+Also where the files of a user are that outlive a run: the cache.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,13 @@ def append_line(path: Path, line: bytes) -> None:
 def is_temporary(path: Path) -> bool:
     """A writer that was killed may have left this file."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def cache_dir() -> Path:
+    """`$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/agentrl`, else `~/.cache/agentrl`."""
+    if root := os.environ.get("AGENTRL_CACHE"):
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 
 def flush(path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import torch
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
+from agentrl.files import cache_dir
 from agentrl.kernels.lm_head import use_float32_head
 
 if TYPE_CHECKING:
@@ -179,13 +179,6 @@ def _check_head_dtype(model: Any, path: str) -> None:
             "but model.head_dtype is 'model'; set model.head_dtype: float32, or remove head_dtype "
             "from config.json"
         )
-
-
-def cache_dir() -> Path:
-    """`$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/agentrl`, else `~/.cache/agentrl`."""
-    if root := os.environ.get("AGENTRL_CACHE"):
-        return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
 
 
 def quickstart_checkpoint() -> Path:
