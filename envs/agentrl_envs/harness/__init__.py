@@ -1,0 +1,1 @@
+"""Agents as programs: an unmodified agent works on a task, and its model is the policy."""
