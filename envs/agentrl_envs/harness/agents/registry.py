@@ -7,11 +7,16 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError, choices
 from agentrl.imports import resolve
+from agentrl_envs.harness.agents.claude_code import CLAUDE_CODE
+from agentrl_envs.harness.agents.codex import CODEX
 from agentrl_envs.harness.agents.mini_swe_agent import MINI_SWE_AGENT
+from agentrl_envs.harness.agents.opencode import OPENCODE
 from agentrl_envs.harness.agents.pi import PI
+from agentrl_envs.harness.agents.qwen_code import QWEN_CODE
 from agentrl_envs.harness.agents.record import HarnessAgent
 
-_AGENTS = {agent.name: agent for agent in (MINI_SWE_AGENT, PI)}
+_ALL = (CLAUDE_CODE, CODEX, MINI_SWE_AGENT, OPENCODE, PI, QWEN_CODE)
+_AGENTS = {agent.name: agent for agent in _ALL}
 
 
 def agents() -> Mapping[str, HarnessAgent]:
