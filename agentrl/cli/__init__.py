@@ -45,6 +45,7 @@ _GROUPS = {
     "prefs": (_AFTER, "Make preference pairs of stored rollouts, and check pairs."),
     "rm": (_AFTER, "Measure reward models, and score answers with them."),
     "env": (_TASKS, "Make and check environments."),
+    "harness": (_TASKS, "Install agents that are trained as they are."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
     "sandbox": (_MACHINES, "See which sandboxes work on this machine."),
     "simulate": (_MACHINES, "Compare settings on a model before renting machines."),

@@ -28,6 +28,20 @@ env_key = "AGENTRL_KEY"
 wire_api = "responses"
 supports_websockets = false
 
+[agents]
+enabled = false
+
+[features]
+goals = false
+plugins = false
+apps = false
+
+[skills]
+include_instructions = false
+
+[skills.bundled]
+enabled = false
+
 [analytics]
 enabled = false
 """,

@@ -1,4 +1,4 @@
-"""OpenCode, which asks for a title first."""
+"""OpenCode, with its own prompt and tools."""
 
 from agentrl_envs.harness.agents.record import HarnessAgent
 
@@ -8,7 +8,8 @@ OPENCODE = HarnessAgent(
     installer="npm",
     packages=("opencode-ai@1.18.33",),
     version_command="{bin}/opencode --version",
-    command='{bin}/opencode run --pure --auto --model agentrl/{model} "$(cat {prompt_file})"',
+    # A title that is given spares the rollout a request for one.
+    command="{bin}/opencode run --pure --auto --title task --model agentrl/{model} < {prompt_file}",
     environment={
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
