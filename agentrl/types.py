@@ -397,6 +397,44 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """One request that an agent sent to the model, for reading: a node of its rollout's tree.
+
+    Example:
+        >>> AgentRequest(behind=0, branch="edited", row=1, turn=0, sampled_tokens=12).kind
+        'main'
+    """
+
+    behind: int | None = None
+    """Position, among the requests of the rollout, of the one whose turn it continues; None where
+    it begins a conversation or could not be read."""
+    kind: str = "main"
+    """Conversation that it belongs to: `main`, `title`, `summary` or `subagent`; empty where it was
+    refused before that was known."""
+    branch: str = ""
+    """Reason for which it does not go on at the end of a conversation, and so breaks the row:
+    `edited`, `system`, `tools` or `asked_again`; empty where it goes on."""
+    row: int | None = None
+    """`row_index` of the row that holds its turn; None where the turn is not trained on."""
+    turn: int | None = None
+    """Position of its turn among the turns of that row."""
+    untrained: str = ""
+    """Reason for which its turn is in no row: `side_call` or `not_delivered`; empty elsewhere."""
+    refused: str = ""
+    """Reason for which it got an error in place of a turn, and the message of the error."""
+    retries: int = 0
+    """Times that the same body came again and got the same answer."""
+    prompt_tokens: int = 0
+    """Tokens before its turn."""
+    sampled_tokens: int = 0
+    """Tokens of its turn."""
+    asked: str = ""
+    """Beginning of the last message that was new in it."""
+    said: str = ""
+    """Beginning of its turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One row of training data: one rollout of one task, or the part of it after a prefix break.
 
@@ -455,6 +493,9 @@ class Trajectory:
     explanation: Explanation | None = None
     """Reasons for the reward, for reading; the same in all rows of a rollout, None where neither
     the environment nor a reward function gave any. Never part of a prompt."""
+    requests: tuple[AgentRequest, ...] = ()
+    """Requests of an agent at the gateway, oldest first, those refused included; in the first row
+    of a rollout only, and empty for environments that our own loop runs."""
     split: str = "train"
     """`Task.split`."""
     temperature: float = 1.0

@@ -12,7 +12,7 @@ from agentrl.rollout.limits import Reached, RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.recorder import RecordedRow
 from agentrl.tool import Tool
-from agentrl.types import Explanation, ToolCall
+from agentrl.types import AgentRequest, Explanation, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser
@@ -88,6 +88,8 @@ class Rollout:
     """The last value of each name."""
     explanation: Explanation | None = None
     """Reasons for the reward, as the environment gave them."""
+    requests: tuple[AgentRequest, ...] = ()
+    """Requests of an agent at the gateway, oldest first."""
     ending: Reached | None = None
     """Why it is over; set exactly once."""
     duration_s: float = 0.0

@@ -58,7 +58,7 @@ def trajectories(
             ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "policy_versions"),
             (),
         )
-        return [Trajectory(**empty, **common)]
+        return [Trajectory(**empty, **common, requests=rollout.requests)]
     out: list[Trajectory] = []
     for index, row in enumerate(rollout.rows):
         split = row.prompt_length
@@ -67,6 +67,7 @@ def trajectories(
                 row_index=index,
                 prompt_ids=tuple(row.ids[:split]),
                 prompt_text=rollout.prompt_text if index == 0 else "",
+                requests=rollout.requests if index == 0 else (),
                 response_ids=tuple(row.ids[split:]),
                 response_mask=tuple(row.mask),
                 rollout_log_probs=tuple(row.log_probs),

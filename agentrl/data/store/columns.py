@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ import pyarrow as pa
 from agentrl.errors import DataError
 from agentrl.explanation import FIELDS
 from agentrl.types import (
+    AgentRequest,
     CallStatus,
     Explanation,
     FinishReason,
@@ -85,6 +86,24 @@ _TURNS = pa.list_(
     )
 )
 _EXPLANATION = pa.struct([(name, pa.string()) for name in FIELDS])
+_REQUESTS = pa.list_(
+    pa.struct(
+        [
+            ("behind", pa.int32()),
+            ("kind", pa.string()),
+            ("branch", pa.string()),
+            ("row", pa.int32()),
+            ("turn", pa.int32()),
+            ("untrained", pa.string()),
+            ("refused", pa.string()),
+            ("retries", pa.int32()),
+            ("prompt_tokens", pa.int32()),
+            ("sampled_tokens", pa.int32()),
+            ("asked", pa.string()),
+            ("said", pa.string()),
+        ]
+    )
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -102,6 +121,7 @@ SCHEMA = pa.schema(
         ("reward_parts", _NUMBERS),
         ("extra_logs", _NUMBERS),
         ("explanation", _EXPLANATION),
+        ("requests", _REQUESTS),
         ("temperature", pa.float64()),
         ("duration_s", pa.float64()),
         ("prompt_text", pa.string()),
@@ -115,8 +135,9 @@ SCHEMA = pa.schema(
 )
 """Columns of a trajectory file, the short ones first."""
 
-OPTIONAL = frozenset({"explanation"})
-"""Columns that files of older versions lack; they are read as null there."""
+OPTIONAL = frozenset({"explanation", "requests"})
+"""Columns that files may lack, since an older version wrote them or no row has a value; they are
+read as null there."""
 
 TOKEN_COLUMNS = (
     "prompt_ids",
@@ -142,14 +163,22 @@ class StoredTrajectory:
     """The record."""
 
 
-def encode(rows: Sequence[StoredTrajectory]) -> pa.Table:
-    """Rows as a table of `SCHEMA`.
+def schema_of(rows: Sequence[StoredTrajectory]) -> pa.Schema:
+    """`SCHEMA` without the requests of agents where no row has any: most runs have no agents, and
+    a column of records costs bytes even where it is empty."""
+    if any(stored.trajectory.requests for stored in rows):
+        return SCHEMA
+    return SCHEMA.remove(SCHEMA.get_field_index("requests"))
+
+
+def encode(rows: Sequence[StoredTrajectory], schema: pa.Schema = SCHEMA) -> pa.Table:
+    """Rows as a table of `SCHEMA`, or of the columns of it that `schema_of` gives.
 
     Raises:
         DataError: a value that does not fit its column, such as a token id beyond 32 bits.
     """
     try:
-        return pa.Table.from_pylist([_row(stored) for stored in rows], schema=SCHEMA)
+        return pa.Table.from_pylist([_row(stored) for stored in rows], schema=schema)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         ids = ", ".join(sorted({stored.trajectory.rollout_id for stored in rows})[:5])
         raise DataError(
@@ -219,6 +248,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         # One column for both, so that files of all versions have the same ones.
         "extra_logs": _numbers({**without_usage(trajectory.extra_logs), **trajectory.usage}),
         "explanation": _explanation_row(trajectory.explanation),
+        "requests": [_request_row(request) for request in trajectory.requests] or None,
         "temperature": trajectory.temperature,
         "duration_s": trajectory.duration_s,
         "prompt_text": escape(trajectory.prompt_text),
@@ -245,6 +275,18 @@ def _explanation(row: Mapping[str, str | None] | None) -> Explanation | None:
     if row is None:
         return None
     return Explanation(**{name: unescape(row[name] or "") for name in FIELDS})
+
+
+def _request_row(request: AgentRequest) -> dict[str, Any]:
+    values = ((field.name, getattr(request, field.name)) for field in fields(request))
+    return {name: escape(value) if isinstance(value, str) else value for name, value in values}
+
+
+def _request(row: Mapping[str, Any]) -> AgentRequest:
+    values: dict[str, Any] = {
+        name: unescape(value) if isinstance(value, str) else value for name, value in row.items()
+    }
+    return AgentRequest(**values)
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
@@ -319,6 +361,7 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         extra_logs=without_usage(logs),
         usage=usage_of(logs),
         explanation=_explanation(row["explanation"]),
+        requests=tuple(_request(request) for request in row["requests"] or ()),
         split=unescape(row["split"]),
         temperature=row["temperature"],
         duration_s=row["duration_s"],

@@ -31,6 +31,7 @@ from agentrl.data.store.columns import (
     decode,
     encode,
     escape,
+    schema_of,
     with_optional,
 )
 from agentrl.data.store.parquet_writer import write_parquet
@@ -293,11 +294,12 @@ def write_rows(path: Path, rows: Iterable[StoredTrajectory]) -> int:
         nonlocal count
         for chunk in _chunks(rows):
             count += len(chunk)
-            yield encode(chunk)
+            yield encode(chunk, schema)
 
+    schema = schema_of(rows) if isinstance(rows, Sequence) else SCHEMA
     metadata = {_VERSION_KEY: str(SCHEMA_VERSION)}
     with atomic_file(path) as file:
-        write_parquet(file, SCHEMA, tables(), split=_NUMBERS, metadata=metadata)
+        write_parquet(file, schema, tables(), split=_NUMBERS, metadata=metadata)
     return count
 
 
