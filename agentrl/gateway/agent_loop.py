@@ -143,6 +143,7 @@ class AgentLoop:
                     "train; ask for turns with the client it is given"
                 )
                 result.ending = crash("agent", error).reached
+        result.requests = session.requests()
         if recorder is not None:
             recorder.attach_data(step.data)
             result.rows = recorder.finish()

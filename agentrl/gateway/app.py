@@ -178,7 +178,7 @@ class Gateway:
         gone = asyncio.create_task(_until_gone(receive))
         try:
             if request.stream:
-                answer = await self._stream(place.wire, turn, request, body, gone, send)
+                answer = await self._stream(place.wire, session, turn, request, body, gone, send)
             else:
                 answer = await self._whole(place.wire, turn, body, gone, send)
         finally:
@@ -207,6 +207,7 @@ class Gateway:
     async def _stream(
         self,
         wire: Wire,
+        session: GatewaySession,
         turn: asyncio.Task[TurnAnswer],
         request: TurnRequest,
         body: Mapping[str, Any],
@@ -231,7 +232,7 @@ class Gateway:
         try:
             answer = _result(turn)
         except RequestRefused as refused:
-            self._count(refused, None)
+            self._count(refused, session)
             await _send_part(send, wire.error_event(refused))
         else:
             for part in wire.events(answer, request, body):
@@ -246,7 +247,7 @@ class Gateway:
     def _count(self, refused: RequestRefused, session: GatewaySession | None) -> None:
         self.refused[refused.reason] += 1
         if session is not None:
-            session.counts[f"refused_{refused.reason}"] += 1
+            session.refuse(refused)
         logger.info("request refused (%s): %s", refused.reason, refused.message)
 
     def _check_model(self, body: Mapping[str, Any]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from agentrl.tool import Tool
 from agentrl.types import Message, ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.gateway.tree import TreeNode
 
 MODEL = "policy"
 """Name of the one model that is served; `agentrl serve` uses the same."""
@@ -56,6 +59,8 @@ class RequestRefused(Exception):
         self.reason = reason
         self.message = message
         self.tokens, self.most = tokens, most
+        self.behind: TreeNode | None = None
+        """Node of the message tree behind which it was placed; None where it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,22 @@ What a path shares with one before it becomes the prompt of its row, so that tra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from agentrl.gateway.tree import MessageTree, NodeKind, TreeNode
 from agentrl.rollout.recorder import Recorder
 from agentrl.types import ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlace:
+    """The position of a trained turn in the rows of its rollout."""
+
+    row: int
+    """Index of its row."""
+    turn: int
+    """Position among the turns of that row."""
 
 
 def record_rows(
@@ -24,6 +35,7 @@ def record_rows(
     main_roots: Sequence[TreeNode],
     temperature: float,
     reward: float,
+    places: dict[TreeNode, RowPlace],
 ) -> Recorder | None:
     """Everything that is trained of a rollout; None where nothing is.
 
@@ -34,6 +46,7 @@ def record_rows(
             first row, and that turn has the reward.
         temperature: with which all turns were sampled.
         reward: of the rollout.
+        places: is filled with the position of every turn that is trained.
     """
     recorder: Recorder | None = None
     order = {node: number for number, node in enumerate(tree.sampled)}
@@ -50,9 +63,11 @@ def record_rows(
             recorder = Recorder(prompt, temperature=temperature)
         else:
             recorder.start_row(prompt, temperature=temperature)
-        for node in path[fresh:]:
+        for turn, node in enumerate(path[fresh:]):
             _append(recorder, node, as_action=trained(node))
             taken.add(node)
+            if trained(node):
+                places[node] = RowPlace(row=len(recorder.rows) - 1, turn=turn)
         if path is main:
             recorder.set_reward(reward)
     return recorder

@@ -22,7 +22,8 @@ from agentrl.gateway.kinds import ConversationKind, branches_of, kinds_of
 from agentrl.gateway.meaning import HeardMessage, answer_key, hear, tools_key
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
-from agentrl.gateway.rows import record_rows
+from agentrl.gateway.request_log import RequestLog
+from agentrl.gateway.rows import RowPlace, record_rows
 from agentrl.gateway.tree import (
     BranchReason,
     MessageTree,
@@ -30,6 +31,7 @@ from agentrl.gateway.tree import (
     PathMatch,
     SampledText,
     TreeNode,
+    has_turns,
 )
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.endings import RolloutEnded
@@ -41,7 +43,7 @@ from agentrl.rollout.seeds import turn_seed
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.tool import Tool
-from agentrl.types import Message, SamplingParams, Termination
+from agentrl.types import AgentRequest, Message, SamplingParams, Termination
 
 SideCalls = Literal["train", "context"]
 """`train` trains on titles, summaries and sub-agents as on all else, `context` does not."""
@@ -96,6 +98,9 @@ class GatewaySession:
         self._answers: dict[str, tuple[TreeNode, tuple[Message, ...]]] = {}
         self._progress = RolloutProgress()
         self._counted: set[TreeNode] = set()
+        self._log = RequestLog()
+        self._places: dict[TreeNode, RowPlace] = {}
+        self._retried: Counter[asyncio.Task[TurnAnswer]] = Counter()
         self._started = 0
         self._waiting = 0
         # Messages are placed and rendered by one request at a time, so that none stands twice.
@@ -122,7 +127,11 @@ class GatewaySession:
             self._check_open()
             request = self._with_previous(request)
             node = await self._place(request)
-            sampling = self._turn_sampling(request, node)
+            try:
+                sampling = self._turn_sampling(request, node)
+            except RequestRefused as refused:
+                refused.behind = node
+                raise
             turn = asyncio.create_task(self._sample(node, request, sampling, self._started))
             self._started += 1
             self._turns[body] = turn
@@ -153,7 +162,13 @@ class GatewaySession:
                 f"max_assistant_turns: {most} requests were the same as one before",
             )
         self.counts["retries"] += 1
+        self._retried[turn] += 1
         return turn
+
+    def refuse(self, refused: RequestRefused) -> None:
+        """Count and note a request that gets an error."""
+        self.counts[f"refused_{refused.reason}"] += 1
+        self._log.note_refused(refused, self.tree)
 
     def deliver(self, answer: TurnAnswer) -> None:
         """Note that an answer reached the agent; others are never trained on."""
@@ -200,6 +215,7 @@ class GatewaySession:
         reason = self.tree.reason(heard, tools, found)
         if found is None:
             found = await self._new_root(heard, request.tools, tools, reason)
+            reason = None
         node, at = found.node, found.known
         try:
             while at < len(heard):
@@ -428,6 +444,7 @@ class GatewaySession:
             key=answer_key(answer.text, answer.calls),
             calls=answer.calls,
             stop_id=turn.stop_id,
+            reason=BranchReason.ASKED_AGAIN if has_turns(node) else None,
             said=SampledText(
                 generation=turn.generation,
                 text=turn.text,
@@ -482,7 +499,8 @@ class GatewaySession:
         """The rows of the rollout; None where nothing was sampled that is trained on."""
         kinds = kinds_of(self.tree)
         roots = [root for root, kind in kinds.items() if kind is ConversationKind.MAIN]
-        kept = set(roots if self._side_calls == "context" else kinds)
+        kept = {root for root, kind in kinds.items() if kind in self._trained_kinds}
+        self._places.clear()
         return record_rows(
             self.tree,
             trained=lambda node: (
@@ -491,7 +509,26 @@ class GatewaySession:
             main_roots=roots,
             temperature=self._sampling.temperature,
             reward=reward,
+            places=self._places,
         )
+
+    def requests(self) -> tuple[AgentRequest, ...]:
+        """All requests of the session for the record; their rows are those that `rows` made."""
+        for turn, times in self._retried.items():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._log.retries[self._answers[turn.result().id][0]] = times
+        return self._log.records(
+            self.tree,
+            kinds=kinds_of(self.tree),
+            trained_kinds=self._trained_kinds,
+            places=self._places,
+        )
+
+    @property
+    def _trained_kinds(self) -> frozenset[ConversationKind]:
+        if self._side_calls == "context":
+            return frozenset({ConversationKind.MAIN})
+        return frozenset(ConversationKind)
 
     def report(self) -> dict[str, float]:
         """Numbers of the session for the log: side calls, branches by reason, retries, refusals."""

@@ -198,7 +198,7 @@ class MessageTree:
         if found is None:
             return self._other_root(heard, tools)
         if found.known == len(heard):
-            return BranchReason.ASKED_AGAIN if _has_turns(found.node) else None
+            return None  # nothing is appended; `has_turns` says whether it was asked before
         return BranchReason.EDITED if found.node.children else None
 
     def _other_root(self, heard: Sequence[HeardMessage], tools: str) -> BranchReason | None:
@@ -245,7 +245,8 @@ def _can_go_on(node: TreeNode, heard: Sequence[HeardMessage], known: int) -> boo
     return heard[known].spoken is not node.spoken
 
 
-def _has_turns(node: TreeNode) -> bool:
+def has_turns(node: TreeNode) -> bool:
+    """Return true if a turn was sampled behind a node already."""
     return any(child.kind is NodeKind.SAMPLED for child in node.children)
 
 
