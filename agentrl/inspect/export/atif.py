@@ -73,6 +73,7 @@ def atif_document(
                 "termination_detail": last.termination_detail,
                 "extra_logs": {**last.extra_logs, **last.usage},
                 "explanation": last.explanation and dataclasses.asdict(last.explanation),
+                "requests": [dataclasses.asdict(one) for one in first.trajectory.requests],
                 "temperature": last.temperature,
                 "duration_s": last.duration_s,
             }

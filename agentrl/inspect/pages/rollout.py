@@ -16,6 +16,7 @@ from agentrl.inspect.pages.groups import (
     named_numbers,
 )
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
@@ -25,8 +26,8 @@ from agentrl.inspect.read.trained_turns import trained_by_turn
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TERMINATION_RULES, Termination
 
-_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "temperature",
-            "prompt_text", "turns", "split")  # fmt: skip
+_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "requests",
+            "temperature", "prompt_text", "turns", "split")  # fmt: skip
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
 
@@ -47,6 +48,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     versions = [oldest_version(rows, shelf)[row["row"]] for row in index]
     oldest = min((version for version in versions if version == version), default=None)
     lengths = _prompt_lengths(reader, shelf, index)
+    requests = request_tree(stored[0]["requests"])
+    reasons = row_reasons(requests)
     sampled = action_tokens(rows, shelf)
     turns = [long["turns"] for long in stored]
     named, trained = turn_names(turns), trained_by_turn(reader, shelf, index, turns)
@@ -69,6 +72,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "reward_parts": named_numbers(last_stored["reward_parts"]),
         "extra_logs": named_numbers(last_stored["extra_logs"]),
         "explanation": explanation_parts(last_stored["explanation"]),
+        "requests": requests,
         "temperature": number(last_stored["temperature"]),
         "duration_s": number(last["duration_s"]),
         "action_tokens": int(sum(sampled[row["row"]] for row in index)),
@@ -76,6 +80,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "rows": [
             {
                 "row_index": row["row_index"],
+                "reason": reasons.get(row["row_index"], ""),
                 "prompt_text": shown(long["prompt_text"]),
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],

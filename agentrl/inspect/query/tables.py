@@ -95,7 +95,7 @@ select {_WHICH}, split, reward, score, advantage, termination, termination_detai
     termination in ({_TRUNCATED}) as truncated,
     map_from_entries(reward_parts) as reward_parts,
     map_from_entries(extra_logs) as extra_logs,
-    explanation,
+    explanation, requests,
     temperature, duration_s,
     len(prompt_ids) as prompt_tokens,
     len(response_ids) as response_tokens,

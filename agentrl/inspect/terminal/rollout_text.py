@@ -17,9 +17,11 @@ from rich.text import Text
 
 from agentrl.data import StoredTrajectory
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.inspect.terminal.columns import REWARD_AND_SCORE
+from agentrl.inspect.terminal.request_text import request_lines
 from agentrl.types import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -67,10 +69,14 @@ def stored_rollout_lines(
         decode: token ids as text, where the run has a tokenizer.
     """
     yield from _heading(rows, title, most_chars)
+    requests = request_tree(rows[0].trajectory.requests)
+    yield from request_lines(requests)
+    reasons = row_reasons(requests)
     trajectories = [stored.trajectory for stored in rows]
     for trajectory, row in zip(trajectories, stored_rows(trajectories), strict=True):
         if len(rows) > 1:
-            yield row_title(trajectory.row_index, len(rows))
+            reason = reasons.get(trajectory.row_index, "")
+            yield row_title(trajectory.row_index, len(rows), reason)
         if not row["prompt_text"] and decode is not None:
             row["prompt_text"] = decode(trajectory.prompt_ids)
         count = len(trajectory.response_ids)
@@ -104,9 +110,10 @@ def explanation_lines(
     yield visible(_shortened(part["text"], most_chars, more))
 
 
-def row_title(index: int, count: int) -> Text:
-    """Which row of a rollout of several rows follows."""
-    return Text(f"row {index + 1} of {count}", style="bold")
+def row_title(index: int, count: int, reason: str = "") -> Text:
+    """Which row of a rollout of several rows follows, and why it is a row of its own."""
+    title = Text(f"row {index + 1} of {count}", style="bold")
+    return title.append_text(visible(f"  {reason}", "yellow")) if reason else title
 
 
 def row_lines(

@@ -13,6 +13,7 @@ from typing import Any
 from rich.text import Text
 
 from agentrl.inspect.read.safe_terminal import number, visible
+from agentrl.inspect.terminal.request_text import request_lines
 from agentrl.inspect.terminal.rollout_text import (
     explanation_lines,
     row_lines,
@@ -125,9 +126,11 @@ def share_lines(title: str, shares: Mapping[str, Mapping[str, Any]], width: int)
 def rollout_lines(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
     """A rollout turn by turn, as lines no wider than `width` cells."""
     more = "agentrl traj show --full has them"
+    for text in request_lines(answer["requests"]):
+        yield from wrapped(text, width)
     for row in answer["rows"]:
         if len(answer["rows"]) > 1:
-            yield row_title(row["row_index"], len(answer["rows"]))
+            yield row_title(row["row_index"], len(answer["rows"]), row["reason"])
         for text in row_lines(row, most_chars=_TEXT_CHARS, more=more, heading=ruled_heading):
             yield from wrapped(text, width)
     if answer["detail"]:

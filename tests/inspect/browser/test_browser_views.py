@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from agentrl.types import Explanation, Role
+from agentrl.types import AgentRequest, Explanation, Role
 from tests.inspect.browser.inspector_page import (
     at,
     fact,
@@ -415,3 +415,41 @@ def test_a_long_rollout_has_an_outline_to_jump_from(browser: Browser, tmp_path: 
         expect(page.locator("#turn-201")).to_be_in_viewport()
         page.get_by_role("button", name="Why this reward").click()
         expect(page.locator("#why")).to_be_in_viewport()
+
+
+def test_requests_of_an_agent_are_a_tree_that_leads_to_their_turns(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = tmp_path / "asked"
+    requests = (
+        AgentRequest(kind="title", untrained="side_call", sampled_tokens=3, asked=HOSTILE),
+        AgentRequest(row=0, turn=0, sampled_tokens=4, said=HOSTILE, retries=2),
+        AgentRequest(behind=1, row=0, turn=2, sampled_tokens=9),
+        AgentRequest(behind=1, branch="edited", row=1, turn=0, sampled_tokens=2),
+        AgentRequest(behind=2, refused=f"limit: {HOSTILE}"),
+    )
+    first = [("assistant", "a\n" * 90), ("tool", "b"), ("assistant", "c")]
+    rows = [
+        make_rollout("g/0", first, requests=requests),  # type: ignore[arg-type]
+        make_rollout("g/0", [("assistant", "d")], row_index=1),
+        make_rollout("g/1", [("assistant", "e")]),
+    ]
+    write_step(run, rows)
+    write_metrics(run, {"step": 1, "time": 1.0})
+    place = {"run": "asked", "kind": "train", "step": 1}
+    with inspecting(run) as served, watched(browser) as page:
+        opened(page, at(served, "rollout", **place, rollout="g/0"))
+        lines = page.locator(".requests li")
+        numbers = lines.evaluate_all("all => all.map((one) => one.dataset.number)")
+        assert numbers == ["0", "1", "3", "2", "4"]
+        expect(lines.nth(0)).to_contain_text("not trained: side calls are not trained on")
+        expect(lines.nth(1)).to_contain_text("asked 2 more times")
+        expect(lines.nth(2)).to_contain_text("branch of #1: a message before it was changed")
+        expect(lines.nth(4)).to_contain_text("refused: limit: <script>")
+        expect(page.locator(".row-title").last).to_contain_text("a message before it was changed")
+        indents = lines.evaluate_all("all => all.map((one) => getComputedStyle(one).marginLeft)")
+        assert indents == ["0px", "0px", "20px", "0px", "20px"]
+        page.get_by_role("button", name="row 1, turn 0").click()
+        expect(page.locator("#turn-1-0")).to_be_in_viewport()
+        opened(page, at(served, "rollout", **place, rollout="g/1"))
+        expect(page.locator(".requests")).to_have_count(0)

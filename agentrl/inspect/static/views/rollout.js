@@ -10,6 +10,7 @@ import { foldButtons, foldKeys } from "./fold.js";
 import { labelCard } from "./labels/labels.js";
 import { nextTrouble, outline } from "./outline.js";
 import { REWARD_AND_SCORE, notes, reward, sameScore, termination } from "./parts.js";
+import { requestCard } from "./requests.js";
 import { taskSlider } from "./slider.js";
 import { unified } from "./sibling_text.js";
 import { turn } from "./turn.js";
@@ -95,6 +96,7 @@ function draw(data, params) {
           "div",
           { class: "turns" },
           explanationCard(data.explanation),
+          requestCard(data.requests, (row, turn) => `turn-${turnId({ row_index: row }, turn, data.rows.length > 1)}`),
           data.rows.map((row) => rowOf(row, data, params)),
           data.patch &&
             h(
@@ -189,7 +191,11 @@ function rowOf(row, data, params) {
         "h2",
         { class: "row-title" },
         `Row ${row.row_index} `,
-        h("span", { class: "note" }, "the history was rewritten before it, so it is trained apart"),
+        h(
+          "span",
+          { class: "note" },
+          row.reason || "the history was rewritten before it, so it is trained apart",
+        ),
       ),
     h(
       "details",
