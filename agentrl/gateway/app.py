@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from agentrl.errors import choices
 from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.session import GatewaySession
@@ -169,11 +171,11 @@ class Gateway:
         body = _parsed(raw)
         self._check_model(body)
         if place.path == _COUNT:
-            tokens = await session.count(_MESSAGES.read_count(body))
+            tokens = await session.count(_MESSAGES.read_count(body, session.known))
             await _send_json(send, 200, {"input_tokens": tokens})
             return
-        request = place.wire.read(body)
-        digest = hashlib.blake2b(place.path.encode() + b"\0" + raw).digest()
+        request = place.wire.read(body, session.known)
+        digest = hashlib.sha256(place.path.encode() + b"\0" + raw).digest()
         turn = await session.ask(request, body=digest)
         gone = asyncio.create_task(_until_gone(receive))
         try:
@@ -315,7 +317,7 @@ def _unreadable(why: str) -> RequestRefused:
 
 def _parsed(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw)  # keeps whole numbers of any length as they are
+        body = _json(raw)
     except ValueError as error:
         raise RequestRefused(RefusalReason.BAD_REQUEST, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
@@ -324,6 +326,15 @@ def _parsed(raw: bytes) -> Mapping[str, Any]:
             f"the body is a JSON {type(body).__name__}, expected an object",
         )
     return body
+
+
+def _json(raw: bytes) -> Any:
+    """The value of a JSON text, whole numbers of any length as they are."""
+    try:
+        return from_json(raw)
+    except ValueError:
+        # Takes half of a pair of surrogates and deep nesting, and says what is wrong.
+        return json.loads(raw)
 
 
 def _result(turn: asyncio.Task[TurnAnswer]) -> TurnAnswer:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, Message, ToolCall
 
@@ -36,19 +38,33 @@ class HeardMessage:
         return self.message.role == "assistant"
 
 
-def hear(messages: Iterable[Message]) -> tuple[HeardMessage, ...]:
+def hear(
+    messages: Iterable[Message], known: dict[int, HeardMessage] | None = None
+) -> tuple[HeardMessage, ...]:
     """The messages that say something, results of parallel calls in the order of the calls.
 
     Neighbouring messages of the assistant become one: some agents send its words and its calls
     apart.
+
+    Args:
+        messages: of a request.
+        known: what was heard before, by the identity of the message; is filled.
     """
     heard: list[HeardMessage] = []
     calls: Mapping[str, int] = {}
+    known = {} if known is None else known
     for message in _joined(messages):
+        answers = None
         if message.role == "assistant":
             calls = {call.id: number for number, call in enumerate(message.tool_calls)}
-        answers = calls.get(message.tool_call_id or "") if message.role == "tool" else None
-        heard.append(HeardMessage(message=message, key=_key(message, answers), answers=answers))
+        elif message.role == "tool":
+            answers = calls.get(message.tool_call_id or "")
+        found = known.get(id(message))
+        # The one that is kept holds its message, so no other message has that identity.
+        if found is None or found.answers != answers:
+            found = HeardMessage(message=message, key=_key(message, answers), answers=answers)
+            known[id(message)] = found
+        heard.append(found)
     return tuple(_in_order_of_calls(heard))
 
 
@@ -86,7 +102,11 @@ def same_json(value: Any) -> str:
         >>> same_json({"b": 1.0, "a": None}) == same_json({"b": 1})
         True
     """
-    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, default=str)
+    plain = _plain(value)
+    try:
+        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # a whole number of any length, or half of a pair of surrogates
+        return json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str)
 
 
 def tools_key(tools: Sequence[Tool]) -> str:
@@ -114,16 +134,18 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
 
 def _in_order_of_calls(heard: Sequence[HeardMessage]) -> list[HeardMessage]:
     out = list(heard)
-    start = 0
-    while start < len(out):
-        end = start
-        while end < len(out) and not out[end].spoken:
-            end += 1
-        known = [at for at in range(start, end) if out[at].answers is not None]
-        results = sorted((out[at] for at in known), key=lambda item: item.answers or 0)
-        for at, item in zip(known, results, strict=True):
-            out[at] = item
-        start = end + 1
+    run: list[int] = []
+    """Positions of the results behind one message of the assistant."""
+    for at, item in enumerate(heard):
+        if item.answers is not None:
+            run.append(at)
+            # Each takes its place among those before it; most are in order already.
+            for before, here in zip(run[-2::-1], run[:0:-1], strict=True):
+                if (out[before].answers or 0) <= (out[here].answers or 0):
+                    break
+                out[before], out[here] = out[here], out[before]
+        elif item.message.role == "assistant":
+            run = []
     return out
 
 

@@ -19,7 +19,8 @@ from agentrl.chat.conversation import spoken_turn
 from agentrl.engine import TURN_CLOCK
 from agentrl.errors import ChatError
 from agentrl.gateway.kinds import ConversationKind, branches_of, kinds_of
-from agentrl.gateway.meaning import HeardMessage, answer_key, hear, tools_key
+from agentrl.gateway.known import KnownParts
+from agentrl.gateway.meaning import HeardMessage, answer_key, hear
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.request_log import RequestLog
@@ -79,6 +80,8 @@ class GatewaySession:
         """Names the session in a path, a header or as an API key."""
         self.tree = MessageTree()
         """Everything said in it."""
+        self.known = KnownParts()
+        """What was read of its requests."""
         self.counts: Counter[str] = Counter()
         """Retries, token counts and refused requests of it, by name."""
         self.limit: Reached | None = None
@@ -145,9 +148,9 @@ class GatewaySession:
             RequestRefused: it cannot be rendered.
         """
         self.counts["counted"] += 1
-        heard = _heard(request)
+        heard = self._heard(request)
         async with self._placing:
-            found = self.tree.match(heard, tools_key(request.tools))
+            found = self.tree.match(heard, self.known.tools_key(request.tools))
             if found is not None and found.known == len(heard):
                 return found.node.length
             messages = [item.message for item in heard]
@@ -208,9 +211,24 @@ class GatewaySession:
 
     # -- placing ----------------------------------------------------------------------------
 
+    def _heard(self, request: TurnRequest) -> tuple[HeardMessage, ...]:
+        heard = hear(request.messages, self.known.heard)
+        if not heard:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                "the conversation holds no text; send at least one message",
+            )
+        if heard[-1].spoken:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                "the conversation ends with a message of the assistant; a turn cannot be begun for "
+                "the model, so end with a message of the user or a tool result",
+            )
+        return heard
+
     async def _place(self, request: TurnRequest) -> TreeNode:
         """The node behind which the turn is sampled, with everything before it in the tree."""
-        heard, tools = _heard(request), tools_key(request.tools)
+        heard, tools = self._heard(request), self.known.tools_key(request.tools)
         found = self.tree.match(heard, tools)
         reason = self.tree.reason(heard, tools, found)
         if found is None:
@@ -537,21 +555,6 @@ class GatewaySession:
         branches = {f"branch_{reason}": n for reason, n in branches_of(self.tree).items()}
         numbers = {**side, **branches, **self.counts}
         return {f"gateway_{name}": float(number) for name, number in sorted(numbers.items())}
-
-
-def _heard(request: TurnRequest) -> tuple[HeardMessage, ...]:
-    heard = hear(request.messages)
-    if not heard:
-        raise RequestRefused(
-            RefusalReason.BAD_REQUEST, "the conversation holds no text; send at least one message"
-        )
-    if heard[-1].spoken:
-        raise RequestRefused(
-            RefusalReason.BAD_REQUEST,
-            "the conversation ends with a message of the assistant; a turn cannot be begun for "
-            "the model, so end with a message of the user or a tool result",
-        )
-    return heard
 
 
 def _answering(item: HeardMessage, node: TreeNode) -> Message:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 
 from agentrl.gateway.meaning import HeardMessage, Key
 from agentrl.types import Generation, Message, ToolCall
@@ -117,7 +116,10 @@ class TreeNode:
 
     def path_ids(self) -> list[int]:
         """All ids of its path: what the engine sees next."""
-        return list(chain.from_iterable(node.ids for node in self.path()))
+        ids: list[int] = []
+        for node in self.path():
+            ids += node.ids  # copies a block; an iterator over all ids takes three times as long
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,10 @@ def _all_ids(node: TreeNode, item: HeardMessage) -> bool:
 
 
 def _common_ids(node: TreeNode, item: HeardMessage) -> int:
-    return len({call.id for call in node.calls} & {call.id for call in item.message.tool_calls})
+    ours, theirs = node.calls, item.message.tool_calls
+    if len(ours) == len(theirs) == 1:
+        return int(ours[0].id == theirs[0].id)
+    return len({call.id for call in ours} & {call.id for call in theirs})
 
 
 def _begins(heard: Sequence[HeardMessage], at: int, node: TreeNode) -> bool:

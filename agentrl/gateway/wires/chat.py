@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.wires.fields import (
     call_of,
@@ -41,17 +42,14 @@ class ChatWire(Wire):
 
     path = "chat/completions"
 
-    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+    def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""
         one_answer(body)
         choice = body.get("tool_choice")
         usage = body.get("stream_options")
         return TurnRequest(
-            messages=tuple(
-                _message(object_in(item, f"messages[{at}]"), f"messages[{at}]")
-                for at, item in enumerate(list_at(body, "messages"))
-            ),
-            tools=tuple(_tools(body)),
+            messages=tuple(known.messages(list_at(body, "messages"), _messages, "messages[{}]")),
+            tools=known.tools(list_at(body, "tools"), lambda: _tools(body)),
             calls=choice != "none",
             parallel=flag_at(body, "parallel_tool_calls", default=True),
             max_tokens=tokens_at(body, "max_completion_tokens", "max_tokens"),
@@ -113,6 +111,10 @@ class ChatWire(Wire):
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
         """Do what `Wire.error` says."""
         return openai_error(refused)
+
+
+def _messages(item: Any, where: str) -> Iterator[Message]:
+    yield _message(object_in(item, where), where)
 
 
 def _message(item: Mapping[str, Any], where: str) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.wires.fields import (
     call_of,
@@ -46,32 +47,31 @@ class MessagesWire(Wire):
 
     path = "messages"
 
-    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+    def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""
         most = tokens_at(body, "max_tokens")
         if most is None:
             raise wrong("max_tokens", None, "a whole number of at least 1, which must be given")
-        return self._read(body, most)
+        return self._read(body, known, most)
 
-    def read_count(self, body: Mapping[str, Any]) -> TurnRequest:
+    def read_count(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """The conversation whose tokens are to be counted.
 
         Raises:
             RequestRefused: as `read`.
         """
-        return self._read(body, None)
+        return self._read(body, known, None)
 
-    def _read(self, body: Mapping[str, Any], most: int | None) -> TurnRequest:
+    def _read(self, body: Mapping[str, Any], known: KnownParts, most: int | None) -> TurnRequest:
         messages: list[Message] = []
         if system := _system(body.get("system")):
             messages.append(Message(role="system", content=system))
-        for at, item in enumerate(list_at(body, "messages")):
-            messages += _messages(object_in(item, f"messages.{at}"), f"messages.{at}")
+        messages += known.messages(list_at(body, "messages"), _messages, "messages.{}")
         given = body.get("tool_choice")
         choice = object_in(given, "tool_choice") if given is not None else {}
         return TurnRequest(
             messages=tuple(messages),
-            tools=tuple(_tools(body)),
+            tools=known.tools(list_at(body, "tools"), lambda: _tools(body)),
             calls=choice.get("type") != "none",
             parallel=not flag_at(choice, "disable_parallel_tool_use", default=False),
             max_tokens=most,
@@ -132,9 +132,9 @@ def _system(value: Any) -> str:
     return text_of(value, "system")
 
 
-def _messages(item: Mapping[str, Any], where: str) -> Iterator[Message]:
+def _messages(item: Any, where: str) -> Iterator[Message]:
     """A message as ours: results of tools are messages of their own, in front of the words."""
-    role, content = item.get("role"), item.get("content")
+    role, content = object_in(item, where).get("role"), item.get("content")
     known: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
     if not isinstance(role, str) or role not in known:
         raise wrong(f"{where}.role", role, "'user' or 'assistant'")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.wires.fields import (
     call_of,
@@ -40,7 +41,7 @@ class ResponsesWire(Wire):
 
     path = "responses"
 
-    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+    def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""
         one_answer(body)
         messages: list[Message] = []
@@ -50,14 +51,13 @@ class ResponsesWire(Wire):
         if isinstance(given, str):
             messages.append(Message(role="user", content=given))
         else:
-            for at, item in enumerate(list_at(body, "input")):
-                messages += _messages(object_in(item, f"input[{at}]"), f"input[{at}]")
+            messages += known.messages(list_at(body, "input"), _messages, "input[{}]")
         previous = body.get("previous_response_id") or ""
         if not isinstance(previous, str):
             raise wrong("previous_response_id", previous, "the id of an answer")
         return TurnRequest(
             messages=tuple(messages),
-            tools=tuple(_tools(body)),
+            tools=known.tools(list_at(body, "tools"), lambda: _tools(body)),
             calls=body.get("tool_choice") != "none",
             parallel=flag_at(body, "parallel_tool_calls", default=True),
             max_tokens=tokens_at(body, "max_output_tokens"),
@@ -113,8 +113,8 @@ class ResponsesWire(Wire):
         return event({"type": "error", "sequence_number": 0, **fields, "error": said}, name="error")
 
 
-def _messages(item: Mapping[str, Any], where: str) -> Iterator[Message]:
-    kind = item.get("type", "message")
+def _messages(item: Any, where: str) -> Iterator[Message]:
+    kind = object_in(item, where).get("type", "message")
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:

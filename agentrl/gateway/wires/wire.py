@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import RequestRefused, TurnAnswer, TurnRequest
 
 
@@ -19,8 +20,12 @@ class Wire(ABC):
     """Path of its requests, below `/v1/`."""
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any]) -> TurnRequest:
+    def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """The request in a body. Fields that are not known are ignored.
+
+        Args:
+            body: of the request.
+            known: parts that its session has read before.
 
         Raises:
             RequestRefused: a field that is known has a wrong type, or asks for what is not served.

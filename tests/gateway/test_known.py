@@ -1,0 +1,51 @@
+"""Parts of earlier requests are read once, and only where they are spelled as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.gateway.known import KnownParts
+from agentrl.gateway.meaning import hear
+from agentrl.types import Message
+from tests.gateway.gateway_fakes import CALL, MESSAGES_TOOLS, serve
+
+
+def read(item: Any, where: str) -> list[Message]:
+    return [Message(role="user", content=f"{where} {item!r}")]
+
+
+def test_an_item_is_read_again_only_where_its_spelling_differs():
+    """Fails if `1 == True` makes one of two calls the other, or if an item is read twice."""
+    known = KnownParts()
+    first = known.messages([{"a": 1}, {"b": "x"}], read, "[{}]")
+    again = known.messages([{"a": True}, {"b": "x"}, {"a": 1.0}, {"a": 1}], read, "[{}]")
+    assert [message.content for message in again] == [
+        "[0] {'a': True}", "[1] {'b': 'x'}", "[2] {'a': 1.0}", "[0] {'a': 1}",
+    ]  # fmt: skip
+    assert again[1] is first[1]
+    assert again[3] is first[0]
+    odd = known.messages([{"a": 10**40}, {"b": "\ud800"}] * 2, read, "[{}]")
+    assert [message.content[:3] for message in odd] == ["[0]", "[1]", "[2]", "[3]"]
+
+
+def test_what_is_kept_is_bounded():
+    known = KnownParts()
+    for number in range(40):
+        items = [{"content": f"{number}" * 2**20}]
+        hear(known.messages(items, read, "[{}]"), known.heard)
+    assert 0 < len(known.heard) < 20
+
+
+async def test_an_argument_that_is_true_instead_of_1_is_an_edit(chat):
+    served = serve(chat, [CALL, "one", "two"])
+    body: dict[str, Any] = {"model": "policy", "max_tokens": 900, "tools": MESSAGES_TOOLS}
+    begin = {"role": "user", "content": "Begin."}
+    _, answer = await served.post("messages", {**body, "messages": [begin]})
+    (use,) = answer["content"]
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "3"}
+    for value in (1, True):
+        echo = [{**use, "input": {**use["input"], "a": value}}]
+        history = [begin, {"role": "assistant", "content": echo},
+                   {"role": "user", "content": [result]}]  # fmt: skip
+        await served.post("messages", {**body, "messages": history})
+    assert served.session.report() == {"gateway_branch_edited": 1.0}
