@@ -23,7 +23,7 @@ def labels_answer(reader: RunReader, kind: str, step: int, rollout: str) -> list
 
 
 def run_labels(reader: RunReader) -> dict[str, Any]:
-    """How often each word was given, and how far every two reviewers agree on whole rollouts."""
+    """Counts of each word, and the agreement of every two reviewers on whole rollouts."""
     found = read_labels(reader.paths.labels_file)
     agreements = reviewer_agreements(
         (one.by, one.key, one.label) for one in found if one.label and one.first_token is None

@@ -53,5 +53,5 @@ def turn_names(rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[str]]:
 
 
 def assistant_turns(turns: Iterable[Mapping[str, Any]]) -> int:
-    """How many turns the model took."""
+    """The number of turns that the model took."""
     return sum(turn["role"] == "assistant" for turn in turns)

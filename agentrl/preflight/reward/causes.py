@@ -35,7 +35,10 @@ class RewardCause:
 
 
 def constant(rows: Sequence[TriedAnswer]) -> RewardCause | None:
-    """Every answer to a task earns the same, a good one too."""
+    """Every answer to a task earns the same, a good one too.
+
+    Where no good answer could be tried, one may earn less: the cause then says what is not known.
+    """
     tasks: dict[str, list[float]] = {}
     for row in rows:
         tasks.setdefault(row.task_id, []).append(row.reward or 0.0)
@@ -52,10 +55,18 @@ def constant(rows: Sequence[TriedAnswer]) -> RewardCause | None:
         return None
     detail = f"constant: every answer gets {', '.join(sorted(values))}, on {len(judged)} tasks"
     fix = "pay a right answer more than a wrong one: all advantages would be 0"
-    if known:
-        detail += f"; {AnswerKind.SOLUTION} as well"
-        if all(row.score is not None and row.score < SOLVED for row in known):
-            fix += "; if the solution only tries, the tasks are too hard for it: take easier ones"
+    if not known:
+        bare = " (the bare label may not have the form that is read)"
+        return RewardCause(
+            detail=f"constant or inverted: every answer that was tried gets "
+            f"{', '.join(sorted(values))}, on {len(judged)} tasks; no right answer is known"
+            + (bare if of_kind(AnswerKind.LABEL, rows) else "")
+            + ", so it is not known whether one gets as much (constant) or less (inverted)",
+            fix=f"let solution(task) of the environment give a right answer, to learn which; {fix}",
+        )
+    detail += f"; {AnswerKind.SOLUTION} as well"
+    if all(row.score is not None and row.score < SOLVED for row in known):
+        fix += "; if the solution only tries, the tasks are too hard for it: take easier ones"
     return RewardCause(detail=detail, fix=fix)
 
 

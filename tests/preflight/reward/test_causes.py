@@ -194,3 +194,24 @@ def test_only_what_is_an_answer_is_looked_for() -> None:
     task = Task(id="a", prompt="?", label={"answer": 7, "repo": "numpy", "tests": [1]})
     assert answer_texts(task, "x" * 50) == ["7", "x" * 50]
     assert answer_texts(Task(id="b", prompt="?", label=True), "short") == []
+
+
+def test_constant_and_inverted_are_told_apart_only_by_a_right_answer() -> None:
+    wrong = [
+        row
+        for task in ("a", "b")
+        for kind in (AnswerKind.EMPTY, AnswerKind.TOKEN, AnswerKind.LONG, AnswerKind.FORM)
+        for row in graded(kind, 1.0, task_id=task)
+    ]
+    unknown = judge_answers(wrong)
+    assert unknown.status is Status.FAIL
+    assert "constant or inverted: every answer that was tried gets 1" in unknown.detail
+    assert "so it is not known whether one gets as much (constant) or less" in unknown.detail
+    assert "solution(task)" in unknown.fix
+    # A bare label that is not read as an answer tells no more; one that is read does.
+    bare = [*wrong, *graded(AnswerKind.LABEL, 1.0, task_id="a")]
+    assert "the bare label may not have the form" in judge_answers(bare).detail
+    read = [*wrong, *graded(AnswerKind.LABEL, 0.0, task_id="a")]
+    assert judge_answers(read).detail.startswith("inverted: wrong answers are paid more")
+    paid = [*wrong, *graded(AnswerKind.SOLUTION, 1.0, task_id="a")]
+    assert judge_answers(paid).detail.startswith("constant: every answer gets 1")
