@@ -135,7 +135,9 @@ def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "high": by_task["high"],
             }
         found.append(line)
-    parts = sorted(_moves(history), key=lambda each: -(each[2].gain if each[2] else 0.0))
+    reward = history.metrics.get("reward")
+    own = [each for each in _moves(history) if each[1] != reward]
+    parts = sorted(own, key=lambda each: -(each[2].gain if each[2] else 0.0))
     return found + [_moved(f"part {name}", series, moved) for name, series, moved in parts]
 
 

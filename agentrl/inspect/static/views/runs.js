@@ -70,7 +70,7 @@ function table(runs, picked) {
         "tr",
         {},
         ["", "run", "state", "findings", "score", "steps", "model", "started"].map(
-          (name) => h("th", { class: name === "steps" ? "n" : "" }, name),
+          (name, i) => h("th", { class: `${name === "steps" ? "n" : ""}${i > 4 ? " wide" : ""}` }, name),
         ),
       ),
     ),
@@ -104,13 +104,13 @@ function table(runs, picked) {
           h("td", {}, scoreText(one) ?? h("span", { class: "note" }, num(null))),
           h(
             "td",
-            { class: "n" },
+            { class: "n wide" },
             num(one.steps),
             one.planned_steps > one.steps &&
               h("span", { class: "note" }, ` of ${num(one.planned_steps)}`),
           ),
-          h("td", { title: one.model }, lastPart(one.model ?? "")),
-          h("td", { class: "note" }, when(one.started)),
+          h("td", { class: "wide", title: one.model }, lastPart(one.model ?? "")),
+          h("td", { class: "note wide" }, when(one.started)),
         ),
       ),
     ),

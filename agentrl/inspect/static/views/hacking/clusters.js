@@ -58,7 +58,7 @@ function drawn(found, params, more) {
     "p",
     { class: "note" },
     `${plural(found.rollouts, "rollout")} of ${kindName(found.kind)} steps ${num(first)} to ${num(last)}, ${plural(found.tasks, "task")}; mean reward ${num(found.reward)}, mean score ${num(found.score)}.`,
-    " Near-identical: 70 % of their 5-character pieces in common, without case, space and numbers.",
+    " Near-identical: 0.7 of their 5-character pieces in common, without case, space and numbers.",
     found.without_text > 0 && ` ${plural(found.without_text, "rollout")} without any text.`,
   );
   const odd = found.clusters.filter((one) => one.paid_unsolved);
