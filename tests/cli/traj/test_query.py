@@ -18,6 +18,7 @@ from agentrl.inspect.pages.find_line import parse_question
 from agentrl.types import Termination, Turn
 from tests.data.records import group, trajectory
 from tests.inspect.hacked_runs import write_hacked_run
+from tests.inspect.pages.test_compare import once_each
 
 HOSTILE = "\x1b]0;owned\x07[red]\u202e,\"'\n\ud800"
 
@@ -145,7 +146,7 @@ def test_what_is_no_run_is_explained(run: Path, tmp_path: Path) -> None:
     assert "other-" not in fails("find", tmp_path / "zzz", "x")
 
 
-def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path) -> None:
+def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path, tmp_path: Path) -> None:
     store = TrajectoryStore(run / "trajectories")
     for step, scores in ((0, (0.0, 1.0, 0.5)), (3, (1.0, 0.0, 0.5))):
         rows = [
@@ -158,7 +159,7 @@ def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path) -> None:
     assert ["lost", "1", "0", "-1", "1", "/", "1"] in lines
     assert ["won", "0", "1", "+1", "1", "/", "1"] in lines
     assert text.splitlines()[-1].startswith(
-        "eval/held step 0 against step 3: 0.50 -> 0.50, +0.00 [-2.48, +2.48] by task; 1 gained"
+        "eval/held step 0 against step 3: 0.5 -> 0.5, 0 [-2.48, +2.48] by task; 1 gained"
     )
     assert "\x1b" not in text
     one = json.loads(call("tasks", run, "--find", "WON", "--json"))
@@ -170,6 +171,12 @@ def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path) -> None:
     assert "solved -> failed: 1 tasks: lost" in told
     both = json.loads(call("compare", run, "--steps", "0", "--other-steps", "0", "--json"))
     assert (both["solved_count"], both["common_tasks"]) == (0, 3)
+    once_each(tmp_path / "once")
+    apart = call("compare", tmp_path / "once", "--steps", "1", "--other-steps", "2")
+    assert "A and B share no task" in apart
+    assert "score, family sum" in apart
+    assert "reward = tests = score" in apart
+    assert "%" not in apart.replace("95 % by task", "")
 
 
 def test_a_hacked_reward_is_named_with_its_clusters_and_their_members(tmp_path: Path) -> None:

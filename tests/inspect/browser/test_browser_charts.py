@@ -93,7 +93,7 @@ def test_what_never_moves_is_named_and_an_agentic_run_shows_its_tools(
     # A band of the dashboard, where the policy is that which sampled.
     assert "Largest importance ratio = 1" in flat
     # Each turn has one call that works and one that does not.
-    assert "Errors by tool = 0.5" in flat
+    assert "Tool errors by tool = 0.5" in flat
     turns = page.locator(".curve-card", has_text="Turns of a rollout")
     expect(turns.locator("polyline.curve")).to_have_count(1)
     expect(
