@@ -110,9 +110,21 @@ def text_of(content: Any, where: str) -> str:
             texts.append(text_at(part, "refusal", where))
         elif kind in ("thinking", "redacted_thinking", "reasoning"):
             continue
+        elif kind == "search_result":
+            texts.append(text_of(part.get("content"), where))
+        elif kind == "document" and (text := _document_text(part, where)) is not None:
+            texts.append(text)
         else:
             raise no_text(kind, where)
     return "\n".join(text for text in texts if text)
+
+
+def _document_text(part: Mapping[str, Any], where: str) -> str | None:
+    """The text of a document that is given as text; None for a file."""
+    source = object_in(part.get("source"), f"{where}.source")
+    if source.get("type") == "text":
+        return text_at(source, "data", f"{where}.source")
+    return text_of(source.get("content"), where) if source.get("type") == "content" else None
 
 
 def no_text(kind: Any, where: str) -> RequestRefused:

@@ -12,7 +12,6 @@ from agentrl.gateway.wires.fields import (
     flag_at,
     function_tool,
     list_at,
-    no_text,
     object_in,
     stops_at,
     text_at,
@@ -154,10 +153,9 @@ def _messages(item: Any, where: str) -> Iterator[Message]:
                 content=text_of(block.get("content"), f"{place}.content"),
                 tool_call_id=text_at(block, "tool_use_id", place),
             )
-        elif kind in ("text", "thinking", "redacted_thinking"):
-            words.append(block)
         else:
-            raise no_text(kind, place)
+            text_of([block], place)  # refuses what is no text, and names its place
+            words.append(block)
     text = text_of(words, f"{where}.content")
     if text or calls:
         yield Message(role=known[role], content=text, tool_calls=tuple(calls))
