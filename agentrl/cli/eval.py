@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 from agentrl.config import RunConfig, parse_config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, choices
+from agentrl.served import ServedSettings, read_settings
+
+_TOOLS = ("native", "text")
 
 
 def command(
@@ -22,41 +27,157 @@ def command(
         typer.Argument(metavar="[section.key=value]...", help="Win over the file."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Checkpoint, hub name or run directory to score.")
+        str | None,
+        typer.Option(
+            help="Checkpoint, hub name or run directory to score; with --api, the name there."
+        ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Import string of the environment.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Source of the tasks.")] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Rollouts per task.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="A run, or a folder that agentrl eval wrote: its scores stand in the same table.",
+        ),
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Score a model behind an API: http://HOST:PORT/v1 or https://..."
+        ),
+    ] = None,
+    wire: Annotated[
+        str, typer.Option(help="Of --api: openai (chat completions) or anthropic (messages).")
+    ] = "openai",
+    api_key_env: Annotated[
+        str, typer.Option(help="Of --api: the variable that holds the key; never the key.")
+    ] = "",
+    price_in: Annotated[
+        float, typer.Option(min=0, help="Of --api: price of a million tokens read.")
+    ] = 0.0,
+    price_out: Annotated[
+        float, typer.Option(min=0, help="Of --api: price of a million tokens written.")
+    ] = 0.0,
+    at_once: Annotated[int, typer.Option(min=1, help="Of --api: most requests at once.")] = 16,
+    tries: Annotated[int, typer.Option(min=1, help="Of --api: most attempts for a turn.")] = 6,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Of --api: seconds for one turn with all its attempts."),
+    ] = 600.0,
+    tools: Annotated[
+        str,
+        typer.Option(
+            help="Of --api: native for tools of the request, text to describe them in the first "
+            "message."
+        ),
+    ] = "native",
+    extra: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON", help="Of --api: more keys of each request; null removes one of ours."
+        ),
+    ] = "{}",
 ) -> None:
-    """Score a policy on the `eval.datasets` of a run file, or on one dataset."""
+    """Score a policy on the `eval.datasets` of a run file, or on one dataset.
+
+    With --api the model is behind an API that speaks OpenAI's chat completions or Anthropic's
+    messages: same environments, datasets, limits and tools. `model.path` then names the model
+    whose tokenizer counts the tokens of the limits; it is not loaded.
+    """
     from agentrl.cli.console.live import watch
-    from agentrl.cli.console.report import score_table
-    from agentrl.runtime.sample import evaluate
+    from agentrl.cli.console.report import api_use_line, beside_table, score_table
+    from agentrl.runtime.sample import evaluate, evaluate_api
+    from agentrl.runtime.scoring.stored_scores import PolicyScores, read_scores
     from agentrl.runtime.stop import Interrupted
 
     prepare()
+    others = [read_scores(folder) for folder in beside or ()]
+    served = None
+    if api is not None:
+        served = _api_settings(
+            api, model, wire=wire, api_key_env=api_key_env, price_in=price_in,
+            price_out=price_out, at_once=at_once, tries=tries, timeout_s=timeout, extra=extra,
+        )  # fmt: skip
+        if tools not in _TOOLS:
+            raise ConfigError(f"--tools: {choices(tools, _TOOLS)}")
     words = list(overrides or [])
     if config is not None and "=" in config:
         words.insert(0, config)
         config = None
     settings, base = _settings(config, words, env, dataset)
     settings = _narrow(settings, dataset=dataset, env=env, n=n, limit=limit)
-    if model is None and config is not None and Path(config).is_dir():
+    if api is None and model is None and config is not None and Path(config).is_dir():
         model = config
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
+    use = None
     try:
         with watch(console) as progress:
-            scores = asyncio.run(
-                evaluate(settings, base=base, model_path=model, out=target, progress=progress)
-            )
+            if served is not None:
+                scores, use = asyncio.run(
+                    evaluate_api(
+                        settings, served, base=base, out=target, progress=progress,
+                        native_tools=tools == "native",
+                    )
+                )  # fmt: skip
+            else:
+                scores = asyncio.run(
+                    evaluate(settings, base=base, model_path=model, out=target, progress=progress)
+                )
     except Interrupted as stop:
         console.print("stopped")
         raise typer.Exit(128 + stop.signal) from None
     console.print(score_table(scores))
+    if others:
+        name = model or settings.model.path
+        mine = PolicyScores(policy=name, by_dataset={item.name: item for item in scores})
+        console.print(beside_table(mine, others))
+    if use is not None:
+        line = api_use_line(use, priced=bool(price_in or price_out))
+        console.print(line, markup=False, soft_wrap=True)
     console.print(f"best and worst: agentrl traj show {target}", markup=False, soft_wrap=True)
+
+
+def _api_settings(
+    url: str,
+    model: str | None,
+    *,
+    wire: str,
+    api_key_env: str,
+    price_in: float,
+    price_out: float,
+    at_once: int,
+    tries: int,
+    timeout_s: float,
+    extra: str,
+) -> ServedSettings:
+    if model is None:
+        raise ConfigError("--api needs --model, the name of the model there")
+    try:
+        keys = json.loads(extra)
+    except ValueError as error:
+        raise ConfigError(f"--extra is no JSON: {error}; expected as '{{\"top_k\": 20}}'") from None
+    values = {
+        "url": url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1",
+        "model": model,
+        "api": wire,
+        "api_key_env": api_key_env,
+        "price_in": price_in,
+        "price_out": price_out,
+        "max_in_flight": at_once,
+        "tries": tries,
+        "timeout_s": timeout_s,
+        # So that a request that hangs is tried again.
+        "attempt_s": timeout_s / 2,
+        "extra": keys,
+    }
+    settings = read_settings(values, "--api")
+    settings.require_key()
+    return settings
 
 
 def _settings(

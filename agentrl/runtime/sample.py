@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Protocol, TypeVar
 
+from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
 from agentrl.config.schema import RolloutSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
+from agentrl.runtime.api import ApiUse, open_api_policy, write_evaluation
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.policy import Policy, open_policy
+from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
-from agentrl.runtime.drivers.groups import rollouts_of, run_groups, sampling_of, stable_seed
+from agentrl.runtime.drivers.groups import (
+    GroupRunner,
+    rollouts_of,
+    run_groups,
+    sampling_of,
+    stable_seed,
+)
 from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.runtime.stop import StopSwitch
+from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task
+
+
+class SampledPolicy(Protocol):
+    """The part of a policy that an evaluation needs, wherever it samples."""
+
+    @property
+    def model(self) -> str:
+        """Describes the model in words."""
+        ...
+
+    @property
+    def rollouts(self) -> GroupRunner[HeldGroup | PackedGroup]:
+        """Makes groups with it."""
+        ...
+
+    @property
+    def chat(self) -> ChatFormat:
+        """Format that turns messages into ids."""
+        ...
+
+    @property
+    def sandbox_text(self) -> str:
+        """Backend of the sandboxes and how strong it is."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +96,11 @@ async def evaluate(
 
     stop = StopSwitch()
     with stop.on_signals():
-        return await score_policy(
+        scores = await score_policy(
             config, base=base, model_path=model_path, out=out, step=0, progress=progress, stop=stop
         )
+    write_evaluation(out, policy=model_path or config.model.path, scores=scores)
+    return scores
 
 
 async def score_policy(
@@ -79,14 +116,73 @@ async def score_policy(
     """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
     check_parts(config, base=base)
     await stop.guard(require_engines(config, model_path=model_path))
+    opened = open_policy(
+        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
+    )
+    return await _score(
+        config, opened, lambda policy: None, at_once=in_flight(config), base=base, out=out,
+        step=step, progress=progress, stop=stop,
+    )  # fmt: skip
+
+
+async def evaluate_api(
+    config: RunConfig,
+    settings: ServedSettings,
+    *,
+    base: Path,
+    out: Path,
+    progress: Progress,
+    native_tools: bool = True,
+) -> tuple[list[EvalSummary], ApiUse]:
+    """As `evaluate`, of a model behind an API; no model is loaded and no engine started.
+
+    Args:
+        config: as there; `serving` has no effect, and of `model.path` only the tokenizer is used.
+        settings: the API, and the bounds within which it is asked.
+        base: as there.
+        out: as there; the rows have an empty mask.
+        progress: notified of what happens.
+        native_tools: whether tools are part of the requests, or described in the first message.
+
+    Returns:
+        The scores, and what was used of the API.
+    """
+    stop = StopSwitch()
+    used: list[ApiUse] = []
+    with stop.on_signals():
+        check_parts(config, base=base)
+        opened = open_api_policy(config, settings, base=base, native_tools=native_tools)
+        scores = await _score(
+            config, opened, lambda policy: used.append(policy.use),
+            at_once=2 * settings.max_in_flight, base=base, out=out, step=0, progress=progress,
+            stop=stop,
+        )  # fmt: skip
+    write_evaluation(out, policy=settings.model, scores=scores, use=used[0])
+    return scores, used[0]
+
+
+P = TypeVar("P", bound=SampledPolicy)
+
+
+async def _score(
+    config: RunConfig,
+    opened: AbstractAsyncContextManager[P],
+    on_end: Callable[[P], None],
+    *,
+    at_once: int,
+    base: Path,
+    out: Path,
+    step: int,
+    progress: Progress,
+    stop: StopSwitch,
+) -> list[EvalSummary]:
+    """Score a policy that is opened for it; `on_end` is called before it is closed."""
     sets = load_task_sets(config.dataset, config.eval.datasets, base=base)
     chosen = sets.evals or {"dataset": sets.train}
     store = TrajectoryStore(out / "trajectories")
     n = config.eval.n_samples
     summaries = []
-    async with open_policy(
-        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
-    ) as policy:
+    async with opened as policy:
         progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
         for name, tasks in chosen.items():
             groups = await stop.guard(
@@ -98,7 +194,7 @@ async def score_policy(
                     n=n,
                     sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
                     seed=config.run.seed,
-                    limit=RolloutLimit(in_flight(config)),
+                    limit=RolloutLimit(at_once),
                     progress=progress,
                 )
             )
@@ -107,6 +203,7 @@ async def score_policy(
             store.write(step, f"eval/{name}", [handle.group for handle in groups], None)
             summaries.append(summarise(name, step, reports, n_samples=n))
             progress.evaluated(summaries[-1])
+        on_end(policy)
     return summaries
 
 
@@ -164,7 +261,7 @@ async def collect(
 
 
 async def _roll_out(
-    policy: Policy,
+    policy: SampledPolicy,
     tasks: Sequence[Task],
     *,
     name: str,
@@ -188,12 +285,14 @@ async def _roll_out(
     )
 
 
-def policy_sampling(section: RolloutSection, policy: Policy, temperature: float) -> SamplingParams:
+def policy_sampling(
+    section: RolloutSection, policy: SampledPolicy, temperature: float
+) -> SamplingParams:
     """Sampling of a turn with the limits of training and the stop tokens of a policy."""
     return sampling_of(section, temperature, policy.chat.stop_token_ids)
 
 
-def plan_of(policy: Policy, out: Path, tasks: int) -> RunPlan:
+def plan_of(policy: SampledPolicy, out: Path, tasks: int) -> RunPlan:
     """The plan of a run that trains nothing, for the live view."""
     return RunPlan(
         run_dir=out,

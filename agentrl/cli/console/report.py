@@ -12,11 +12,14 @@ from rich.text import Text
 
 from agentrl.cli.console.findings import findings_table
 from agentrl.finding import Finding, Status
+from agentrl.intervals import paired_difference
 
 if TYPE_CHECKING:
     from agentrl.intervals import Interval
+    from agentrl.runtime.api import ApiUse
     from agentrl.runtime.records import RunResult
     from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scoring.stored_scores import PolicyScores
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"
 
@@ -82,6 +85,45 @@ def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
             note += f"; {item.untrusted} failed for reasons of their own and are not counted"
         notes.append(Text(note))
     return Group(table, *notes)
+
+
+def beside_table(scored: PolicyScores, others: Sequence[PolicyScores]) -> RenderableType:
+    """The scores of several policies on the same datasets, and how they differ by task.
+
+    Args:
+        scored: the policy that was scored now.
+        others: those that stand beside it; their change is this policy minus them.
+    """
+    table = _table()
+    for name in ("dataset (tasks)", "policy"):
+        table.add_column(name)
+    passes = list(dict.fromkeys(k for item in scored.by_dataset.values() for k in item.passed))
+    names = ["score", *(f"pass@{k}" for k in passes), "the first minus this, by task"]
+    for name in names:
+        table.add_column(name, justify="right")
+    for dataset, mine in scored.by_dataset.items():
+        for policy in (scored, *others):
+            found = policy.by_dataset.get(dataset)
+            cells = [Text(f"{dataset} ({found.score.n if found else 0})"), Text(policy.policy)]
+            if found is None:
+                table.add_row(*cells, *("not scored" for _ in names[:1]))
+                continue
+            cells.append(Text(found.score.text()))
+            shown = [found.passed.get(k) for k in passes]
+            cells += [Text(interval.text() if interval else "") for interval in shown]
+            if policy is not scored:
+                change = paired_difference(found.by_task, mine.by_task)
+                cells.append(Text(change.text(signed=True), style=_verdict(change)))
+            table.add_row(*cells)
+    return table
+
+
+def api_use_line(use: ApiUse, *, priced: bool) -> str:
+    """Tokens and cost of an evaluation by an API, as its server counted them."""
+    tokens = f"{use.prompt_tokens:,} tokens read, {use.completion_tokens:,} written"
+    cost = f", cost {use.cost:.4g}" if priced else "; give --price-in and --price-out for the cost"
+    failed = f" ({use.failed} failed)" if use.failed else ""
+    return f"API: {use.requests} requests{failed}, {tokens}{cost}"
 
 
 def _table() -> Table:

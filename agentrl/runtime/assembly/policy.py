@@ -95,7 +95,7 @@ async def open_policy(
     # A sync before the first rollout brings servers to the trainer's version.
     loaded = UNKNOWN_VERSION if train and not embedded else version
     async with contextlib.AsyncExitStack() as stack:
-        here = None if children else await _open_environment(config, base=base, stack=stack)
+        here = None if children else await open_environment(config, base=base, stack=stack)
         source = (
             served_source(config.model, config.train.lora, checkpoint=model_path)
             if train
@@ -150,12 +150,15 @@ class _OpenRollouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Environment:
+class OpenEnvironment:
     """Sandboxes and tools in this process."""
 
     sandboxes: SandboxBackend
+    """Makes sandboxes."""
     tools: Sequence[Tool]
+    """Tools of the config, opened."""
     text: str
+    """Backend and how strong it is."""
 
     def rollouts(
         self,
@@ -185,15 +188,16 @@ class _Environment:
         return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text, reward_models=reward_models)
 
 
-async def _open_environment(
+async def open_environment(
     config: RunConfig, *, base: Path, stack: contextlib.AsyncExitStack
-) -> _Environment:
+) -> OpenEnvironment:
+    """Open the sandboxes and tools of a config; `stack` closes them."""
     sandboxes = await open_sandboxes(config.sandbox, base=base)
     stack.push_async_callback(sandboxes.close)
     probe = await sandboxes.probe()
     tools = await stack.enter_async_context(open_tools(config.env, base=base))
     text = f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)"
-    return _Environment(sandboxes=sandboxes, tools=tools, text=text)
+    return OpenEnvironment(sandboxes=sandboxes, tools=tools, text=text)
 
 
 @contextlib.asynccontextmanager
