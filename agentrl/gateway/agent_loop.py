@@ -10,6 +10,7 @@ from agentrl.env import StepResult
 from agentrl.errors import EngineError, EnvError
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
+from agentrl.gateway.posted import agreed
 from agentrl.gateway.session import GatewaySession
 from agentrl.rollout.clock import RolloutClock, in_ticks
 from agentrl.rollout.coerce import as_step_result, number
@@ -61,7 +62,8 @@ class AgentLoop:
         """Run to the end; failures are the ending of the rollout, not exceptions."""
         step = StepResult()
         try:
-            step = _graded(await self._played(task))
+            returned = await self._played(task)
+            step = _graded(agreed(self._session.posted, returned))
             ending = self._ending(step)
         except RolloutEnded as end:
             ending = end.reached

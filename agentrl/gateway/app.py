@@ -1,6 +1,7 @@
 """The gateway as an ASGI application: from requests over HTTP to turns of sessions.
 
     POST /v1/chat/completions  /v1/messages  /v1/messages/count_tokens  /v1/responses
+    POST /v1/reward            ends the rollout
     GET  /v1/models            the same below /s/SECRET
 
 A session is a capability: whoever sends its secret, as part of the path, in the header
@@ -22,6 +23,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from agentrl.errors import choices
+from agentrl.gateway.posted import PostedReward
 from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.wires import ChatWire, MessagesWire, ResponsesWire, Wire
@@ -44,6 +46,10 @@ _MESSAGES = MessagesWire()
 _WIRES: Mapping[str, Wire] = {wire.path: wire for wire in (ChatWire(), _MESSAGES, ResponsesWire())}
 _COUNT = "messages/count_tokens"
 _MODELS = "models"
+_REWARD = "reward"
+_SESSIONS = "sessions"
+_MOST_ENDED = 4096
+"""Sessions that are over and whose reward is known still, for requests that are sent again."""
 
 
 class _Dropped(Exception):
@@ -91,6 +97,7 @@ class Gateway:
         self._most_bytes = most_bytes
         self._keep_alive_s = keep_alive_s
         self._sessions: dict[str, GatewaySession] = {}
+        self._ended: dict[str, PostedReward] = {}
 
     @property
     def guarded(self) -> bool:
@@ -104,7 +111,15 @@ class Gateway:
     async def close(self, session: GatewaySession) -> None:
         """Serve a session no longer, and end its turns that are under way."""
         self._sessions.pop(session.secret, None)
+        if session.posted is not None:
+            self._ended[session.secret] = session.posted
+            if len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
         await session.close()
+
+    async def other(self, method: str, path: str, raw: bytes, receive: Receive, send: Send) -> bool:
+        """Answer a request that names no session and no wire; False where there is no such."""
+        return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -153,17 +168,23 @@ class Gateway:
             return
         asks = place.path in _WIRES or place.path == _COUNT
         lists = place.path.partition("/")[0] == _MODELS
+        if place.path == _REWARD and method == "POST":
+            raw = await _read_body(headers, receive, self._most_bytes)
+            await _send_json(send, 200, self._rewarded(place.secret, session, raw))
+            return
+        if place.path.startswith(_SESSIONS):
+            raw = await _read_body(headers, receive, self._most_bytes)
+            if await self.other(method, place.path, raw, receive, send):
+                return
         if not (asks and method == "POST") and not (lists and method in ("GET", "HEAD")):
-            known = [f"POST /v1/{path}" for path in (*_WIRES, _COUNT)] + [f"GET /v1/{_MODELS}"]
+            known = [f"POST /v1/{path}" for path in (*_WIRES, _COUNT, _REWARD)] + [
+                f"GET /v1/{_MODELS}"
+            ]
             raise RequestRefused(
                 RefusalReason.UNKNOWN_PATH, choices(f"{method} /v1/{place.path}"[:200], known)
             )
         if session is None:
-            raise RequestRefused(
-                RefusalReason.UNKNOWN_SESSION,
-                "no such session; use the address of an open one, /s/SECRET/v1, or send its "
-                f"secret as the API key or as {SESSION_HEADER}",
-            )
+            raise _no_session()
         if lists:
             await _send_json(send, 200, self._listed(place.path.partition("/")[2]))
             return
@@ -177,7 +198,7 @@ class Gateway:
         request = place.wire.read(body, session.known)
         digest = hashlib.sha256(place.path.encode() + b"\0" + raw).digest()
         turn = await session.ask(request, body=digest)
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
             if request.stream:
                 answer = await self._stream(place.wire, session, turn, request, body, gone, send)
@@ -188,6 +209,15 @@ class Gateway:
             await asyncio.gather(gone, return_exceptions=True)
         if answer is not None:
             session.deliver(answer)
+
+    def _rewarded(self, secret: str, session: GatewaySession | None, raw: bytes) -> dict[str, Any]:
+        """The answer to a posted reward."""
+        if session is not None:
+            return session.reward(raw).answer
+        ended = self._ended.get(secret)
+        if ended is None or ended.raw != raw:
+            raise _no_session()
+        return ended.answer
 
     async def _whole(
         self,
@@ -311,6 +341,14 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, most: int) ->
     return b"".join(parts)
 
 
+def _no_session() -> RequestRefused:
+    return RequestRefused(
+        RefusalReason.UNKNOWN_SESSION,
+        "no such session; use the address of an open one, /s/SECRET/v1, or send its "
+        f"secret as the API key or as {SESSION_HEADER}",
+    )
+
+
 def _unreadable(why: str) -> RequestRefused:
     return RequestRefused(RefusalReason.BAD_REQUEST, f"the request cannot be read: {why}")
 
@@ -350,7 +388,8 @@ def _result(turn: asyncio.Task[TurnAnswer]) -> TurnAnswer:
     return turn.result()
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client of a request whose body was read has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -21,6 +21,7 @@ from agentrl.errors import ChatError
 from agentrl.gateway.kinds import ConversationKind, branches_of, kinds_of
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.meaning import HeardMessage, answer_key, hear
+from agentrl.gateway.posted import PostedReward, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.request_log import RequestLog
@@ -90,6 +91,10 @@ class GatewaySession:
         """Failure of the engine, after which nothing more is sampled."""
         self.closed = False
         """Whether requests are turned away because the rollout is over."""
+        self.posted: PostedReward | None = None
+        """The reward that the agent posted; None if it has not."""
+        self.rewarded = asyncio.Event()
+        """Set once a reward was posted, which ends the rollout."""
         self._parts = parts
         self._sampling = sampling
         self._seed = seed
@@ -155,6 +160,30 @@ class GatewaySession:
                 return found.node.length
             messages = [item.message for item in heard]
             return len(await self._rendered(messages, request.tools))
+
+    def reward(self, raw: bytes) -> PostedReward:
+        """Take the reward that the agent posts; no turn is begun after it.
+
+        Args:
+            raw: body of the request; the same again is the same reward.
+
+        Raises:
+            RequestRefused: it cannot be read, or is another one than before.
+        """
+        if self.posted is None:
+            posted = read_reward(raw)
+            if self.closed:
+                self._check_open()
+            self.posted = posted
+            self.closed = True
+            self.rewarded.set()
+        elif self.posted.raw != raw:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                f"this session has the reward {self.posted.step.rewards:g} already, and its "
+                "rollout is over; open another session",
+            )
+        return self.posted
 
     def _again(self, turn: asyncio.Task[TurnAnswer]) -> asyncio.Task[TurnAnswer]:
         most = self._parts.limits.max_assistant_turns
