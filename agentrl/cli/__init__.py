@@ -47,6 +47,7 @@ _GROUPS = {
     "env": (_TASKS, "Make and check environments."),
     "harness": (_TASKS, "Install agents that are trained as they are."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
+    "gateway": (_DURING, "Serve the policy to agents that live elsewhere."),
     "sandbox": (_MACHINES, "See which sandboxes work on this machine."),
     "simulate": (_MACHINES, "Compare settings on a model before renting machines."),
 }

@@ -46,7 +46,7 @@ def command(
     prepare()
     if dry_run:
         raise typer.Exit(_dry_run(config, overrides or [], resume=resume))
-    raise typer.Exit(_train(config, overrides or [], resume=resume, inspect=inspect))
+    raise typer.Exit(train_from(config, overrides or [], resume=resume, inspect=inspect))
 
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
@@ -68,7 +68,8 @@ def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) 
     return dry_run_plan(config, base=base, found=found, resume=resume)
 
 
-def _train(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:
+def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:
+    """Train from a run file or go on with a run; returns the exit status."""
     from agentrl.cli.console.live import watch
     from agentrl.cli.console.report import result_table
     from agentrl.cli.console.run_page import run_page

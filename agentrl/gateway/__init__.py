@@ -4,6 +4,7 @@ from agentrl.gateway.agent import FunctionAgent, load_env
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import bound_client
 from agentrl.gateway.listen import listening
+from agentrl.gateway.outside import OutsideAgent
 from agentrl.gateway.records import MODEL
 from agentrl.gateway.session import GatewaySession
 
@@ -12,6 +13,7 @@ __all__ = [
     "FunctionAgent",
     "Gateway",
     "GatewaySession",
+    "OutsideAgent",
     "bound_client",
     "listening",
     "load_env",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -212,13 +213,16 @@ async def collect(
     *,
     base: Path,
     model_path: str | None,
-    tasks: int,
+    tasks: int | None,
     out: Path,
     progress: Progress,
+    each_stored: bool = False,
 ) -> Collection:
     """Roll the first `tasks` training tasks out, `rollout.n_samples_per_prompt` times each.
 
-    Args and errors as `evaluate`; the sampling is that of training.
+    Args and errors as `evaluate`; the sampling is that of training. Without a number of tasks, all
+    are rolled out. With `each_stored` a group is on disk, as a step of its own, as soon as it has
+    ended: what a kill loses are the rollouts under way.
     """
 
     stop = StopSwitch()
@@ -227,6 +231,13 @@ async def collect(
         await stop.guard(require_engines(config, model_path=model_path))
         chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
         n = config.rollout.n_samples_per_prompt
+        store = TrajectoryStore(out / "trajectories")
+        ended = itertools.count(1)
+
+        def keep(handle: HeldGroup | PackedGroup) -> None:
+            if each_stored:
+                store.write(next(ended), "train", [handle.group], None)
+
         async with open_policy(
             config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
         ) as policy:
@@ -242,10 +253,12 @@ async def collect(
                     seed=config.run.seed,
                     limit=RolloutLimit(in_flight(config)),
                     progress=progress,
+                    on_group=keep,
                 )
             )
         made = [handle.group for handle in groups]
-        TrajectoryStore(out / "trajectories").write(0, "train", made, None)
+        if not each_stored:
+            store.write(0, "train", made, None)
     last = rollouts_of(made)
     rewards = [row.reward for row in last if row.rule.reward_trusted and row.reward is not None]
     terminations: dict[str, int] = {}
@@ -271,8 +284,14 @@ async def _roll_out(
     seed: int,
     limit: RolloutLimit,
     progress: Progress,
+    on_group: Callable[[HeldGroup | PackedGroup], None] = lambda handle: None,
 ) -> list[HeldGroup | PackedGroup]:
     progress.phase(phase, len(tasks) * n)
+
+    def note(handle: HeldGroup | PackedGroup) -> None:
+        progress.advance(n, handle.report.tokens)
+        on_group(handle)
+
     return await run_groups(
         policy.rollouts,
         tasks,
@@ -281,7 +300,7 @@ async def _roll_out(
         sampling=sampling,
         seed=lambda task: stable_seed(seed, name, task.id),
         limit=limit,
-        on_group=lambda handle: progress.advance(n, handle.report.tokens),
+        on_group=note,
     )
 
 

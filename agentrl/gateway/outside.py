@@ -1,0 +1,338 @@
+"""Rollouts whose agent lives elsewhere: it asks for a task, plays it, and posts a reward.
+
+    POST /sessions/next   a rollout that waits: task, secret and address of its session
+    POST /s/SECRET/...    turns, as everywhere; then POST /s/SECRET/v1/reward ends the rollout
+
+`OutsideAgent` is an environment like any other. Its rollouts wait at the desk of their process
+until an agent takes them, so groups, limits, retries, resume and training are those of every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentrl.errors import ConfigError, EnvError
+from agentrl.gateway.agent_loop import AgentLoop
+from agentrl.gateway.app import Gateway, Receive, Scope, Send, until_gone
+from agentrl.gateway.listen import listening
+from agentrl.gateway.records import RefusalReason, RequestRefused
+from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.gateway.wires.wire import as_json
+from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
+from agentrl.rollout.records import LoopParts
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.under_way.in_flight import Activity
+from agentrl.rollout.watch import DeadlineWatch
+from agentrl.types import SamplingParams, Task
+
+NEXT = "sessions/next"
+"""Path below `/v1/` that hands out a rollout."""
+PORT = 8642
+"""Port where rollouts wait if the config names none."""
+MOST_WAIT_S = 60.0
+"""Longest time that a request for a rollout waits for one."""
+
+
+@dataclass(eq=False)
+class WaitingRollout:
+    """A rollout at the desk."""
+
+    task: Task
+    """The task to play."""
+    session: GatewaySession
+    """Where its turns are asked for."""
+    names: Mapping[str, str]
+    """Ids of rollout and group, for the log of the agent."""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once an agent has it."""
+
+
+class AgentDesk(Gateway):
+    """Serves sessions on a port, and hands waiting rollouts to the agents that ask."""
+
+    def __init__(self, *, host: str, port: int, token: str | None) -> None:
+        """Listen to nothing yet; `open_at` does."""
+        super().__init__(token=token)
+        self.address = ""
+        """Where it is served; empty before it is."""
+        self._where = (host, port)
+        self._waiting: deque[WaitingRollout] = deque()
+        self._came = asyncio.Event()
+        self._opening = asyncio.Lock()  # one rollout starts the server, the others wait for it
+        self._server: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen, until the event loop ends; once for all rollouts.
+
+        Raises:
+            ConfigError: the port is taken, or other machines could reach it without a token.
+        """
+        async with self._opening:
+            if self._server is not None:
+                return
+            ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            server = asyncio.create_task(self._serve(ready))
+            await asyncio.wait((server, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                await server
+            self.address = ready.result()
+            self._server = server
+
+    async def _serve(self, ready: asyncio.Future[str]) -> None:
+        host, port = self._where
+        async with listening(self, host=host, port=port) as address:
+            ready.set_result(address)
+            await asyncio.Event().wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; one that the end of the run interrupts is told so."""
+        begun = False
+
+        async def noted(message: dict[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, noted)
+        except asyncio.CancelledError:
+            # The event loop of the run ends, and cancels what still waits for it.
+            if not begun and scope["type"] == "http":
+                head = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 503, "headers": head})
+                body = as_json({"error": {"message": "this run has ended"}})
+                await send({"type": "http.response.body", "body": body})
+
+    def publish(self, rollout: WaitingRollout) -> None:
+        """Let the next agent that asks have a rollout."""
+        self.open(rollout.session)
+        self._waiting.append(rollout)
+        self._came.set()
+
+    def withdraw(self, rollout: WaitingRollout) -> None:
+        """Hand a rollout out no longer."""
+        if rollout in self._waiting:
+            self._waiting.remove(rollout)
+
+    async def other(self, method: str, path: str, raw: bytes, receive: Receive, send: Send) -> bool:
+        """Do what `Gateway.other` says: hand a rollout out."""
+        if path != NEXT or method not in ("GET", "POST"):
+            return False
+        wanted, wait_s = _wanted(raw)
+        gone = asyncio.create_task(until_gone(receive))
+        try:
+            found = await self._next(wanted, wait_s, gone)
+        finally:
+            gone.cancel()
+        body = {"object": "session", "session": None} if found is None else self._told(found)
+        data = as_json(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+        return True
+
+    async def _next(
+        self, wanted: str, wait_s: float, gone: asyncio.Task[None]
+    ) -> WaitingRollout | None:
+        """The first rollout of a task, once there is one; None for an agent that is gone."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        while not gone.done():
+            found = next((one for one in self._waiting if wanted in ("", one.task.id)), None)
+            if found is not None:
+                self._waiting.remove(found)
+                found.taken.set()
+                return found
+            left_s = until - loop.time()
+            if left_s <= 0:
+                return None
+            self._came.clear()
+            came = asyncio.create_task(self._came.wait())
+            try:
+                await asyncio.wait(
+                    (came, gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                came.cancel()
+        return None
+
+    def _told(self, rollout: WaitingRollout) -> dict[str, Any]:
+        task, secret = rollout.task, rollout.session.secret
+        prompt = task.prompt
+        if not isinstance(prompt, str):
+            messages = [{"role": one.role, "content": one.content} for one in prompt]
+        else:
+            messages = [{"role": "user", "content": prompt}]
+        return {
+            "object": "session",
+            "session": secret,
+            "base_url": f"{self.address}/s/{secret}/v1",
+            "task": {
+                "id": task.id,
+                "messages": messages,
+                "label": task.label,
+                "metadata": dict(task.metadata),
+            },
+            **rollout.names,
+        }
+
+
+def _wanted(raw: bytes) -> tuple[str, float]:
+    """The id of the task that is asked for, empty for any, and how long to wait."""
+    try:
+        body = json.loads(raw) if raw.strip() else {}
+    except ValueError as error:
+        raise RequestRefused(RefusalReason.BAD_REQUEST, f"the body is not JSON: {error}") from None
+    known = ("task", "wait_s")
+    if not isinstance(body, dict) or set(body) - set(known):
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST,
+            f"got {ascii(body)[:80]}, expected an object with {' and '.join(known)}, or nothing",
+        )
+    wanted, wait_s = body.get("task", ""), body.get("wait_s", 0)
+    if not isinstance(wanted, str):
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST,
+            "task is no text; give the id of a task of the dataset. Tasks of your own cannot be "
+            "sent: put them into the dataset of the run",
+        )
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not wait_s >= 0:
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST, f"wait_s is {ascii(wait_s)[:40]}, expected seconds"
+        )
+    return wanted, min(float(wait_s), MOST_WAIT_S)
+
+
+_DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], AgentDesk]] = (
+    WeakKeyDictionary()
+)
+
+
+class OutsideAgent(OwnLoop):
+    """An environment whose rollouts are played by agents that ask for them over HTTP."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        token_env: str = "",
+        claim_timeout_s: float = 3600.0,
+        side_calls: SideCalls = "train",
+    ) -> None:
+        """Check the arguments; nothing listens before the first rollout.
+
+        Args:
+            host: address to listen at; one that other machines reach needs `token_env`.
+            port: where to listen.
+            token_env: variable that holds the access token, which agents send as
+                `x-agentrl-token`.
+            claim_timeout_s: seconds after which a rollout that no agent took has failed.
+            side_calls: see `GatewaySession`.
+
+        Raises:
+            ConfigError: the variable is not set.
+        """
+        self._token = os.environ.get(token_env, "").strip() if token_env else None
+        if token_env and not self._token:
+            raise ConfigError(
+                f"token_env: the environment variable {token_env!r} is not set; export it"
+            )
+        self._where = (host, port)
+        self._claim_timeout_s = claim_timeout_s
+        self._side_calls: SideCalls = side_calls
+
+    def loop(
+        self,
+        parts: LoopParts,
+        *,
+        sandbox: SharedSandbox,
+        sampling: SamplingParams,
+        seed: int,
+        session_id: str,
+        activity: Activity,
+    ) -> RolloutLoop:
+        """Do what `OwnLoop.loop` says."""
+        watch = DeadlineWatch()
+        sandbox.watch, sandbox.activity = watch, activity
+        session = GatewaySession(
+            parts,
+            sampling=sampling,
+            seed=seed,
+            session_id=session_id,
+            activity=activity,
+            side_calls=self._side_calls,
+            watch=watch,
+        )
+        rollout_id = self.context.rollout_id
+        return OutsideLoop(
+            parts, session, watch=watch, sandbox=sandbox, desk=self._desk(), rollout_id=rollout_id,
+            claim_timeout_s=self._claim_timeout_s,
+        )  # fmt: skip
+
+    def _desk(self) -> AgentDesk:
+        desks = _DESKS.setdefault(asyncio.get_running_loop(), {})
+        host, port = self._where
+        if self._where not in desks:
+            desks[self._where] = AgentDesk(host=host, port=port, token=self._token)
+        return desks[self._where]
+
+
+class OutsideLoop(AgentLoop):
+    """One rollout that waits for an agent, and then for its reward."""
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        session: GatewaySession,
+        *,
+        watch: DeadlineWatch,
+        sandbox: SharedSandbox,
+        desk: AgentDesk,
+        rollout_id: str,
+        claim_timeout_s: float,
+    ) -> None:
+        """Wait at `desk`; other arguments as `AgentLoop`."""
+        super().__init__(
+            parts, session, watch=watch, sandbox=sandbox, agent=_no_agent, client="openai"
+        )
+        self._desk = desk
+        self._rollout_id = rollout_id
+        self._claim_timeout_s = claim_timeout_s
+
+    async def _played(self, task: Task) -> None:
+        """Wait for the agent; its reward is the posted one."""
+        session = self._session
+        group = self._rollout_id.rpartition("/")[0]
+        rollout = WaitingRollout(
+            task=task, session=session, names={"rollout": self._rollout_id, "group": group}
+        )
+        await self._desk.start()
+        self._desk.publish(rollout)
+        try:
+            with self._watch.limit(self._claim_timeout_s):
+                await rollout.taken.wait()
+        except TimeoutError:
+            self._desk.withdraw(rollout)
+            await self._desk.close(session)
+            raise EnvError(
+                f"claim_timeout_s: no agent asked for this rollout within "
+                f"{self._claim_timeout_s:g} s; start agents that POST /{NEXT} at "
+                f"{self._desk.address}"
+            ) from None
+        try:
+            with self._watch.limit(self._parts.limits.timeout_s):
+                await session.rewarded.wait()
+        finally:
+            self._desk.withdraw(rollout)
+            await self._desk.close(session)
+
+
+async def _no_agent(task: Task, client: Any) -> None:
+    """Stands for the agent, which is in another process."""

@@ -1,0 +1,246 @@
+"""Agents in other processes: they ask for rollouts, play them, and a run trains on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.chat import ChatFormat, build_parser
+from agentrl.config.schema import RolloutSection
+from agentrl.data import TrajectoryStore
+from agentrl.errors import ConfigError
+from agentrl.gateway import OutsideAgent
+from agentrl.metrics.sinks import read_metrics
+from agentrl.rollout import RolloutWorker
+from agentrl.serving import TokenClient
+from agentrl.testing import ByteTokenizer, ScriptedEngine
+from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
+from tests.runtime.tiny_project import Agentrl, agentrl, write_project
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "outside_agent.py"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+def _post(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def _played(server: str, reward: Any, **wanted: Any) -> dict[str, Any]:
+    session = _post(f"{server}/sessions/next", {"wait_s": 10, **wanted})
+    assert session["session"], session
+    ask = {"model": "policy", "messages": session["task"]["messages"]}
+    _post(f"{session['base_url']}/chat/completions", ask)
+    _post(f"{session['base_url']}/reward", reward)
+    return session
+
+
+def _group(
+    chat: ChatFormat, port: int, *, task: Task, n: int = 1, timeout_s: float = 300.0, **args: Any
+) -> asyncio.Task[TrajectoryGroup]:
+    worker = RolloutWorker(
+        generator=TokenClient([ScriptedEngine(["hi"], ByteTokenizer())]),
+        chat=chat,
+        parser=build_parser("hermes"),
+        make_env=lambda: OutsideAgent(port=port, **args),
+        section=RolloutSection(retries=0, timeout_s=timeout_s),
+    )
+    sampling = SamplingParams(max_tokens=100, stop_token_ids=chat.stop_token_ids)
+    return asyncio.create_task(
+        worker.run_group(task, group_id=f"g/{task.id}", n=n, sampling=sampling, seed=1)
+    )
+
+
+async def test_rollouts_are_handed_out_and_end_with_their_reward(chat: ChatFormat) -> None:
+    port = _free_port()
+    server = f"http://127.0.0.1:{port}"
+    first = _group(chat, port, task=Task(id="a", prompt="go", label="3"), n=2)
+    other = _group(chat, port, task=Task(id="b", prompt="stay"))
+    await asyncio.sleep(0.3)
+    session = await asyncio.to_thread(_played, server, 0.5, task="b")
+    assert (session["group"], session["rollout"]) == ("g/b", "g/b/0")
+    for reward in (0.25, {"reward": 0.75, "score": 1}):
+        session = await asyncio.to_thread(_played, server, reward, task="a")
+        assert session["task"]["messages"] == [{"role": "user", "content": "go"}]
+        assert session["task"]["label"] == "3"
+    rows = (*(await first).trajectories, *(await other).trajectories)
+    assert [(row.reward, row.termination) for row in rows] == [
+        (reward, Termination.ENV_DONE) for reward in (0.25, 0.75, 0.5)
+    ]
+    assert all(sum(row.response_mask) for row in rows)
+    none = await asyncio.to_thread(_post, f"{server}/sessions/next", {})
+    assert none["session"] is None
+
+
+async def test_an_agent_that_died_while_it_waited_gets_nothing(chat: ChatFormat) -> None:
+    port = _free_port()
+    first = _group(chat, port, task=Task(id="a", prompt="go"))
+    await asyncio.sleep(0.3)
+    body = json.dumps({"task": "b", "wait_s": 20})
+    head = f"POST /sessions/next HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write((head + body).encode())
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    writer.close()
+    await asyncio.sleep(0.2)
+    other = _group(chat, port, task=Task(id="b", prompt="stay"))
+    for task in ("b", "a"):
+        await asyncio.to_thread(_played, f"http://127.0.0.1:{port}", 1, task=task)
+    assert (await first).trajectories[0].reward == (await other).trajectories[0].reward == 1.0
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_an_agent_that_is_gone_is_no_reward(chat: ChatFormat, claimed: bool) -> None:
+    port = _free_port()
+    limits: dict[str, Any] = {"timeout_s": 0.3} if claimed else {"claim_timeout_s": 0.3}
+    group = _group(chat, port, task=Task(id="a", prompt="go"), **limits)
+    await asyncio.sleep(0.1)
+    if claimed:
+        url = f"http://127.0.0.1:{port}/sessions/next"
+        session = await asyncio.to_thread(_post, url, {"wait_s": 5})
+        assert session["session"]
+    row = (await group).trajectories[-1]
+    assert (row.termination, row.reward) == (Termination.ENV_CRASHED, None)
+    assert ("timeout_s" if claimed else "no agent asked") in row.termination_detail
+
+
+@pytest.mark.parametrize("body", [b"[", b"[]", b'{"tusk": 1}', b'{"task": {}}', b'{"wait_s": -1}'])
+async def test_a_wrong_question_for_a_rollout_is_refused(chat: ChatFormat, body: bytes) -> None:
+    port = _free_port()
+    group = _group(chat, port, task=Task(id="a", prompt="go"))
+    await asyncio.sleep(0.3)
+
+    def ask() -> int:
+        url = f"http://127.0.0.1:{port}/sessions/next"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10):
+                return 200
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert await asyncio.to_thread(ask) == 400
+    group.cancel()
+    await asyncio.gather(group, return_exceptions=True)
+
+
+def test_a_token_that_is_not_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NO_SUCH_TOKEN"):
+        OutsideAgent(token_env="NO_SUCH_TOKEN")
+
+
+PAYS_FOR_VOWELS = """
+import sys
+
+sys.path.insert(0, FOLDER)
+import outside_agent
+
+
+def play(session):
+    ask = {"model": "policy", "messages": session["task"]["messages"]}
+    turn = outside_agent.post(session["base_url"] + "/chat/completions", ask)
+    text = turn["choices"][0]["message"]["content"] or ""
+    return sum(c in "aeiouAEIOU" for c in text) / max(1, len(text))
+
+
+outside_agent.play = play
+outside_agent.main(sys.argv[1])
+"""
+
+
+@contextmanager
+def _agents(port: int, program: Path = EXAMPLE, count: int = 4) -> Iterator[None]:
+    words = [sys.executable, str(program), f"http://127.0.0.1:{port}"]
+    running = [
+        subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def _project(folder: Path, **changes: Any) -> Path:
+    return write_project(folder, rollout__max_assistant_turns=3, **changes)
+
+
+def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Path) -> None:
+    path, port, out = _project(tmp_path, train__steps=0), _free_port(), tmp_path / "rec"
+    words = ("gateway", "serve", path, "--port", port, "--out", out, "--n", 3)
+    with _agents(port):
+        status, text = agentrl(tmp_path / "log", *words)
+    assert status == 0, text
+    assert "12 rollouts, 12 scored" in text
+    rows = [item.trajectory for item in TrajectoryStore(out / "trajectories").read("train")]
+    assert len({row.rollout_id for row in rows}) == 12
+    assert all(row.num_action_tokens for row in rows)
+    # Once more with an agent that dies in the middle, and a kill of the server.
+    killed = tmp_path / "killed"
+    process = Agentrl(tmp_path / "log2", *words[:-3], killed, "--n", 3)
+    server = f"http://127.0.0.1:{port}"
+    process.wait_for("sessions/next")
+    _first_rollouts(server, 4)
+    deadline = time.monotonic() + 30
+    while not TrajectoryStore(killed / "trajectories").steps("train"):
+        assert time.monotonic() < deadline, process.text()
+        time.sleep(0.05)
+    _post(f"{server}/sessions/next", {"wait_s": 10})
+    process.send(signal.SIGKILL)
+    process.wait()
+    rows = [item.trajectory for item in TrajectoryStore(killed / "trajectories").read("train")]
+    assert len({row.rollout_id for row in rows}) == 4
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def _first_rollouts(server: str, count: int) -> None:
+    """Play the rollouts of one group."""
+    deadline = time.monotonic() + 60
+    task = ""
+    while count:
+        try:
+            session = _played(server, 0.5, **({"task": task} if task else {}))
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+            continue
+        task = session["task"]["id"]
+        count -= 1
+
+
+def test_a_run_trains_on_outside_agents(tmp_path: Path) -> None:
+    port = _free_port()
+    path = _project(tmp_path, train__steps=2, eval__datasets={})
+    program = tmp_path / "agent.py"
+    program.write_text(PAYS_FOR_VOWELS.replace("FOLDER", repr(str(EXAMPLE.parent))))
+    with _agents(port, program):
+        status, text = agentrl(tmp_path / "log", "gateway", "serve", path, "--port", port)
+    assert status == 0, text
+    assert "Traceback" not in text
+    run = tmp_path / "runs" / "tiny"
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if "train/loss" in line]
+    assert len(lines) == 2
+    rows = [item.trajectory for item in TrajectoryStore(run / "trajectories").read("train")]
+    assert {row.rule.reward_trusted for row in rows} == {True}
+    assert len({row.rollout_id for row in rows}) == 2 * 3 * 4
