@@ -244,3 +244,28 @@ def test_a_run_trains_on_outside_agents(tmp_path: Path) -> None:
     rows = [item.trajectory for item in TrajectoryStore(run / "trajectories").read("train")]
     assert {row.rule.reward_trusted for row in rows} == {True}
     assert len({row.rollout_id for row in rows}) == 2 * 3 * 4
+
+
+def test_a_killed_run_goes_on_with_the_same_agents(tmp_path: Path) -> None:
+    port = _free_port()
+    path = _project(tmp_path, train__steps=3, eval__datasets={}, checkpoint__every_steps=1)
+    program = tmp_path / "agent.py"
+    program.write_text(PAYS_FOR_VOWELS.replace("FOLDER", repr(str(EXAMPLE.parent))))
+    words = ("gateway", "serve", path, "--port", port)
+    run = tmp_path / "runs" / "tiny"
+    store = TrajectoryStore(run / "trajectories")
+    with _agents(port, program):
+        process = Agentrl(tmp_path / "log", *words)
+        deadline = time.monotonic() + 100
+        while not store.steps("train"):
+            assert time.monotonic() < deadline, process.text()
+            time.sleep(0.05)
+        process.send(signal.SIGKILL)
+        process.wait()
+    with _agents(port, program):  # the first ones may have left with the server
+        status, text = agentrl(tmp_path / "log2", *words, "--resume")
+    assert status == 0, text
+    steps = [line["step"] for line in read_metrics(run / "metrics.jsonl") if "train/loss" in line]
+    assert sorted(set(steps)) == [1, 2, 3]
+    rows = [item.trajectory for item in store.read("train")]
+    assert len({row.rollout_id for row in rows}) == len(rows) == 3 * 3 * 4
