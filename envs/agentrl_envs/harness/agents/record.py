@@ -112,7 +112,7 @@ class HarnessAgent:
 
     @property
     def bin_folder(self) -> str:
-        """Where the installer puts programs, below the folder of the installation."""
+        """Folder of the programs, below that of the installation."""
         return "node_modules/.bin" if self.installer == "npm" else "bin"
 
     @property
