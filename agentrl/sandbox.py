@@ -152,6 +152,31 @@ class Process(ABC):
         """
 
 
+MakeProtocol = Callable[[], asyncio.Protocol]
+"""Makes the handler of one connection, as for `loop.create_server`."""
+
+
+class SandboxPort(ABC):
+    """A port on the loopback of a sandbox; who answers there is outside.
+
+    Programs inside connect to it as to any server, and reach nothing by it but the one handler.
+    """
+
+    host: str
+    """The address inside, 127.0.0.1."""
+
+    port: int
+    """The number of the port."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the port and every connection to it. Idempotent.
+
+        Raises:
+            SandboxError: the sandbox does not answer.
+        """
+
+
 class Sandbox(ABC):
     """One isolated work directory with hard limits. `exec` may be called concurrently."""
 
@@ -203,6 +228,26 @@ class Sandbox(ABC):
             ValueError: an empty command.
         """
         raise SandboxUnavailable(f"{type(self).__name__} runs commands, but none that stay")
+
+    async def listen(self, make_protocol: MakeProtocol) -> SandboxPort:
+        """Answer programs inside at a free port of their loopback; no network is opened for it.
+
+        Args:
+            make_protocol: called in this process for each connection. Its transport keeps to the
+                contract of `asyncio.Transport`: a handler that pauses reading holds up the program,
+                and one that is told to pause writes to a program that reads slowly.
+
+        Returns:
+            The port, open until it or the sandbox is closed or made new by `reset`.
+
+        Raises:
+            SandboxUnavailable: this kind of sandbox has no ports, or no loopback.
+            SandboxError: the sandbox failed or is closed.
+        """
+        raise SandboxUnavailable(
+            f"{type(self).__name__} has no ports that are answered outside, which an agent program "
+            "needs to reach its model; use a backend of agentrl_sandboxes, or write `listen`"
+        )
 
     @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
-from agentrl.sandbox import ExecResult, Process, Sandbox, Snapshot
+from agentrl.sandbox import ExecResult, MakeProtocol, Process, Sandbox, SandboxPort, Snapshot
 
-Operation = Literal["exec", "start", "talk", "files"]
+Operation = Literal["exec", "start", "talk", "files", "listen"]
 """`talk` is everything done with a program that stays; `files` includes snapshots."""
 
 
@@ -55,6 +55,11 @@ class SandboxWrapper(Sandbox):
         """Do what `Sandbox.start` says."""
         with self.around("start"):
             return _WrappedProcess(await self._inner.start(command, cwd=cwd, env=env), self)
+
+    async def listen(self, make_protocol: MakeProtocol) -> SandboxPort:
+        """Do what `Sandbox.listen` says."""
+        with self.around("listen"):
+            return await self._inner.listen(make_protocol)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
         """Do what `Sandbox.read_file` says."""

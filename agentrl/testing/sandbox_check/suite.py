@@ -25,6 +25,7 @@ from agentrl.testing.sandbox_check import (  # isort: skip
     bounds,  # noqa: F401
     files,  # noqa: F401
     sessions,  # noqa: F401
+    ports,  # noqa: F401
     walls,  # noqa: F401
     lives,  # noqa: F401
     traces,  # noqa: F401

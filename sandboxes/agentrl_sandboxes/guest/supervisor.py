@@ -25,6 +25,7 @@ from agentrl_sandboxes.guest import disk, files, reset, trees, wire
 from agentrl_sandboxes.guest.command import Command, lead
 from agentrl_sandboxes.guest.limits import LimitWatch
 from agentrl_sandboxes.guest.link import Link
+from agentrl_sandboxes.guest.listeners import Listeners
 from agentrl_sandboxes.guest.processes import SIGKILL, children, kill_below, send_signal
 from agentrl_sandboxes.guest.program import PR_SET_CHILD_SUBREAPER, libc
 from agentrl_sandboxes.guest.report import surroundings
@@ -63,13 +64,14 @@ class GuestSupervisor:
         self.poll = select.epoll()
         self.link = Link(self.poll)
         self.send = self.link.send
+        self.listeners = Listeners(self.poll, self.send)
 
     def run(self) -> None:
         """Serve until stdin ends, or for as long as a sandbox may live."""
         told = surroundings() if self.config["tell"] else b""
         self.send(wire.READY, 0, told)
         while True:
-            for fd, _ in self.poll.poll(self.wait_s()):
+            for fd, events in self.poll.poll(self.wait_s()):
                 if fd == self.link.in_fd:
                     for kind, ident, body in self.link.receive():
                         self.handle(kind, ident, body)
@@ -79,7 +81,10 @@ class GuestSupervisor:
                     self.link.flush()
                 elif fd in self.owners:
                     self.pump(fd)
+                elif fd in self.listeners.owners:
+                    self.listeners.serve(fd, events)
             now = time.monotonic()
+            self.listeners.go_on(now)
             if self.commands:
                 self.enforce(now)
             if now >= self.over_at:
@@ -90,7 +95,7 @@ class GuestSupervisor:
     def wait_s(self) -> float:
         """Seconds until a limit has to be looked at."""
         now = time.monotonic()
-        ends = [self.over_at - now]
+        ends = [self.over_at - now, self.listeners.next_s() - now]
         if self.commands:
             ends.append(self.limits.next_look - now)
         for command in self.commands.values():
@@ -104,8 +109,13 @@ class GuestSupervisor:
         """Serve one frame of the host; whatever that raises is the answer to it."""
         try:
             request = marshal.loads(body) if body else {}
-            if kind in (wire.CANCEL, wire.END):
-                self.cancel(ident)
+            if kind == wire.CARRY:
+                self.listeners.carry(ident, request)
+            elif kind in (wire.CANCEL, wire.END):
+                if not self.listeners.close(ident):
+                    self.cancel(ident)
+            elif kind == wire.LISTEN:
+                self.listeners.open(ident)
             elif kind in (wire.EXEC, wire.START):
                 self.start(kind, ident, request)
             elif kind in (wire.INPUT, wire.GRANT, wire.INTERRUPT):
@@ -211,7 +221,9 @@ class GuestSupervisor:
         if not command.leader:
             try:
                 # Pipes of other commands too: a copy of another's stdin would keep it from ending.
-                for fd in (*ours.values(), self.link.in_fd, self.link.out_fd, *self.owners):
+                # So would one of a connection.
+                link = (self.link.in_fd, self.link.out_fd)
+                for fd in (*ours.values(), *link, *self.owners, *self.listeners.owners):
                     os.close(fd)
                 stdio = (theirs["in"], theirs["out"], theirs.get("err", theirs["out"]))
                 leaders = len(self.commands) + 1 + command.spare_leaders
@@ -298,6 +310,7 @@ class GuestSupervisor:
     def reset(self) -> None:
         """Make the sandbox as good as new, or raise `OSError`."""
         give_up = time.monotonic() + 5.0
+        self.listeners.close_all()
         for command in self.commands.values():
             command.kill(wire.CANCELLED)
         while True:

@@ -8,11 +8,16 @@ packed by hand, because the host must not unmarshal what comes out of a sandbox.
     INPUT, INTERRUPT, RESET    -> DATA (INPUT when the program has taken it)
     GRANT, END, CANCEL         -> nothing; END and CANCEL carry the id of what they end
     READ, WRITE, UNPACK, PACK, FETCH -> DATA
+    LISTEN                     -> DATA (the port), then CARRIED ..., at last RESULT; as for START
+    CARRY                      -> nothing
     any of them                -> FAILED instead, if it cannot be done
 
 A session may push as many bytes of `OUTPUT` as `START` and `GRANT` have allowed, so output
 that is not read stays in the program's pipe and in neither of us. `FAILED` with id 0 is the
 supervisor's last word.
+
+`CARRY` and `CARRIED` are what happens on the connections of a listener. Neither side has more than
+`WINDOW` bytes of a connection under way that the other has not taken (`ROOM`).
 """
 
 from __future__ import annotations
@@ -27,9 +32,24 @@ CONFIG, EXEC, CANCEL, READ, WRITE, PACK, UNPACK, FETCH = range(8)
 """Kinds sent by the host. `CONFIG` is the first frame and carries the modules to run."""
 START, INPUT, GRANT, INTERRUPT, END, RESET = range(8, 14)
 """Kinds sent by the host: a session's life, and making a used sandbox as good as new."""
-READY, RESULT, DATA, FAILED, OUTPUT = range(16, 21)
+LISTEN, CARRY = range(14, 16)
+"""Kinds sent by the host: a port inside whose connections it answers, and one event of those."""
+READY, RESULT, DATA, FAILED, OUTPUT, CARRIED = range(16, 22)
 """Kinds sent by the guest: started; a command is over (`DONE`); bytes; `ERROR` and a message; what
-a session printed."""
+a session printed; an event of a connection (`EVENT`, and its bytes)."""
+
+EVENT = struct.Struct(">IB")
+"""Number of a connection, and what happens on it; bytes or a `COUNT` follow."""
+OPENED, BYTES, ROOM, FINISHED, OVER, ABORT = range(6)
+"""Events: a program has connected; bytes; so many of them were taken; no more bytes come; nothing
+more comes at all, once what was sent has been taken; the same, at once. The first is the guest's
+alone, the last the host's."""
+COUNT = struct.Struct(">I")
+"""The port of a listener, a number of bytes, or the errno that broke a connection."""
+WINDOW = 2**17
+"""Bytes of a connection that may be on the way in one direction."""
+CONNECTIONS = 64
+"""Connections of a listener at once; more wait in the kernel until one ends."""
 
 DONE = struct.Struct(">BidQQ4I")
 """Reason, wait status, wall seconds, bytes missing from stdout and stderr, and the lengths of the

@@ -22,7 +22,8 @@ from agentrl_sandboxes.guest import wire
 GUEST = "agentrl_sandboxes.guest"
 MODULES = (
     *("wire", "capture", "processes", "files", "trees", "disk", "reset", "held"),
-    *("program", "command", "session", "limits", "link", "report", "supervisor", "filter", "stage"),
+    *("program", "command", "session", "limits", "link", "report", "listeners"),
+    *("supervisor", "filter", "stage"),
 )
 """What runs inside, in the order of their imports."""
 
@@ -67,6 +68,7 @@ Ends if nobody speaks to it for so many seconds, because nobody may be left who 
 
 _VERSION = (sys.implementation.name, *sys.version_info[:2])
 
+_STREAMED = (wire.OUTPUT, wire.CARRIED, wire.RESULT)
 MAX_ANSWER = 2**30
 MAX_READY = 2**20
 """Bytes of what a supervisor may say of itself; variables and mount points are a few thousand."""
@@ -110,10 +112,10 @@ class ByteSink(Protocol):
 
 
 class Sink(Protocol):
-    """Takes the frames of a session, which come without a request for each."""
+    """Takes the frames of a session or a listener, which come without a request for each."""
 
     def feed(self, kind: int, body: bytes) -> None:
-        """`OUTPUT` or, at last, `RESULT`.
+        """`OUTPUT` or `CARRIED` and, at last, `RESULT`.
 
         Raises:
             OSError: more than was allowed; the sandbox cannot be trusted with frames any more.
@@ -226,17 +228,21 @@ class Channel:
 
     async def open_stream(
         self, kind: int, body: Mapping[str, Any], sink: Sink, *, timeout_s: float
-    ) -> int:
-        """As `request`, but frames go to `sink` from now until its `RESULT`; returns their id."""
+    ) -> tuple[int, bytes]:
+        """As `request`, but frames go to `sink` from now until its `RESULT`.
+
+        Returns:
+            Their id, and the answer.
+        """
         self._last += 1
         ident = self._last
         self._sinks[ident] = sink
         try:
-            await self._ask(kind, ident, body, timeout_s)
+            answer = await self._ask(kind, ident, body, timeout_s)
         except BaseException:
             self._sinks.pop(ident, None)
             raise
-        return ident
+        return ident, answer
 
     def notify(self, kind: int, ident: int, body: Mapping[str, Any]) -> None:
         """Send a frame that has no answer; dropped when the sandbox is gone."""
@@ -258,7 +264,7 @@ class Channel:
         except TimeoutError as error:
             raise SandboxError(f"sandbox: no answer after {timeout_s or 0:g} s") from error
         except asyncio.CancelledError:
-            if kind in (wire.EXEC, wire.START, wire.INPUT) and self.open:
+            if kind in (wire.EXEC, wire.START, wire.INPUT, wire.LISTEN) and self.open:
                 self._send(wire.CANCEL, ident, b"")
             raise
         finally:
@@ -302,7 +308,7 @@ class Channel:
                 future = self._waiting.get(ident)
                 if not ident and kind == wire.FAILED:
                     self._fail(f"sandbox: ended, {_failure(body)[1]}")
-                elif ident in self._sinks and kind in (wire.OUTPUT, wire.RESULT):
+                elif ident in self._sinks and kind in _STREAMED:
                     self._sinks[ident].feed(kind, body)
                     if kind == wire.RESULT:
                         del self._sinks[ident]

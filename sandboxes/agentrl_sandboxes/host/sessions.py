@@ -47,7 +47,7 @@ class SessionProcess(Process):
     async def begin(self, request: dict[str, object]) -> None:
         """Start the program of the session."""
         body = {**request, "credit": WINDOW}
-        self._ident = await self._channel.open_stream(wire.START, body, self, timeout_s=ANSWER_S)
+        self._ident, _ = await self._channel.open_stream(wire.START, body, self, timeout_s=ANSWER_S)
 
     def feed(self, kind: int, body: bytes) -> None:
         """Take what the guest sends; see `Sink`."""

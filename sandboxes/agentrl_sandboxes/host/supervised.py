@@ -20,16 +20,19 @@ from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import (
     ExecResult,
     Isolation,
+    MakeProtocol,
     Probe,
     Process,
     Sandbox,
     SandboxBackend,
     SandboxLimits,
+    SandboxPort,
     Snapshot,
 )
 from agentrl_sandboxes.guest import wire
 from agentrl_sandboxes.host.answers import decode_files, decode_result
 from agentrl_sandboxes.host.channel import Channel
+from agentrl_sandboxes.host.ports import GuestPort
 from agentrl_sandboxes.host.sessions import SessionProcess
 from agentrl_sandboxes.host.upload import pack_source
 
@@ -115,6 +118,12 @@ class SupervisedSandbox(Sandbox):
         except OSError as error:
             raise SandboxError(f"sandbox: cannot start a program: {error.strerror}") from error
         return process
+
+    async def listen(self, make_protocol: MakeProtocol) -> SandboxPort:
+        """Open a port inside; see `Sandbox.listen`."""
+        port = GuestPort(self._channel, make_protocol)
+        await port.begin()
+        return port
 
     def _program(
         self, command: Sequence[str], cwd: str | None, env: Mapping[str, str] | None

@@ -9,7 +9,7 @@ from agentrl_sandboxes.host.supervised import SupervisedSandbox
 
 from agentrl.sandbox import SandboxLimits
 
-UNKNOWN = 15
+UNKNOWN = 99
 REQUESTS = {
     "exec": wire.EXEC,
     "start": wire.START,
