@@ -121,6 +121,11 @@ class Process(ABC):
     prints waits inside until it is read, so a flood holds up the program and nothing else.
     """
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """The way in which it ended; None while it runs, or where this kind does not say."""
+        return None
+
     @abstractmethod
     async def write(self, data: bytes) -> None:
         """Give it more stdin; waits while it reads slowly.

@@ -11,7 +11,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
-from agentrl.sandbox import ExecResult, MakeProtocol, Process, Sandbox, SandboxPort, Snapshot
+from agentrl.sandbox import (
+    ExecResult,
+    MakeProtocol,
+    Outcome,
+    Process,
+    Sandbox,
+    SandboxPort,
+    Snapshot,
+)
 
 Operation = Literal["exec", "start", "talk", "files", "listen"]
 """`talk` is everything done with a program that stays; `files` includes snapshots."""
@@ -107,6 +115,10 @@ class _WrappedProcess(Process):
     def __init__(self, inner: Process, sandbox: SandboxWrapper) -> None:
         self._inner = inner
         self._sandbox = sandbox
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self._inner.outcome
 
     async def write(self, data: bytes) -> None:
         with self._sandbox.around("talk"):

@@ -105,6 +105,8 @@ async def session_end_is_seen(backend: SandboxBackend) -> None:
             await refused(process.write(b"x"), BrokenPipeError)
             status = await process.close()
             assert status == wanted == await process.close(), f"{status} instead of {wanted}"
+            ended = Outcome.OK if wanted == 0 else Outcome.NONZERO
+            assert process.outcome in (ended, None), process.outcome
 
 
 @check(optional="start")

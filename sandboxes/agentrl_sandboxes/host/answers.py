@@ -31,6 +31,11 @@ def exit_code(reason: int, status: int) -> int | None:
         raise SandboxError(f"sandbox: {status:#x} is no wait status") from error
 
 
+def outcome_of(reason: int, code: int | None) -> Outcome:
+    """The way in which a command ended, of its reason and its exit status."""
+    return _OUTCOMES.get(reason, Outcome.OK if code == 0 else Outcome.NONZERO)
+
+
 def decode_result(body: bytes) -> ExecResult:
     """An `ExecResult` from the body of a `RESULT` frame."""
     reason, status, seconds, out_gap, err_gap, *sizes = wire.DONE.unpack_from(body)
@@ -40,9 +45,8 @@ def decode_result(body: bytes) -> ExecResult:
         parts.append(body[at : at + size])
         at += size
     code = exit_code(reason, status)
-    ended = Outcome.OK if code == 0 else Outcome.NONZERO
     return ExecResult(
-        outcome=_OUTCOMES.get(reason, ended),
+        outcome=outcome_of(reason, code),
         exit_code=code,
         stdout=join_output(parts[0], parts[1], out_gap),
         stderr=join_output(parts[2], parts[3], err_gap) + _NOTES.get(reason, ""),

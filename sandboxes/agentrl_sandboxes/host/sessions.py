@@ -11,9 +11,9 @@ import contextlib
 import errno
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox import Process
+from agentrl.sandbox import Outcome, Process
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.answers import exit_code
+from agentrl_sandboxes.host.answers import exit_code, outcome_of
 from agentrl_sandboxes.host.channel import Channel
 
 WINDOW = 2**18
@@ -43,6 +43,13 @@ class SessionProcess(Process):
         self._news = asyncio.Event()
         # Keeps the pieces of one write together when two tasks write.
         self._writing = asyncio.Lock()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The way in which it ended; see `Process.outcome`."""
+        if self._result is None:
+            return None
+        return outcome_of(self._result[0], exit_code(*self._result))
 
     async def begin(self, request: dict[str, object]) -> None:
         """Start the program of the session."""

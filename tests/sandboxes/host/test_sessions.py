@@ -14,6 +14,7 @@ from agentrl_sandboxes.host.channel import Channel
 from agentrl_sandboxes.host.sessions import WINDOW, SessionProcess
 
 from agentrl.errors import SandboxError
+from agentrl.sandbox import Outcome
 from tests.sandboxes.host.test_channel import Peer
 
 
@@ -81,6 +82,7 @@ async def test_output_before_the_end_is_not_lost() -> None:
         assert await process.read(timeout_s=1.0) == text
         assert await process.read(timeout_s=1.0) == b""
         assert await process.close() is None
+        assert process.outcome is Outcome.OOM
 
 
 async def test_close_waits_for_the_end_and_is_harmless_afterwards() -> None:
