@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import EnvError
-from agentrl.sandbox import Sandbox, SandboxSpec
+from agentrl.sandbox import MakeProtocol, Sandbox, SandboxSpec
 from agentrl.tool import Tool
 from agentrl.types import (
     Explanation,
@@ -175,3 +175,46 @@ class AgentInstance(ABC):
 
     async def close(self) -> None:  # noqa: B027 - optional by design
         """Free what `reset` and `step` hold. Always called once, even after an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEndpoint:
+    """The model of one rollout, as an HTTP server for a program that asks for its turns."""
+
+    make_protocol: MakeProtocol
+    """Answers a connection; for `Sandbox.listen`, which gives the server its address."""
+    key: str
+    """Names the rollout: sent as the API key, or as the path `/s/KEY` before the wire's own."""
+    model: str
+    """Name of the model that requests ask for."""
+    turns: Callable[[], int]
+    """Turns that were sampled so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedProgram:
+    """The end of a program that asked for the turns of a rollout."""
+
+    termination: Termination = Termination.ENV_DONE
+    """`ENV_DONE` where it ended by itself; else what of the model's doing ended it, as in
+    `StepResult.termination`."""
+    detail: str = ""
+    """Why, in words."""
+
+
+class ProgramEnv(AgentInstance):
+    """An environment whose turns are asked for by a program, and not by the loop.
+
+    A rollout is `reset`, then `play`, then one `step` that judges what there is: its action has the
+    last words of the model and `last`. So all of it but `play` can be looked at without a model.
+    """
+
+    @abstractmethod
+    async def play(self, endpoint: ModelEndpoint) -> PlayedProgram:
+        """Run the program until it ends; cancelled at a limit of the rollout.
+
+        Raises:
+            SandboxError: the sandbox failed.
+            Exception: anything else is a crash of the environment, which is never laid to the
+                model, so an end that the model can cause is returned instead.
+        """

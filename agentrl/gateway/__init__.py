@@ -3,8 +3,9 @@
 from agentrl.gateway.agent import FunctionAgent, load_env
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import bound_client
-from agentrl.gateway.listen import listening
+from agentrl.gateway.listen import http_handler, listening
 from agentrl.gateway.outside import OutsideAgent
+from agentrl.gateway.program import ProgramAgent
 from agentrl.gateway.records import MODEL
 from agentrl.gateway.session import GatewaySession
 
@@ -14,7 +15,9 @@ __all__ = [
     "Gateway",
     "GatewaySession",
     "OutsideAgent",
+    "ProgramAgent",
     "bound_client",
+    "http_handler",
     "listening",
     "load_env",
 ]

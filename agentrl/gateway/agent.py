@@ -6,15 +6,17 @@ its rollout, so that whatever it asks the model for becomes the rows of that rol
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.env import AgentInstance
+from agentrl.env import AgentInstance, ProgramEnv
 from agentrl.errors import ConfigError
 from agentrl.gateway.agent_loop import AgentLoop
 from agentrl.gateway.clients import ClientKind
+from agentrl.gateway.program import ProgramAgent
 from agentrl.gateway.session import GatewaySession, SideCalls
 from agentrl.imports import resolve
 from agentrl.rollout.adapters.adapt import load_env_class
@@ -32,11 +34,21 @@ AgentFunction = Callable[..., Any]
 def load_env(target: str, *, side_calls: SideCalls, base: Path | None = None) -> Callable[..., Any]:
     """A factory of environments for `env.target`: a class, or the function of an agent.
 
+    A `ProgramEnv` comes with what plays it.
+
     Raises:
         ConfigError: it cannot be loaded or is neither.
     """
     if (found := _agent_function(target, base)) is None:
-        return load_env_class(target, base=base)
+        loaded = load_env_class(target, base=base)
+        if not (inspect.isclass(loaded) and issubclass(loaded, ProgramEnv)):
+            return loaded
+
+        @functools.wraps(loaded)
+        def play(*args: Any, **named: Any) -> AgentInstance:
+            return ProgramAgent(loaded(*args, **named), side_calls=side_calls)
+
+        return play
 
     def make(**args: Any) -> AgentInstance:
         return FunctionAgent(found, args, side_calls=side_calls)

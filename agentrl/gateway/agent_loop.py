@@ -1,8 +1,9 @@
-"""One rollout of an agent in this process: its session, its time, its reward and its ending."""
+"""One rollout of an agent: its session, its time, its reward and its ending."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import Task, Termination
 
 
-class AgentLoop:
-    """Runs an agent and makes its session the rows of a rollout.
+class SessionLoop(ABC):
+    """Runs whoever asks for turns, and makes its session the rows of a rollout.
 
     A limit of the rollout that the agent runs into and does not handle is its own doing, and its
     reward is 0. Any other error of it is a crash of the environment.
@@ -36,17 +37,19 @@ class AgentLoop:
         *,
         watch: DeadlineWatch,
         sandbox: SharedSandbox,
-        agent: Callable[[Task, Any], Awaitable[Any]],
-        client: ClientKind,
+        clock: RolloutClock,
     ) -> None:
         self._parts = parts
         self._session = session
         self._watch = watch
         self._sandbox = sandbox
-        self._agent = agent
-        self._client: ClientKind = client
-        self._clock = RolloutClock(parts.limits.timeout_s)
+        self._clock = clock
         self._took_s = 0.0
+        self._detail = ""
+
+    @abstractmethod
+    async def _played(self, task: Task) -> StepResult:
+        """Play the rollout, and judge it."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -62,8 +65,7 @@ class AgentLoop:
         """Run to the end; failures are the ending of the rollout, not exceptions."""
         step = StepResult()
         try:
-            returned = await self._played(task)
-            step = _graded(agreed(self._session.posted, returned))
+            step = await self._played(task)
             ending = self._ending(step)
         except RolloutEnded as end:
             ending = end.reached
@@ -72,22 +74,6 @@ class AgentLoop:
         finally:
             self._watch.close()
         return self._rollout(step, ending)
-
-    async def _played(self, task: Task) -> Any:
-        gateway, session = Gateway(), self._session
-        client = bound_client(self._client, gateway, session)
-        gateway.open(session)
-        try:
-            with self._watch.limit(self._parts.limits.timeout_s):
-                return await self._agent(task, client)
-        except asyncio.CancelledError as error:
-            running = asyncio.current_task()
-            if running is None or running.cancelling():
-                raise
-            raise crash("agent", error) from error
-        finally:
-            await gateway.close(session)
-            await client.close()
 
     def _ending(self, step: StepResult) -> Reached:
         """The ending of an agent that returned."""
@@ -102,7 +88,7 @@ class AgentLoop:
                 termination=Termination.MAX_TOKENS,
                 detail=f"max_turn_tokens: the last turn was cut off at {len(last.ids)} tokens",
             )
-        return Reached(termination=step.termination, detail="")
+        return Reached(termination=step.termination, detail=self._detail)
 
     def _ending_of(self, error: Exception) -> Reached:
         """The ending of an agent that raised."""
@@ -153,6 +139,42 @@ class AgentLoop:
             result.prompt_text = self._parts.chat.decode_raw(first.ids[: first.prompt_length])
         self._took_s = result.duration_s = in_ticks(self._clock.elapsed_s())
         return result
+
+
+class AgentLoop(SessionLoop):
+    """Runs an agent in this process."""
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        session: GatewaySession,
+        *,
+        watch: DeadlineWatch,
+        sandbox: SharedSandbox,
+        agent: Callable[[Task, Any], Awaitable[Any]],
+        client: ClientKind,
+    ) -> None:
+        clock = RolloutClock(parts.limits.timeout_s)
+        super().__init__(parts, session, watch=watch, sandbox=sandbox, clock=clock)
+        self._agent = agent
+        self._client: ClientKind = client
+
+    async def _played(self, task: Task) -> StepResult:
+        gateway, session = Gateway(), self._session
+        client = bound_client(self._client, gateway, session)
+        gateway.open(session)
+        try:
+            with self._watch.limit(self._parts.limits.timeout_s):
+                returned = await self._agent(task, client)
+        except asyncio.CancelledError as error:
+            running = asyncio.current_task()
+            if running is None or running.cancelling():
+                raise
+            raise crash("agent", error) from error
+        finally:
+            await gateway.close(session)
+            await client.close()
+        return _graded(agreed(session.posted, returned))
 
 
 def _graded(value: Any) -> StepResult:

@@ -1,4 +1,4 @@
-"""The gateway on a port, for agents in other processes."""
+"""The gateway on a port, for agents in other processes, and behind a port inside a sandbox."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import TOKEN_HEADER, Gateway
+from agentrl.sandbox import MakeProtocol
 
 _POLL_S = 0.01
+_KEEP_ALIVE_S = 60
+_MOST_REQUESTS = 32
+"""Connections from inside a sandbox that are answered at once; more get the status 503."""
 
 
 @asynccontextmanager
@@ -38,18 +43,14 @@ async def listening(
             f"reach it; give it a token, which agents send as {TOKEN_HEADER}, or listen at "
             "127.0.0.1"
         )
-    try:
-        import uvicorn
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "the gateway listens with uvicorn, which is not installed; run "
-            f"{install_command('gateway')}"
-        ) from None
+    uvicorn = _uvicorn()
     try:
         door = socket.create_server((host, port), family=_family(host))
     except OSError as error:
         raise ConfigError(f"the gateway cannot listen at {host}:{port}: {error}") from error
-    config = uvicorn.Config(gateway, log_config=None, access_log=False, timeout_keep_alive=60)
+    config = uvicorn.Config(
+        gateway, log_config=None, access_log=False, timeout_keep_alive=_KEEP_ALIVE_S
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([door]))
     try:
@@ -63,6 +64,37 @@ async def listening(
         server.should_exit = server.force_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         door.close()
+
+
+def http_handler(gateway: Gateway) -> MakeProtocol:
+    """Makes handlers of HTTP connections that need no port here; for `Sandbox.listen`.
+
+    Raises:
+        ConfigError: uvicorn is missing.
+    """
+    uvicorn = _uvicorn()
+    config = uvicorn.Config(
+        gateway, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=_MOST_REQUESTS,
+    )  # fmt: skip
+    config.load()
+    state = uvicorn.server.ServerState()
+
+    def make() -> asyncio.Protocol:
+        return config.http_protocol_class(config=config, server_state=state, app_state={})
+
+    return make
+
+
+def _uvicorn() -> Any:
+    try:
+        import uvicorn
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the gateway listens with uvicorn, which is not installed; run "
+            f"{install_command('gateway')}"
+        ) from None
+    return uvicorn
 
 
 def _family(host: str) -> socket.AddressFamily:

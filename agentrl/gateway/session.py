@@ -89,6 +89,9 @@ class GatewaySession:
         """Limit of the rollout that turned a request away; None if none has."""
         self.failure: Reached | None = None
         """Failure of the engine, after which nothing more is sampled."""
+        self.exhausted = asyncio.Event()
+        """Set when no turn will be sampled any more: at a limit other than the context's, or after
+        a failure."""
         self.closed = False
         """Whether requests are turned away because the rollout is over."""
         self.posted: PostedReward | None = None
@@ -422,6 +425,7 @@ class GatewaySession:
 
     def _reach(self, termination: Termination, detail: str) -> None:
         self.limit = Reached(termination=termination, detail=detail)
+        self.exhausted.set()
         raise RequestRefused(
             RefusalReason.LIMIT,
             f"this rollout is over, rollout.{detail}; give the reward of what there is",
@@ -459,6 +463,7 @@ class GatewaySession:
             )
         except RolloutEnded as end:
             self.failure = end.reached
+            self.exhausted.set()
             self._check_open()
             raise
         finally:
@@ -533,6 +538,20 @@ class GatewaySession:
         """The latest turn that reached the agent, if it was cut off at its token limit."""
         node = next((node for node in reversed(self.tree.sampled) if node.delivered), None)
         return node if node is not None and node.said and node.said.truncated else None
+
+    @property
+    def heard(self) -> bool:
+        """True if a turn reached the agent."""
+        return any(node.delivered for node in self.tree.sampled)
+
+    @property
+    def last_words(self) -> str:
+        """Words of the latest turn of the agent's own conversation; empty without one."""
+        kinds = kinds_of(self.tree)
+        for node in reversed(self.tree.sampled):
+            if node.delivered and node.said and kinds[node.root] is ConversationKind.MAIN:
+                return node.said.served.content
+        return ""
 
     async def close(self) -> None:
         """Take no more requests, and end the turns that are under way. Idempotent."""

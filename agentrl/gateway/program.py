@@ -1,0 +1,199 @@
+"""Programs that ask for the turns of a rollout from inside its sandbox.
+
+A `ProgramEnv` runs the program and judges what it leaves; here it gets the model, as an HTTP server
+behind a port of the sandbox, and its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from agentrl.env import (
+    Action,
+    ModelEndpoint,
+    Observation,
+    PlayedProgram,
+    ProgramEnv,
+    Solution,
+    StepResult,
+)
+from agentrl.errors import EnvError
+from agentrl.gateway.agent_loop import SessionLoop
+from agentrl.gateway.app import Gateway
+from agentrl.gateway.listen import http_handler
+from agentrl.gateway.records import MODEL
+from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.rollout.clock import RolloutClock
+from agentrl.rollout.coerce import as_step_result
+from agentrl.rollout.endings import RolloutEnded, crash
+from agentrl.rollout.guard import EnvGuard
+from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
+from agentrl.rollout.records import LoopParts
+from agentrl.rollout.sandbox import SharedSandbox
+from agentrl.rollout.under_way.in_flight import Activity
+from agentrl.types import SamplingParams, Task, Termination
+
+LEFT_S = 20.0
+"""Seconds that a program gets to end by itself when no turn will be sampled any more."""
+MOST_BYTES = 4 * 2**20
+"""Most bytes of a request from a sandbox; several are read at once, and by the event loop."""
+
+
+class ProgramAgent(OwnLoop):
+    """Plays the rollouts of a `ProgramEnv`."""
+
+    def __init__(self, env: ProgramEnv, *, side_calls: SideCalls = "train") -> None:
+        """Take the parts.
+
+        Args:
+            env: runs the program.
+            side_calls: see `GatewaySession`.
+
+        Raises:
+            ConfigError: the server of the gateway is not installed.
+        """
+        http_handler(Gateway())  # a missing package is named before the run, not in each rollout
+        self._env = env
+        self._side_calls: SideCalls = side_calls
+        self.reward_range = env.reward_range
+
+    def loop(
+        self,
+        parts: LoopParts,
+        *,
+        sandbox: SharedSandbox,
+        sampling: SamplingParams,
+        seed: int,
+        session_id: str,
+        activity: Activity,
+    ) -> RolloutLoop:
+        """Do what `OwnLoop.loop` says."""
+        self._env.context = self.context
+        clock = RolloutClock(parts.limits.timeout_s)
+        guard = EnvGuard(
+            clock=clock,
+            sandbox=sandbox,
+            env_timeout_s=parts.limits.env_timeout_s,
+            turn_limit_s=parts.limits.turn_limit_s,
+            activity=activity,
+        )
+        session = GatewaySession(
+            parts,
+            sampling=sampling,
+            seed=seed,
+            session_id=session_id,
+            activity=activity,
+            side_calls=self._side_calls,
+            watch=guard.watch,
+        )
+        return ProgramLoop(parts, session, guard=guard, sandbox=sandbox, clock=clock, env=self._env)
+
+    async def reset(self, task: Task) -> Observation:
+        """Begin without a model; see `ProgramEnv`."""
+        self._env.context = self.context
+        return await self._env.reset(task)
+
+    async def step(self, action: Action) -> StepResult:
+        """Judge what there is."""
+        return await self._env.step(action)
+
+    def solution(self, task: Task) -> Solution | None:
+        """The answer that the environment knows."""
+        return self._env.solution(task)
+
+    async def close(self) -> None:
+        """Free what the environment holds."""
+        await self._env.close()
+
+
+class ProgramLoop(SessionLoop):
+    """Runs one program: `reset`, the program, one `step`.
+
+    A program that no turn has reached has not begun, so that its end is a crash of the environment.
+    Afterwards the model may have caused whatever happens: what there is is judged.
+    """
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        session: GatewaySession,
+        *,
+        guard: EnvGuard,
+        sandbox: SharedSandbox,
+        clock: RolloutClock,
+        env: ProgramEnv,
+    ) -> None:
+        super().__init__(parts, session, watch=guard.watch, sandbox=sandbox, clock=clock)
+        self._guard = guard
+        self._env = env
+
+    async def _played(self, task: Task) -> StepResult:
+        session = self._session
+        await self._guard.ask("env.reset", self._env.reset, task)
+        played = await self._program()
+        if failed := self._failed():
+            raise RolloutEnded(failed)
+        if not session.heard and session.limit is None:
+            why = played.detail or "it ended by itself"
+            error = EnvError(
+                f"the program had no turn of the model: {why}; look at what it printed, and "
+                "whether its command, address and wire are right"
+            )
+            raise crash("env.play", error)
+        last = session.truncated
+        action = Action(
+            text=session.last_words,
+            turn=max(0, len(session.tree.sampled) - 1),
+            truncated=last is not None,
+            last=True,
+        )
+        step = as_step_result(await self._guard.ask("env.step", self._env.step, action))
+        self._detail = played.detail
+        if played.termination is Termination.ENV_DONE:
+            return step
+        return replace(step, termination=played.termination)
+
+    async def _program(self) -> PlayedProgram:
+        gateway, session = Gateway(most_bytes=MOST_BYTES), self._session
+        endpoint = ModelEndpoint(
+            make_protocol=http_handler(gateway),
+            key=session.secret,
+            model=MODEL,
+            turns=lambda: len(session.tree.sampled),
+        )
+        gateway.open(session)
+        playing = asyncio.create_task(self._env.play(endpoint))
+        limit_s = self._parts.limits.timeout_s
+        try:
+            with self._watch.limit(limit_s):
+                if not await self._ends(playing):
+                    return PlayedProgram()
+        except TimeoutError:
+            if not self._watch.expired:
+                raise
+            return PlayedProgram(
+                termination=Termination.TOOL_TIMEOUT,
+                detail=f"timeout_s: the program was stopped after {limit_s:g} s without the turns "
+                "of the model",
+            )
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
+            await gateway.close(session)
+        try:
+            return playing.result()
+        except asyncio.CancelledError as error:
+            raise crash("env.play", error) from error
+
+    async def _ends(self, playing: asyncio.Task[PlayedProgram]) -> bool:
+        """Wait for the program; False if it goes on although no turn will be sampled any more."""
+        session = self._session
+        exhausted = asyncio.create_task(session.exhausted.wait())
+        try:
+            await asyncio.wait((playing, exhausted), return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done() and session.failure is None:
+                await asyncio.wait((playing,), timeout=LEFT_S)
+        finally:
+            exhausted.cancel()
+        return playing.done()
