@@ -18,6 +18,9 @@ TAIL_BYTES = 16 * 2**10
 SHOWN_CHARS = 1500
 """Characters of it in the reason of a rollout."""
 _READ_S = 3600.0
+_OF_INSTALLER = {"npm": {"NODE_OPTIONS": "--disable-wasm-trap-handler"}}
+"""Variables of programs by their installer. Node would reserve 10 GiB of addresses to check bounds
+of WebAssembly with, more than a sandbox with less memory has."""
 _PREPARE = """
 bin=$1; folder=$2
 if [ -n "$bin" ] && ! [ -d "$bin" ]; then exit 3; fi
@@ -102,7 +105,12 @@ class AgentRun:
             process = await self.sandbox.start(
                 ("sh", "-c", command),
                 cwd=self.folder or None,
-                env={"HOME": self.home, **self.agent.variables(values), **self.variables},
+                env={
+                    "HOME": self.home,
+                    **_OF_INSTALLER.get(str(self.agent.installer), {}),
+                    **self.agent.variables(values),
+                    **self.variables,
+                },
             )
             await self._until_ended(process)
         finally:

@@ -18,6 +18,7 @@ from agentrl.types import Task, Termination
 from tests.envs.harness.harness_rollout import ECHOES, LIMITS, SCRIPT, YES, bash, named, rolled_out
 from tests.envs.swe.swe_episode import GOLD
 from tests.envs.swe.swe_library import make_folder
+from tests.envs.swe.test_harbor import load, write
 
 REPAIR = "agentrl_envs.swe:RepairTask"
 CODE = "agentrl_envs.code:CodeTask"
@@ -85,6 +86,16 @@ async def test_a_function_is_tested_as_the_agent_left_it(strongest):
     wrong = bash("echo 'def f(): pass' > solution.py")
     (row,) = await rolled_out(strongest, task, [wrong, "Written."], grade=CODE)
     assert row.reward == 0.0
+
+
+async def test_a_harbor_task_is_judged_by_its_own_tests(strongest, tmp_path):
+    write(tmp_path / "tasks/hello")
+    (task,) = load(tmp_path / "tasks", image="none")
+    replies = [bash("ls; echo hi > hello.txt"), "Done."]
+    (row,) = await rolled_out(strongest, task, replies, grade="agentrl_envs.swe:HarborTask")
+    assert (row.termination, row.reward, row.score) == (Termination.ENV_DONE, 1.0, 1.0)
+    assert "given.txt" in "".join(turn.text for turn in row.turns if turn.role == "tool")
+    assert "submit" not in row.prompt_text
 
 
 async def test_any_environment_judges_the_last_words(strongest):
