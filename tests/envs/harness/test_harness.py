@@ -24,7 +24,7 @@ REPAIR = "agentrl_envs.swe:RepairTask"
 CODE = "agentrl_envs.code:CodeTask"
 
 
-@pytest.fixture(params=["bubblewrap", "userns"])
+@pytest.fixture(params=["bubblewrap", "userns", pytest.param("docker", marks=pytest.mark.docker)])
 async def backend(request):
     made = await make_backend(request.param)
     yield made
