@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from agentrl.gateway.meaning import HeardMessage, tools_key
+from agentrl.rollout.history.meaning import HeardMessage, tools_key
 from agentrl.tool import Tool
 from agentrl.types import Message
 
@@ -91,7 +91,7 @@ class KnownParts:
         return known
 
     def tools_key(self, tools: tuple[Tool, ...]) -> str:
-        """The meaning of an offer of tools; see `agentrl.gateway.meaning.tools_key`."""
+        """The meaning of an offer of tools; see `agentrl.rollout.history.meaning.tools_key`."""
         if id(tools) not in self._tool_keys:
             self._tool_keys[id(tools)] = tools, tools_key(tools)
         return self._tool_keys[id(tools)][1]

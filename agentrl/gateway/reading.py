@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.chat import ChatFormat, ToolCallParser
-from agentrl.gateway.meaning import split_reasoning
 from agentrl.gateway.records import TurnRequest
+from agentrl.rollout.history.meaning import split_reasoning
 from agentrl.types import CallStatus, FinishReason, Generation, ToolCall
 
 

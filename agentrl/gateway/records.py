@@ -10,7 +10,7 @@ from agentrl.tool import Tool
 from agentrl.types import Message, ToolCall
 
 if TYPE_CHECKING:
-    from agentrl.gateway.tree import TreeNode
+    from agentrl.rollout.history.tree import TreeNode
 
 MODEL = "policy"
 """Name of the one model that is served; `agentrl serve` uses the same."""

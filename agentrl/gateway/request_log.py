@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from agentrl.gateway.kinds import ConversationKind
 from agentrl.gateway.records import RequestRefused
-from agentrl.gateway.rows import RowPlace
-from agentrl.gateway.tree import MessageTree, NodeKind, TreeNode
+from agentrl.rollout.history.kinds import ConversationKind
+from agentrl.rollout.history.rows import RowPlace
+from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode
 from agentrl.types import AgentRequest
 
 MOST_REFUSED = 100

@@ -11,40 +11,42 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from agentrl.chat.conversation import spoken_turn
 from agentrl.engine import TURN_CLOCK
 from agentrl.errors import ChatError
-from agentrl.gateway.kinds import ConversationKind, branches_of, kinds_of
 from agentrl.gateway.known import KnownParts
-from agentrl.gateway.meaning import HeardMessage, answer_key, hear
 from agentrl.gateway.posted import PostedReward, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.request_log import RequestLog
-from agentrl.gateway.rows import RowPlace, record_rows
-from agentrl.gateway.tree import (
-    BranchReason,
-    MessageTree,
-    NodeKind,
-    PathMatch,
-    SampledText,
-    TreeNode,
-    has_turns,
-)
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.endings import RolloutEnded
 from agentrl.rollout.guard import bounded_turn
+from agentrl.rollout.history import (
+    BranchReason,
+    ConversationKind,
+    HeardMessage,
+    HistoryPlacer,
+    MessageTree,
+    NodeKind,
+    SampledText,
+    TreeNode,
+    answer_key,
+    branches_of,
+    hear,
+    kinds_of,
+    record_rows,
+)
+from agentrl.rollout.history.rows import RowPlace
+from agentrl.rollout.history.tree import has_turns
 from agentrl.rollout.limits import Reached, RolloutProgress
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import LoopParts
 from agentrl.rollout.seeds import turn_seed
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
-from agentrl.tool import Tool
 from agentrl.types import AgentRequest, Message, SamplingParams, Termination
 
 SideCalls = Literal["train", "context"]
@@ -98,6 +100,7 @@ class GatewaySession:
         """The reward that the agent posted; None if it has not."""
         self.rewarded = asyncio.Event()
         """Set once a reward was posted, which ends the rollout."""
+        self._placer = HistoryPlacer(tree=self.tree, chat=parts.chat, long_texts=parts.long_texts)
         self._parts = parts
         self._sampling = sampling
         self._seed = seed
@@ -162,7 +165,10 @@ class GatewaySession:
             if found is not None and found.known == len(heard):
                 return found.node.length
             messages = [item.message for item in heard]
-            return len(await self._rendered(messages, request.tools))
+            try:
+                return len(await self._placer.rendered(messages, request.tools))
+            except ChatError as error:
+                raise _refused_by_template(error) from error
 
     def reward(self, raw: bytes) -> PostedReward:
         """Take the reward that the agent posts; no turn is begun after it.
@@ -260,119 +266,12 @@ class GatewaySession:
 
     async def _place(self, request: TurnRequest) -> TreeNode:
         """The node behind which the turn is sampled, with everything before it in the tree."""
-        heard, tools = self._heard(request), self.known.tools_key(request.tools)
-        found = self.tree.match(heard, tools)
-        reason = self.tree.reason(heard, tools, found)
-        if found is None:
-            found = await self._new_root(heard, request.tools, tools, reason)
-            reason = None
-        node, at = found.node, found.known
         try:
-            while at < len(heard):
-                end = at + 1
-                if not heard[at].spoken:
-                    end = next((n for n in range(at, len(heard)) if heard[n].spoken), len(heard))
-                node = await self._append(node, heard[at:end], heard[end:], request.tools, reason)
-                at, reason = end, None
-        except ChatError:
-            # A message of the assistant that its format cannot write behind a turn.
-            root = await self._rendered([item.message for item in heard], request.tools)
-            node = self.tree.add(
-                TreeNode(
-                    kind=NodeKind.PROMPT, ids=root, heard=heard, tools=tools,
-                    reason=BranchReason.EDITED,
-                )
-            )  # fmt: skip
-        self._mark_seen(node)
-        return node
-
-    def _mark_seen(self, node: TreeNode) -> None:
-        """What comes back in a history had reached the agent, whatever became of its connection."""
-        for one in node.upward():
-            if one.kind is NodeKind.SAMPLED:
-                one.delivered = True
-
-    async def _new_root(
-        self,
-        heard: Sequence[HeardMessage],
-        offered: Sequence[Tool],
-        tools: str,
-        reason: BranchReason | None,
-    ) -> PathMatch:
-        """A first prompt: everything before the first turn that the policy has sampled."""
-        known = (at for at, item in enumerate(heard) if item.spoken and self.tree.sampled_as(item))
-        end = next(known, len(heard)) or len(heard)
-        ids = await self._rendered([item.message for item in heard[:end]], offered)
-        node = TreeNode(
-            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason
-        )
-        return PathMatch(node=self.tree.add(node), known=end)
-
-    async def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[int, ...]:
-        characters = sum(len(message.content) for message in messages)
-        render = self._parts.chat.render_prompt
-        try:
-            return tuple(await self._parts.long_texts.run(characters, render, messages, tools))
-        except ChatError as error:
-            raise RequestRefused(
-                RefusalReason.BAD_REQUEST, f"the model's chat template refuses this: {error}"
-            ) from error
-
-    async def _append(
-        self,
-        node: TreeNode,
-        heard: Sequence[HeardMessage],
-        following: Sequence[HeardMessage],
-        tools: Sequence[Tool],
-        reason: BranchReason | None,
-    ) -> TreeNode:
-        """Append one turn of the assistant, or what is given between two of them."""
-        chat = self._parts.chat
-        if heard[0].spoken:
-            return self.tree.add(self._context(node, heard[0], following, tools, reason))
-        messages = [_answering(item, node) for item in heard]
-        characters = sum(len(message.content) for message in messages)
-        ids = await self._parts.long_texts.run(
-            characters,
-            chat.turn_delta,
-            messages,
-            ended=node.stop_id is not None,
-            stop_id=node.stop_id,
-        )
-        return self.tree.add(
-            TreeNode(
-                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason
+            return await self._placer.place(
+                self._heard(request), request.tools, self.known.tools_key(request.tools)
             )
-        )
-
-    def _context(
-        self,
-        node: TreeNode,
-        item: HeardMessage,
-        following: Sequence[HeardMessage],
-        tools: Sequence[Tool],
-        reason: BranchReason | None,
-    ) -> TreeNode:
-        """A turn that was not sampled here: with its own ids if it was sampled elsewhere."""
-        sampled = self.tree.sampled_as(item)
-        if sampled is not None:
-            sampled.delivered = True
-            ids, calls, stop_id = sampled.ids, sampled.calls, sampled.stop_id
-        else:
-            chat = self._parts.chat
-            behind = [one.message for one in following]
-            number = sum(one.spoken for one in node.upward())
-            said = spoken_turn(chat, item.message, tools, number, stop_id=chat.stop_before(behind))
-            ids = said.ids
-            wanted = len(item.message.tool_calls)
-            calls = said.calls[len(said.calls) - wanted :]
-            stop_id = said.ids[-1] if said.ended else None
-        return TreeNode(
-            kind=NodeKind.CONTEXT, ids=ids, parent=node, heard=(item,), key=item.key,
-            calls=calls, stop_id=stop_id, reason=reason,
-        )  # fmt: skip
+        except ChatError as error:
+            raise _refused_by_template(error) from error
 
     # -- sampling ---------------------------------------------------------------------------
 
@@ -605,10 +504,7 @@ class GatewaySession:
         return {f"gateway_{name}": float(number) for name, number in sorted(numbers.items())}
 
 
-def _answering(item: HeardMessage, node: TreeNode) -> Message:
-    """A message behind a turn; results carry id and name of the call as it was sampled."""
-    message = item.message
-    if message.role != "tool" or item.answers is None or item.answers >= len(node.calls):
-        return message
-    call = node.calls[item.answers]
-    return replace(message, tool_call_id=call.id, name=call.name or None)
+def _refused_by_template(error: ChatError) -> RequestRefused:
+    return RequestRefused(
+        RefusalReason.BAD_REQUEST, f"the model's chat template refuses this: {error}"
+    )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.gateway.kinds import branches_of
-from agentrl.gateway.tree import NodeKind
+from agentrl.rollout.history.kinds import branches_of
+from agentrl.rollout.history.tree import NodeKind
 from agentrl.testing import ScriptedEngine
 from tests.gateway.gateway_fakes import CHAT_TOOLS, MESSAGES_TOOLS, Served, serve
 from tests.rollout.rollout_fakes import call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.gateway.known import KnownParts
-from agentrl.gateway.meaning import hear
+from agentrl.rollout.history.meaning import hear
 from agentrl.types import Message
 from tests.gateway.gateway_fakes import CALL, MESSAGES_TOOLS, serve
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.gateway.tree import NodeKind
+from agentrl.rollout.history.tree import NodeKind
 from tests.gateway.gateway_fakes import CALL, CHAT_TOOLS, MESSAGES_TOOLS, serve
 from tests.rollout.rollout_fakes import call
 

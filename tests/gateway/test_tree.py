@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.gateway.kinds import ConversationKind, kinds_of
-from agentrl.gateway.tree import NodeKind
+from agentrl.rollout.history.kinds import ConversationKind, kinds_of
+from agentrl.rollout.history.tree import NodeKind
 from tests.gateway.gateway_fakes import CALL, CHAT_TOOLS, Served, serve
 
 SYSTEM = {"role": "system", "content": "You add."}

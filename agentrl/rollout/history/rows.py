@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from agentrl.gateway.tree import MessageTree, NodeKind, TreeNode
+from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode
 from agentrl.rollout.recorder import Recorder
 from agentrl.types import ToolResult
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
-from agentrl.gateway.meaning import Key, tools_key
-from agentrl.gateway.tree import BranchReason, MessageTree, NodeKind, TreeNode
+from agentrl.rollout.history.meaning import Key, tools_key
+from agentrl.rollout.history.tree import BranchReason, MessageTree, NodeKind, TreeNode
 
 
 class ConversationKind(StrEnum):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agentrl.gateway.meaning import HeardMessage, Key
+from agentrl.rollout.history.meaning import HeardMessage, Key
 from agentrl.types import Generation, Message, ToolCall
 
 

@@ -1,0 +1,170 @@
+"""Puts a history into the tree of its rollout: matched as far as it is known, the rest appended.
+
+Ids that were sampled are put back wherever a history repeats them. Only what is new is encoded, by
+`ChatFormat.turn_delta`, as if it had been appended turn by turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agentrl.chat.conversation import spoken_turn
+from agentrl.errors import ChatError
+from agentrl.rollout.history.meaning import HeardMessage
+from agentrl.rollout.history.tree import (
+    BranchReason,
+    MessageTree,
+    NodeKind,
+    PathMatch,
+    TreeNode,
+)
+from agentrl.rollout.long_texts import LongTexts
+from agentrl.tool import Tool
+from agentrl.types import Message
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPlacer:
+    """Places the histories of one rollout."""
+
+    tree: MessageTree
+    """Everything said in the rollout."""
+    chat: ChatFormat
+    """Writes what is new."""
+    long_texts: LongTexts
+    """Encodes long texts beside the event loop."""
+
+    async def place(
+        self, heard: Sequence[HeardMessage], offered: Sequence[Tool], tools: str
+    ) -> TreeNode:
+        """The node behind which the next turn is sampled, with everything before it in the tree.
+
+        Turns of the policy on its path count as delivered: whoever repeats them has read them.
+
+        Args:
+            heard: the history; ends with a message that is not the assistant's.
+            offered: tools of its first prompt.
+            tools: their meaning, as `tools_key` gives it.
+
+        Raises:
+            ChatError: the model's template refuses it.
+        """
+        found = self.tree.match(heard, tools)
+        reason = self.tree.reason(heard, tools, found)
+        if found is None:
+            found = await self._new_root(heard, offered, tools, reason)
+            reason = None
+        node, at = found.node, found.known
+        try:
+            while at < len(heard):
+                end = at + 1
+                if not heard[at].spoken:
+                    end = next((n for n in range(at, len(heard)) if heard[n].spoken), len(heard))
+                node = await self._append(node, heard[at:end], heard[end:], offered, reason)
+                at, reason = end, None
+        except ChatError:
+            # A message of the assistant that its format cannot write behind a turn.
+            ids = await self.rendered([item.message for item in heard], offered)
+            node = self.tree.add(
+                TreeNode(
+                    kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard), tools=tools,
+                    reason=BranchReason.EDITED,
+                )
+            )  # fmt: skip
+        for one in node.upward():
+            if one.kind is NodeKind.SAMPLED:
+                one.delivered = True
+        return node
+
+    async def rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+        """Ids of a first prompt.
+
+        Raises:
+            ChatError: the model's template refuses it.
+        """
+        characters = sum(len(message.content) for message in messages)
+        render = self.chat.render_prompt
+        return tuple(await self.long_texts.run(characters, render, messages, tools))
+
+    async def _new_root(
+        self,
+        heard: Sequence[HeardMessage],
+        offered: Sequence[Tool],
+        tools: str,
+        reason: BranchReason | None,
+    ) -> PathMatch:
+        """A first prompt: everything before the first turn that the policy has sampled."""
+        known = (at for at, item in enumerate(heard) if item.spoken and self.tree.sampled_as(item))
+        end = next(known, len(heard)) or len(heard)
+        ids = await self.rendered([item.message for item in heard[:end]], offered)
+        node = TreeNode(
+            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason
+        )
+        return PathMatch(node=self.tree.add(node), known=end)
+
+    async def _append(
+        self,
+        node: TreeNode,
+        heard: Sequence[HeardMessage],
+        following: Sequence[HeardMessage],
+        tools: Sequence[Tool],
+        reason: BranchReason | None,
+    ) -> TreeNode:
+        """Append one turn of the assistant, or what is given between two of them."""
+        if heard[0].spoken:
+            return self.tree.add(self._context(node, heard[0], following, tools, reason))
+        messages = [_answering(item, node) for item in heard]
+        characters = sum(len(message.content) for message in messages)
+        ids = await self.long_texts.run(
+            characters,
+            self.chat.turn_delta,
+            messages,
+            ended=node.stop_id is not None,
+            stop_id=node.stop_id,
+        )
+        return self.tree.add(
+            TreeNode(
+                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason
+            )
+        )
+
+    def _context(
+        self,
+        node: TreeNode,
+        item: HeardMessage,
+        following: Sequence[HeardMessage],
+        tools: Sequence[Tool],
+        reason: BranchReason | None,
+    ) -> TreeNode:
+        """A turn that was not sampled here: with its own ids if it was sampled elsewhere."""
+        sampled = self.tree.sampled_as(item)
+        if sampled is not None:
+            sampled.delivered = True
+            ids, calls, stop_id = sampled.ids, sampled.calls, sampled.stop_id
+        else:
+            chat = self.chat
+            behind = [one.message for one in following]
+            number = sum(one.spoken for one in node.upward())
+            said = spoken_turn(chat, item.message, tools, number, stop_id=chat.stop_before(behind))
+            ids = said.ids
+            wanted = len(item.message.tool_calls)
+            calls = said.calls[len(said.calls) - wanted :]
+            stop_id = said.ids[-1] if said.ended else None
+        return TreeNode(
+            kind=NodeKind.CONTEXT, ids=ids, parent=node, heard=(item,), key=item.key,
+            calls=calls, stop_id=stop_id, reason=reason,
+        )  # fmt: skip
+
+
+def _answering(item: HeardMessage, node: TreeNode) -> Message:
+    """A message behind a turn; results carry id and name of the call as it was sampled."""
+    message = item.message
+    if message.role != "tool" or item.answers is None or item.answers >= len(node.calls):
+        return message
+    call = node.calls[item.answers]
+    return replace(message, tool_call_id=call.id, name=call.name or None)
