@@ -55,7 +55,15 @@ class Action:
     truncated: bool = False
     """Whether the turn was truncated at its token limit."""
     last: bool = False
-    """Whether the loop ends after this step whatever `done` says; grade what there is."""
+    """Whether the loop ends after this step whatever `done` says; grade what there is. Where only
+    the context is full (`context_left`), a shorter `StepResult.history` goes on instead."""
+    context_left: int = 0
+    """Tokens that the context has left after the results of this turn and beyond the shortest
+    feedback and answer. Negative if it is full: `last` is set, but a shorter `StepResult.history`
+    makes room and goes on."""
+    history: tuple[Message, ...] = ()
+    """The conversation with this turn and its results, for `StepResult.history`; filled only for
+    environments that ask for it with `wants_history`. Thoughts of the model are left out."""
     observation_text: str = ""
     """All text before this turn, decoded from the ids; filled only for environments that ask for
     it with `wants_observation_text`."""
@@ -92,6 +100,15 @@ class StepResult:
     tools: tuple[Tool, ...] = ()
     """Tools that can be called from the next turn on, beside those offered so far. The prompt is
     not written again, so say in `environment_feedback` what they are."""
+    history: tuple[Message, ...] | None = None
+    """The conversation from now on, in place of the one so far and of `environment_feedback`: a
+    shorter one, an earlier point of it, or that of another agent. Turns of the model that it
+    repeats, as `Action.history` has them, keep their tokens. Ends with a message of the user or a
+    tool result; is taken as it is, however long. Ignored with `done`, or where a limit ends the
+    rollout."""
+    history_tools: tuple[Tool, ...] | None = None
+    """With `history`: tools offered in it, in place of all others, `()` for none. None takes those
+    of the first prompt, to which `tools` are added."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Of the last step: kept for readers, beside the data of the last tool result; JSON. The
     inspector shows text called `patch` or `diff`. Lost where no tool was called."""
@@ -148,6 +165,9 @@ class AgentInstance(ABC):
 
     wants_observation_text: bool = False
     """Whether `Action.observation_text` is filled; decoding everything each turn costs time."""
+
+    wants_history: bool = False
+    """Whether `Action.history` is filled."""
 
     reward_range: tuple[float, float] | None = None
     """Bounds of the sum of an episode's rewards, for `agentrl env check`; None promises none."""

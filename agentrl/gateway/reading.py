@@ -13,7 +13,7 @@ from typing import Literal
 
 from agentrl.chat import ChatFormat, ToolCallParser
 from agentrl.gateway.records import TurnRequest
-from agentrl.rollout.history.meaning import split_reasoning
+from agentrl.rollout.history.meaning import split_reasoning, words_outside
 from agentrl.types import CallStatus, FinishReason, Generation, ToolCall
 
 
@@ -82,11 +82,7 @@ def read_turn(
         calls = calls[:1]
     ids = generation.ids
     body = _body(ids, end_ids)
-    outside = chat.decode_raw((*given, *body))
-    for call in calls:
-        before, _, behind = outside.partition(call.raw)
-        outside = before + behind
-    text = chat.drop_specials(outside)
+    text = words_outside(chat, (*given, *body), calls)
     if stop_text:
         text = text[: text.rindex(stop_text)] if stop_text in text else text
     reasoning, words = split_reasoning(text, begun=chat.reasoning_prefilled)

@@ -403,6 +403,7 @@ class GatewaySession:
                 served=answer.message,
                 truncated=turn.truncated,
                 duration_s=in_ticks(time.monotonic() - started),
+                temperature=sampling.temperature,
             ),
         )
         self.tree.add(sampled)
@@ -472,7 +473,6 @@ class GatewaySession:
                 node.kind is NodeKind.SAMPLED and node.delivered and node.root in kept
             ),
             main_roots=roots,
-            temperature=self._sampling.temperature,
             reward=reward,
             places=self._places,
         )

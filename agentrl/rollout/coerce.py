@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.env import Observation, StepResult
 from agentrl.errors import EnvError, GraderError, choices
 from agentrl.explanation import read_explanation
+from agentrl.history import read_history
 from agentrl.types import (
     TERMINATION_RULES,
     Explanation,
@@ -33,6 +34,7 @@ STEP_KEYS = (
     "sampling_params",
     "reward_parts",
     "explanation",
+    "history",
 )
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
 _ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
@@ -94,6 +96,8 @@ def as_step_result(value: Any) -> StepResult:
         explanation=_explanation(value.explanation),
         termination=value.termination,
         tools=tuple(value.tools),
+        history=_history(value),
+        history_tools=None if value.history_tools is None else tuple(value.history_tools),
         data=dict(value.data),
     )
 
@@ -149,6 +153,8 @@ def _is_clean(result: StepResult) -> bool:
         and not result.sampling_params
         and not result.reward_parts
         and result.explanation is None
+        and result.history is None
+        and result.history_tools is None
         and result.termination is Termination.ENV_DONE
     )
 
@@ -176,6 +182,7 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
         sampling_params=_or(value.get("sampling_params"), {}),
         reward_parts=_or(value.get("reward_parts"), {}),
         explanation=value.get("explanation"),
+        history=value.get("history"),
     )
 
 
@@ -195,6 +202,26 @@ def _numbers(values: Any, what: str) -> dict[str, float]:
             raise EnvError(f"step: {what}[{name!r}] is {_kind(value)}, expected a number")
         out[str(name)] = float(value)
     return out
+
+
+def _history(value: StepResult) -> tuple[Message, ...] | None:
+    if value.history is None:
+        if value.history_tools is not None:
+            raise EnvError(
+                "step: history_tools without history; they are the tools of that history, so give "
+                "both, or add tools to the present conversation with `tools`"
+            )
+        return None
+    # `if value.environment_feedback` would ask a tensor for its truth.
+    if isinstance(value.environment_feedback, str | tuple | list) and value.environment_feedback:
+        raise EnvError(
+            "step: environment_feedback beside history; the history is all that the model sees "
+            "next, so make the feedback its last message"
+        )
+    try:
+        return read_history(value.history)
+    except ValueError as error:
+        raise EnvError(f"step: {error}") from None
 
 
 def _explanation(value: Any) -> Explanation | None:

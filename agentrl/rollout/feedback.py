@@ -25,6 +25,12 @@ class Delta:
     """`tool` if there are tool results, else `user`."""
     text: str
     """The contents, as encoded."""
+    messages: tuple[Message, ...] = ()
+    """What was encoded; empty in a raw rollout, and where the model never got to see it."""
+    results: tuple[ToolResult, ...] = ()
+    """What the calls gave."""
+    duration_s: float = 0.0
+    """Wall time of tools and environment; noted when it is appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +119,13 @@ class DeltaBuilder:
                 ids=(*shown, *self.chat.raw_delta(said, ended=stop_id is not None and not shown)),
                 role=role,
                 text=text,
+                results=tuple(results),
             )
-        messages = [
-            Message(role="tool", content=r.text, tool_call_id=r.call_id, name=r.name or None)
-            for r in results
-        ]
-        ids = self.chat.turn_delta(
-            [*messages, *feedback], ended=stop_id is not None, stop_id=stop_id
+        messages = (*result_messages(results), *feedback)
+        ids = self.chat.turn_delta(messages, ended=stop_id is not None, stop_id=stop_id)
+        return Delta(
+            ids=tuple(ids), role=role, text=text, messages=messages, results=tuple(results)
         )
-        return Delta(ids=tuple(ids), role=role, text=text)
 
     def _as_messages(self, feedback: str | tuple[Message, ...]) -> tuple[Message, ...]:
         if isinstance(feedback, str):
@@ -145,6 +149,14 @@ class DeltaBuilder:
                 )
             )
         return out
+
+
+def result_messages(results: Sequence[ToolResult]) -> list[Message]:
+    """Tool results as messages of the conversation."""
+    return [
+        Message(role="tool", content=r.text, tool_call_id=r.call_id, name=r.name or None)
+        for r in results
+    ]
 
 
 def _characters(results: Sequence[ToolResult]) -> int:

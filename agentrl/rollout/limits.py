@@ -116,8 +116,30 @@ class RolloutLimits:
             None if the rollout may go on. Limits that are really used up win over those with only
             the reserve left, so that the reason names what the model ran into.
         """
-        if hit := self._tokens(progress, needed=1):
+        if hit := self._tokens(progress, needed=1) or self._turns(progress):
             return hit
+        feedback = self.delta_overhead + MIN_FEEDBACK_TOKENS
+        return self._tokens(progress, needed=result_tokens + feedback + MIN_TURN_TOKENS)
+
+    def context_left(self, progress: RolloutProgress, *, result_tokens: int = 0) -> int:
+        """Tokens of the context beyond the shortest feedback and answer; negative if it is full.
+
+        Args:
+            progress: the state after a model turn and its tool calls.
+            result_tokens: size of the tool results that the model would have to see.
+        """
+        reserve = self.delta_overhead + MIN_FEEDBACK_TOKENS + MIN_TURN_TOKENS
+        return self.max_context_tokens - progress.context_tokens - result_tokens - reserve
+
+    def after_history(self, progress: RolloutProgress) -> Reached | None:
+        """The limit because of which no model turn may follow a history that a step gave.
+
+        Args:
+            progress: the state with that history; its tokens are the context.
+        """
+        return self._turns(progress) or self._tokens(progress, needed=MIN_TURN_TOKENS)
+
+    def _turns(self, progress: RolloutProgress) -> Reached | None:
         if progress.assistant_turns >= self.max_assistant_turns:
             return Reached(
                 termination=Termination.MAX_TURNS,
@@ -129,8 +151,7 @@ class RolloutLimits:
                 termination=Termination.MAX_TURNS,
                 detail=f"max_user_turns: {progress.user_turns} of {self.max_user_turns}",
             )
-        feedback = self.delta_overhead + MIN_FEEDBACK_TOKENS
-        return self._tokens(progress, needed=result_tokens + feedback + MIN_TURN_TOKENS)
+        return None
 
     def prompt_too_long(self, prompt_tokens: int) -> Reached | None:
         """Return true if a prompt leaves no room for a single sampled token."""

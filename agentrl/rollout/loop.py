@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.env import Action, AgentInstance, StepResult
+from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.explanation import later
 from agentrl.rollout.calls import CallRunner
@@ -26,6 +26,7 @@ from agentrl.rollout.coerce import as_observation, as_step_result, sampling_over
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
+from agentrl.rollout.history.of_loop import LoopHistory
 from agentrl.rollout.limits import Reached, RolloutProgress
 from agentrl.rollout.prompts import Prompt, PromptCache
 from agentrl.rollout.recorder import Recorder
@@ -38,6 +39,7 @@ from agentrl.types import (
     FinishReason,
     Generation,
     Message,
+    Role,
     SamplingParams,
     Task,
     Termination,
@@ -51,7 +53,9 @@ class ToolAgentLoop:
     _recorder: Recorder
     _deltas: DeltaBuilder
     _calls: CallRunner
+    _history: LoopHistory
     _offered: tuple[Tool, ...]
+    _own_tools: Mapping[str, Tool]
     _guard: EnvGuard
     _turn: SampledTurn
 
@@ -86,6 +90,7 @@ class ToolAgentLoop:
         self._overrides: Mapping[str, Any] = {}
         self._result = Rollout()
         self._seen_text = ""
+        self._data: Mapping[str, Any] = {}
 
     @property
     def sampled_tokens(self) -> int:
@@ -126,9 +131,22 @@ class ToolAgentLoop:
         finally:
             self._guard.watch.close()
         if result.rows:
-            result.rows = self._recorder.finish()
+            self._finish()
         result.duration_s = in_ticks(self._clock.elapsed_s())
         return result
+
+    def _finish(self) -> None:
+        """The rows of the rollout: as they grew, or those of the tree if a step changed it."""
+        recorder, history, result = self._recorder, self._history, self._result
+        if history.changed:
+            recorder = history.rows()
+            result.extra_logs = {**history.report(), **result.extra_logs}
+        if self._data:
+            recorder.attach_data(self._data)
+        result.rows = recorder.finish()
+        if history.changed:
+            first = result.rows[0]
+            result.prompt_text = self._parts.chat.decode_raw(first.ids[: first.prompt_length])
 
     # -- PENDING ----------------------------------------------------------------------------
 
@@ -142,13 +160,13 @@ class ToolAgentLoop:
             prompt = await self._prompts.get(observation, tuple(tools.values()))
         except Exception as error:  # recording boundary: reset may have returned anything
             raise crash("reset", error) from error
-        self._begin(prompt, tools, raw=observation.raw)
+        self._begin(prompt, tools, observation)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
             return self._end(reached)
         return AgentState.GENERATING
 
-    def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], *, raw: bool) -> None:
-        parts = self._parts
+    def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], observation: Observation) -> None:
+        parts, raw = self._parts, observation.raw
         self._recorder = Recorder(prompt.ids, temperature=self._base.temperature)
         self._result.rows = self._recorder.rows
         self._result.prompt_text = prompt.text
@@ -167,7 +185,9 @@ class ToolAgentLoop:
             long_texts=parts.long_texts,
             watch=self._guard.watch,
         )
+        self._own_tools = tools
         self._offered = tuple(tools.values())
+        self._history = LoopHistory(parts, prompt.ids, observation.content, self._offered)
         self._progress.context_tokens = len(prompt.ids)
 
     # -- GENERATING -------------------------------------------------------------------------
@@ -180,15 +200,17 @@ class ToolAgentLoop:
             self._parts.generator, self._recorder.ids, sampling, self._session_id
         )
         self._turn = turn = self._read(generation)
+        turn.duration_s = in_ticks(time.monotonic() - started)
         try:
             self._recorder.add_assistant(
                 generation,
                 text=turn.sampled_text,
                 tool_calls=turn.calls,
-                duration_s=in_ticks(time.monotonic() - started),
+                duration_s=turn.duration_s,
             )
         except EngineError as error:
             raise crash("engine", error) from error
+        self._history.add(turn)
         self._progress.assistant_turns += 1
         self._count()
         if generation.finish_reason is FinishReason.ABORT:
@@ -237,7 +259,8 @@ class ToolAgentLoop:
             stop_id=ids[-1] if stopped else None,
             truncated=ids[-1] not in self._stop_ids
             and generation.finish_reason is FinishReason.LENGTH,
-            tokens=len(ids),
+            generation=generation,
+            temperature=self._recorder.temperature,
         )
 
     # -- PROCESSING_TOOLS -------------------------------------------------------------------
@@ -248,26 +271,32 @@ class ToolAgentLoop:
         started = time.monotonic()
         results = await self._run_calls(turn)
         delta = await self._show(results, turn)
-        reached = limits.reached(progress, result_tokens=0 if delta is None else len(delta.ids))
+        shown = 0 if delta is None else len(delta.ids)
+        reached = limits.reached(progress, result_tokens=shown)
         if reached is None and self._clock.left_s() <= 0:
             reached = self._clock.overrun()
-        step = await self._step(turn, results, last=reached is not None)
+        left = limits.context_left(progress, result_tokens=shown)
+        step = await self._step(turn, results, last=reached is not None, context_left=left)
         duration_s = in_ticks(time.monotonic() - started)
         feedback = step.environment_feedback
         if step.done:
             reached = _done(step, turn)
+        elif step.history is not None:
+            if reached is not None and reached.termination is Termination.CONTEXT_FULL:
+                reached = None  # a shorter history makes room
         elif reached is None and not results and not feedback:
             reached = self._silence(turn)
         if reached is not None:
             self._show_rest(results, feedback, duration_s)
-            self._recorder.attach_data(step.data)
+            self._data = step.data
             return self._end(reached)
         try:
             self._overrides = sampling_overrides(step.sampling_params, self._base)
             if step.tools:
-                tools = _merge_tools(self._calls.tools, step.tools)
-                self._calls = replace(self._calls, tools=tools)
-                self._offered = tuple(tools.values())
+                self._own_tools = _merge_tools(self._own_tools, step.tools)
+                self._offer(_merge_tools(self._calls.tools, step.tools))
+            if step.history is not None:
+                return await self._change_history(step, results, duration_s)
             if feedback:
                 room = limits.delta_room(progress)
                 delta = await self._deltas.build(results, feedback, stop_id=turn.stop_id, room=room)
@@ -276,6 +305,8 @@ class ToolAgentLoop:
         if delta is None:
             self._show_rest(results, feedback, duration_s)
             return self._end(limits.no_room(progress))
+        delta.duration_s = duration_s
+        self._history.add(delta)
         self._recorder.add_environment(
             delta.ids,
             role=delta.role,
@@ -298,6 +329,7 @@ class ToolAgentLoop:
             calls = tuple(call for call in calls if call.name in self._calls.tools)
         if not calls:
             return ()
+        turn.answered = calls
         return await self._guard.run(self._calls, calls)
 
     async def _show(self, results: Sequence[ToolResult], turn: SampledTurn) -> Delta | None:
@@ -310,7 +342,12 @@ class ToolAgentLoop:
             raise crash("tool results", error) from error
 
     async def _step(
-        self, turn: SampledTurn, results: tuple[ToolResult, ...], *, last: bool
+        self,
+        turn: SampledTurn,
+        results: tuple[ToolResult, ...],
+        *,
+        last: bool,
+        context_left: int,
     ) -> StepResult:
         wants_text = self._env.wants_observation_text
         action = Action(
@@ -320,6 +357,8 @@ class ToolAgentLoop:
             turn=self._progress.assistant_turns - 1,
             truncated=turn.truncated,
             last=last,
+            context_left=context_left,
+            history=self._history.messages(results) if self._env.wants_history else (),
             observation_text=self._seen_text if wants_text else "",
             raw_text=turn.raw_text,
         )
@@ -329,6 +368,7 @@ class ToolAgentLoop:
         except Exception as error:  # recording boundary: step may have returned anything
             raise crash("step", error) from error
         self._recorder.set_reward(step.rewards)
+        turn.reward = step.rewards
         result = self._result
         result.reward += step.rewards
         if step.scores is not None:
@@ -361,13 +401,54 @@ class ToolAgentLoop:
         """Keep what the model never got to see, as a turn without tokens."""
         text = feedback if isinstance(feedback, str) else "\n".join(m.content for m in feedback)
         if results or text:
+            unseen = _unseen(results, text, duration_s)
+            self._history.add(unseen)
             self._recorder.add_environment(
                 (),
-                role="tool" if results else "user",
+                role=unseen.role,
                 text=text,
                 tool_results=results,
                 duration_s=duration_s,
             )
+
+    async def _change_history(
+        self, step: StepResult, results: tuple[ToolResult, ...], duration_s: float
+    ) -> AgentState:
+        """Go on behind the history that a step gave, in another row."""
+        parts, progress = self._parts, self._progress
+        assert step.history is not None
+        if self._deltas.raw:
+            raise EnvError(
+                "step: history in a rollout whose Observation has raw=True; its text has no "
+                "messages, so leave raw out of the Observation, or history out of the step"
+            )
+        tools = step.history_tools
+        offered = self._own_tools if tools is None else _merge_tools({}, tools)
+        unseen = _unseen(results, "", duration_s) if results else None
+        node = await self._history.change(step.history, tools, unseen)
+        self._offer(offered)
+        ids = node.path_ids()
+        progress.context_tokens = len(ids)
+        progress.response_tokens = self._recorder.response_tokens + self._history.returned
+        if reached := parts.limits.after_history(progress):
+            if reached.termination is Termination.CONTEXT_FULL:
+                raise EnvError(
+                    f"step: history has {len(ids)} tokens, which leaves no room for an answer in "
+                    f"rollout.max_context_tokens {parts.limits.max_context_tokens}; make it "
+                    "shorter, and earlier: Action.context_left says how much room there is"
+                )
+            self._data = step.data
+            return self._end(reached)
+        progress.user_turns += 1
+        self._recorder.start_row(ids, temperature=self._recorder.temperature)
+        if self._env.wants_observation_text:
+            self._seen_text = parts.chat.decode_raw(ids)
+        return AgentState.GENERATING
+
+    def _offer(self, tools: Mapping[str, Tool]) -> None:
+        """Let the next turns call these tools."""
+        self._calls = replace(self._calls, tools=tools)
+        self._offered = tuple(tools.values())
 
     # -- shared -----------------------------------------------------------------------------
 
@@ -376,7 +457,7 @@ class ToolAgentLoop:
         return AgentState.TERMINATED
 
     def _count(self) -> None:
-        self._progress.response_tokens = self._recorder.response_tokens
+        self._progress.response_tokens = self._recorder.response_tokens + self._history.returned
         self._progress.context_tokens = len(self._recorder.ids)
 
 
@@ -389,6 +470,12 @@ def _done(step: StepResult, turn: SampledTurn) -> Reached:
             detail=f"max_turn_tokens: the last turn was cut off at {turn.tokens} tokens",
         )
     return Reached(termination=step.termination, detail="")
+
+
+def _unseen(results: tuple[ToolResult, ...], text: str, duration_s: float) -> Delta:
+    """What came back for a turn and was never shown to the model."""
+    role: Role = "tool" if results else "user"
+    return Delta(ids=(), role=role, text=text, results=results, duration_s=duration_s)
 
 
 def _merge_tools(config: Mapping[str, Tool], offered: Sequence[Tool]) -> Mapping[str, Tool]:

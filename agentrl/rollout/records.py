@@ -12,7 +12,7 @@ from agentrl.rollout.limits import Reached, RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.recorder import RecordedRow
 from agentrl.tool import Tool
-from agentrl.types import AgentRequest, Explanation, ToolCall
+from agentrl.types import AgentRequest, Explanation, Generation, ToolCall
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser
@@ -51,8 +51,8 @@ class LoopParts:
 
 @dataclass(slots=True, kw_only=True)
 class SampledTurn:
-    """The turn in hand, from GENERATING to PROCESSING_TOOLS. Not frozen: it never leaves the loop,
-    and a frozen one takes three times as long to make."""
+    """A turn as the loop has read it. Not frozen: it is filled in from GENERATING to
+    PROCESSING_TOOLS, and a frozen one takes three times as long to make."""
 
     text: str
     """What the environment reads: decoded, reply prefix included, without the stop token."""
@@ -66,8 +66,21 @@ class SampledTurn:
     """Stop token that is the last id; None where the turn was not ended by one."""
     truncated: bool
     """Whether the turn was truncated at its token limit."""
-    tokens: int
-    """Tokens of the turn."""
+    generation: Generation
+    """Its ids, as they were sampled."""
+    temperature: float
+    """With which it was sampled."""
+    answered: tuple[ToolCall, ...] = ()
+    """Calls that were run, or answered with what is wrong with them."""
+    duration_s: float = 0.0
+    """Wall time of generation."""
+    reward: float | None = None
+    """Reward of its step."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the turn."""
+        return len(self.generation.ids)
 
 
 @dataclass(slots=True, kw_only=True)

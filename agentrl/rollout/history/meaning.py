@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, Message, ToolCall
+
+if TYPE_CHECKING:
+    from agentrl.chat import ChatFormat
 
 Key = tuple[Any, ...]
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -84,6 +87,15 @@ def split_reasoning(text: str, *, begun: bool = False) -> tuple[str, str]:
         return "", text
     thought, closed, words = start.removeprefix(_OPEN).partition(_CLOSE)
     return (thought.strip(), words) if closed else (start.removeprefix(_OPEN).strip(), "")
+
+
+def words_outside(chat: ChatFormat, ids: Sequence[int], calls: Sequence[ToolCall]) -> str:
+    """Text of a turn outside of these calls, without special tokens."""
+    text = chat.decode_raw(ids)
+    for call in calls:
+        before, _, behind = text.partition(call.raw)
+        text = before + behind
+    return chat.drop_specials(text)
 
 
 def answer_key(text: str, calls: Sequence[ToolCall]) -> Key:

@@ -33,9 +33,8 @@ def record_rows(
     *,
     trained: Callable[[TreeNode], bool],
     main_roots: Sequence[TreeNode],
-    temperature: float,
-    reward: float,
-    places: dict[TreeNode, RowPlace],
+    reward: float | None = None,
+    places: dict[TreeNode, RowPlace] | None = None,
 ) -> Recorder | None:
     """Everything that is trained of a rollout; None where nothing is.
 
@@ -44,31 +43,33 @@ def record_rows(
         trained: whether a sampled turn is trained on.
         main_roots: roots of the agent's own conversation; the path with its latest turn is the
             first row, and that turn has the reward.
-        temperature: with which all turns were sampled.
-        reward: of the rollout.
-        places: is filled with the position of every turn that is trained.
+        reward: of the rollout; None where turns have rewards of their own.
+        places: is filled with the position of every turn that is trained; only where all turns
+            have one temperature.
     """
     recorder: Recorder | None = None
     order = {node: number for number, node in enumerate(tree.sampled)}
     taken: set[TreeNode] = set()
     paths = [_until_trained(leaf.path(), trained) for root in tree.roots for leaf in _leaves(root)]
     mine = [path for path in paths if path and path[0] in main_roots]
-    main = max(mine, key=lambda path: order[path[-1]], default=[])
+    main = max(mine, key=lambda path: max(order.get(node, -1) for node in path), default=[])
     for path in [main, *(path for path in paths if path is not main)]:
         fresh = next((at for at, n in enumerate(path) if n not in taken and trained(n)), None)
         if fresh is None:
             continue
         prompt = list(chain.from_iterable(node.ids for node in path[:fresh]))
+        first = path[fresh].said
+        assert first is not None
         if recorder is None:
-            recorder = Recorder(prompt, temperature=temperature)
+            recorder = Recorder(prompt, temperature=first.temperature)
         else:
-            recorder.start_row(prompt, temperature=temperature)
+            recorder.start_row(prompt, temperature=first.temperature)
         for turn, node in enumerate(path[fresh:]):
             _append(recorder, node, as_action=trained(node))
             taken.add(node)
-            if trained(node):
+            if places is not None and trained(node):
                 places[node] = RowPlace(row=len(recorder.rows) - 1, turn=turn)
-        if path is main:
+        if path is main and reward is not None:
             recorder.set_reward(reward)
     return recorder
 
@@ -85,16 +86,32 @@ def _leaves(root: TreeNode) -> list[TreeNode]:
 
 
 def _until_trained(path: Sequence[TreeNode], trained: Callable[[TreeNode], bool]) -> list[TreeNode]:
-    """The path up to its last trained turn; empty if it has none."""
-    last = max((at for at, node in enumerate(path) if trained(node)), default=-1)
-    return list(path[: last + 1])
+    """The path up to its last trained turn, with what came back for it unseen; may be empty."""
+    end = 1 + max((at for at, node in enumerate(path) if trained(node)), default=-1)
+    while 0 < end < len(path) and path[end].given is not None and not path[end].ids:
+        end += 1
+    return list(path[:end])
 
 
 def _append(recorder: Recorder, node: TreeNode, *, as_action: bool) -> None:
     said = node.said
     if as_action and said is not None:
+        if said.temperature != recorder.temperature:
+            # The trainer divides the logits of a row by one temperature.
+            recorder.start_row(temperature=said.temperature)
         recorder.add_assistant(
             said.generation, text=said.text, tool_calls=said.calls, duration_s=said.duration_s
+        )
+        if node.reward is not None:
+            recorder.set_reward(node.reward)
+        return
+    if node.given is not None:
+        recorder.add_environment(
+            node.ids,
+            role="tool" if node.given.results else "user",
+            text=node.given.text,
+            tool_results=node.given.results,
+            duration_s=node.given.duration_s,
         )
         return
     calls = node.parent.calls if node.parent is not None else ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentrl.rollout.history.meaning import HeardMessage, Key
-from agentrl.types import Generation, Message, ToolCall
+from agentrl.types import Generation, Message, ToolCall, ToolResult
 
 
 class NodeKind(StrEnum):
@@ -60,6 +60,20 @@ class SampledText:
     """Whether it was cut off at its token limit."""
     duration_s: float
     """Wall time of the turn."""
+    temperature: float
+    """With which it was sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTurn:
+    """Whatever stands between two turns of the model, where the one who runs the calls knows it."""
+
+    text: str
+    """The contents."""
+    results: tuple[ToolResult, ...]
+    """What the calls gave."""
+    duration_s: float
+    """Wall time of tools and environment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,6 +98,11 @@ class TreeNode:
     """Of a root: the tools that it offers, by their meaning."""
     said: SampledText | None = None
     """Of a sampled turn."""
+    given: GivenTurn | None = None
+    """Of what is given between turns, where more is known than its messages. Without ids the model
+    never saw it."""
+    reward: float | None = None
+    """Of a sampled turn: its own reward, where turns have one."""
     delivered: bool = False
     """Of a sampled turn: whether it reached the agent, or came back in a history."""
     reason: BranchReason | None = None
@@ -140,6 +159,8 @@ class MessageTree:
         """First prompts, oldest first."""
         self.sampled: list[TreeNode] = []
         """Turns of the policy, oldest first."""
+        self.appended = 0
+        """Tokens behind first prompts, those of turns put back in another branch included."""
         self._by_call: dict[str, TreeNode] = {}
         self._by_key: dict[Key, TreeNode] = {}
 
@@ -147,6 +168,7 @@ class MessageTree:
         """Append a node behind its parent, or as a root."""
         parent = node.parent
         node.length = len(node.ids) + (parent.length if parent is not None else 0)
+        self.appended += 0 if parent is None else len(node.ids)
         (self.roots if parent is None else parent.children).append(node)
         if node.kind is NodeKind.SAMPLED:
             self.sampled.append(node)
