@@ -18,14 +18,16 @@ from agentrl.testing.env_check.values import (
     check_observation,
     check_result,
     finite_reward,
+    history_of,
     is_done,
+    messages_of,
     result_fields,
     shown,
     text_of,
 )
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch
 from agentrl.tool import Tool
-from agentrl.types import Task
+from agentrl.types import Message, Task
 
 _COMMANDS_END_S = 10.0
 """Time that commands get to end once their sandbox is closed."""
@@ -110,6 +112,7 @@ class Episode:
         self._task = task
         self._total = 0.0
         self._history = ""
+        self._messages: tuple[Message, ...] = ()
 
     @classmethod
     async def begin(
@@ -153,6 +156,7 @@ class Episode:
             self._setting.add(finding)
             raise Failed
         self._history = text_of(value)
+        self._messages = messages_of(value)
         self.lines.append(f"observation {value!r}")
 
     async def step(self, action: Action, *, code: str = "E201") -> None:
@@ -170,6 +174,9 @@ class Episode:
         self.done = is_done(value)
         self._total += finite_reward(value) or 0.0
         self._history += action.text + text_of(fields["environment_feedback"])
+        feedback = messages_of(fields["environment_feedback"])
+        said = (*self._messages, _said(action), *feedback)
+        self._messages = history_of(value) or said
         # As text, because a NaN differs from itself.
         self.lines.append(f"step {fields!r}")
         if self.done and not wrong:
@@ -207,6 +214,8 @@ class Episode:
         if self.env.wants_observation_text:
             raw_text = action.raw_text or action.text
             action = replace(action, raw_text=raw_text, observation_text=self._history)
+        if self.env.wants_history:
+            action = replace(action, history=(*self._messages, _said(action)))
         return lambda: self.env.step(action)
 
     def _check_range(self) -> None:
@@ -247,6 +256,10 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
         else:
             setting.add(broken(code, f"{what} {_raised(error)}"))
     raise Failed
+
+
+def _said(action: Action) -> Message:
+    return Message(role="assistant", content=action.text, tool_calls=action.tool_calls)
 
 
 def _raised(error: BaseException) -> str:

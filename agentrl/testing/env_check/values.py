@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.env import Observation, StepResult
 from agentrl.explanation import read_explanation
 from agentrl.finding import Finding
+from agentrl.history import read_history
 from agentrl.testing.env_check.findings import broken
 from agentrl.types import Message
 
@@ -54,6 +55,7 @@ def check_result(value: Any) -> Iterator[Finding]:
         read_explanation(fields["explanation"])
     except ValueError as error:
         yield broken("E309", f"step returned a wrong explanation: {error}")
+    yield from _check_history(fields)
     if not isinstance(_item(fields["done"]), bool):
         yield broken("E307", f"step returned done={shown(fields['done'])}")
 
@@ -68,6 +70,8 @@ def result_fields(value: Any) -> dict[str, Any] | None:
             "extra_logs": value.extra_logs,
             "reward_parts": value.reward_parts,
             "explanation": value.explanation,
+            "history": value.history,
+            "history_tools": value.history_tools,
             "done": value.done,
         }
     if not isinstance(value, Mapping) or "rewards" not in value or "done" not in value:
@@ -84,8 +88,19 @@ def result_fields(value: Any) -> dict[str, Any] | None:
         "extra_logs": given("extra_logs", {}),
         "reward_parts": given("reward_parts", {}),
         "explanation": value.get("explanation"),
+        "history": value.get("history"),
+        "history_tools": None,
         "done": value["done"],
     }
+
+
+def history_of(value: Any) -> tuple[Message, ...]:
+    """The history in what `step` returned; empty without one, or with one that is wrong."""
+    fields = result_fields(value)
+    try:
+        return () if fields is None else read_history(fields["history"])
+    except ValueError:
+        return ()
 
 
 def finite_reward(value: Any) -> float | None:
@@ -125,6 +140,21 @@ def text_of(value: Any) -> str:
     return "".join(i.content if isinstance(i, Message) else i["content"] for i in value)
 
 
+def messages_of(value: Any) -> tuple[Message, ...]:
+    """Text or messages as messages, for `Action.history`."""
+    if isinstance(value, Observation):
+        value = value.content
+    elif isinstance(value, Mapping):
+        value = value.get("observation", "")
+    if isinstance(value, str) or not is_content(value):
+        text = value if isinstance(value, str) else ""
+        return (Message(role="user", content=text),) if text else ()
+    return tuple(
+        item if isinstance(item, Message) else Message(role=item["role"], content=item["content"])
+        for item in value
+    )
+
+
 def shown(value: Any) -> str:
     """A value for a message: its type and at most 80 characters of it."""
     try:
@@ -133,6 +163,22 @@ def shown(value: Any) -> str:
         text = f"<repr raised {type(error).__name__}>"
     text = text.encode("ascii", "backslashreplace").decode()
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _check_history(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    history = fields["history"]
+    if history is None:
+        if fields["history_tools"] is not None:
+            yield broken("E310", "step returned history_tools without history")
+        return
+    try:
+        read_history(history)
+    except ValueError as error:
+        yield broken("E310", f"step returned a wrong history: {error}")
+        return
+    feedback = fields["environment_feedback"]
+    if is_content(feedback) and feedback:
+        yield broken("E310", f"step returned feedback beside a history: {shown(feedback)}")
 
 
 def _check_number(name: str, value: Any, *, wrong: str, infinite: str) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from agentrl_envs.arithmetic import ArithmeticTask
@@ -20,7 +21,7 @@ from agentrl.sandbox import Isolation, Probe, SandboxBackend
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.findings import FIXES
 from agentrl.testing.env_check.suite import check_env
-from agentrl.types import Task
+from agentrl.types import Message, Task
 from tests.envs.local_sandbox import LocalSandbox
 
 TASKS = (Task(id="a", prompt="Say 4", label="4"), Task(id="b", prompt="Say 5", label="5"))
@@ -231,6 +232,33 @@ class E309(InPlace):
         return {"explanation": {"verdict": "good"}}
 
 
+class E310(InPlace):
+    def change(self, result):
+        return {"environment_feedback": "", "history": [{"role": "assistant", "content": "Done."}]}
+
+
+class E310Feedback(InPlace):
+    def change(self, result):
+        asked = [{"role": "user", "content": "Again."}]
+        return {"environment_feedback": "Again.", "history": asked}
+
+
+class E310Tools(Good):
+    async def step(self, action):
+        return replace(await super().step(action), history_tools=())
+
+
+class E310Image(Good):
+    wants_history = True
+
+    async def step(self, action):
+        result = await super().step(action)
+        picture = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
+        if result.done:
+            return result
+        return replace(result, environment_feedback="", history=(*action.history, picture))
+
+
 class E308(Good):
     async def step(self, action):
         return 1.0
@@ -329,6 +357,26 @@ async def test_sound_environments_are_clean(backend):
     assert await check_env(Good, TASKS, limits=LIMITS) == []
     assert await check_env(ArithmeticTask, arithmetic_tasks(n=3)) == []
     assert await check_env(CodeTask, make_tasks(n=2), backend=backend) == []
+
+
+async def test_an_environment_that_changes_its_history_is_clean():
+    """Fails if the check does not fill `Action.history`, or does not go on behind a history."""
+
+    class Compacts(Good):
+        wants_history = True
+        seen: list[list[str]] = []  # noqa: RUF012 - shared by the instances of the check
+
+        async def step(self, action):
+            result = await super().step(action)
+            self.seen.append([message.content for message in action.history])
+            if result.done:
+                return result
+            summary = Message(role="user", content=f"So far {self.turns}.")
+            return replace(result, environment_feedback="", history=(summary,))
+
+    assert await check_env(Compacts, TASKS, limits=LIMITS) == []
+    assert ["Say 4", "42"] in Compacts.seen
+    assert ["So far 1.", "42"] in Compacts.seen
 
 
 async def test_a_broken_sandbox_says_nothing_about_the_environment():
