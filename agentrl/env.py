@@ -59,8 +59,8 @@ class Action:
     the context is full (`context_left`), a shorter `StepResult.history` goes on instead."""
     context_left: int = 0
     """Tokens that the context has left after the results of this turn and beyond the shortest
-    feedback and answer. Negative if it is full: `last` is set, but a shorter `StepResult.history`
-    makes room and goes on."""
+    feedback and answer. Negative if it is full and no other limit is reached: `last` is set, but a
+    shorter `StepResult.history` makes room and goes on."""
     history: tuple[Message, ...] = ()
     """The conversation with this turn and its results, for `StepResult.history`; filled only for
     environments that ask for it with `wants_history`. Thoughts of the model are left out."""
@@ -104,8 +104,8 @@ class StepResult:
     """The conversation from now on, in place of the one so far and of `environment_feedback`: a
     shorter one, an earlier point of it, or that of another agent. Turns of the model that it
     repeats, as `Action.history` has them, keep their tokens. Ends with a message of the user or a
-    tool result; is taken as it is, however long. Ignored with `done`, or where a limit ends the
-    rollout."""
+    tool result; is taken as it is, however long. Only for classes with `wants_history`. Ignored
+    with `done`, or where a limit ends the rollout."""
     history_tools: tuple[Tool, ...] | None = None
     """With `history`: tools offered in it, in place of all others, `()` for none. None takes those
     of the first prompt, to which `tools` are added."""
@@ -167,7 +167,7 @@ class AgentInstance(ABC):
     """Whether `Action.observation_text` is filled; decoding everything each turn costs time."""
 
     wants_history: bool = False
-    """Whether `Action.history` is filled."""
+    """Whether `Action.history` is filled and a step may give a `history`; turns are then kept."""
 
     reward_range: tuple[float, float] | None = None
     """Bounds of the sum of an episode's rewards, for `agentrl env check`; None promises none."""

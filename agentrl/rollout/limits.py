@@ -122,14 +122,22 @@ class RolloutLimits:
         return self._tokens(progress, needed=result_tokens + feedback + MIN_TURN_TOKENS)
 
     def context_left(self, progress: RolloutProgress, *, result_tokens: int = 0) -> int:
-        """Tokens of the context beyond the shortest feedback and answer; negative if it is full.
+        """Tokens of the context beyond the shortest feedback and answer.
+
+        Negative if it is full and nothing else is: then a shorter history can go on.
 
         Args:
             progress: the state after a model turn and its tool calls.
             result_tokens: size of the tool results that the model would have to see.
         """
         reserve = self.delta_overhead + MIN_FEEDBACK_TOKENS + MIN_TURN_TOKENS
-        return self.max_context_tokens - progress.context_tokens - result_tokens - reserve
+        left = self.max_context_tokens - progress.context_tokens - result_tokens - reserve
+        if left < 0 and (
+            self._turns(progress)
+            or progress.response_tokens + MIN_TURN_TOKENS > self.max_response_tokens
+        ):
+            return 0
+        return left
 
     def after_history(self, progress: RolloutProgress) -> Reached | None:
         """The limit because of which no model turn may follow a history that a step gave.

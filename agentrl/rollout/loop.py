@@ -46,6 +46,15 @@ from agentrl.types import (
     ToolResult,
 )
 
+_NO_MESSAGES = (
+    "step: history in a rollout whose Observation has raw=True; its text has no messages, so leave "
+    "raw out of the Observation, or history out of the step"
+)
+_NOT_NOTED = (
+    "step: history, but the class of the environment does not say wants_history = True; set it, so "
+    "that the turns are kept which a history may repeat"
+)
+
 
 class ToolAgentLoop:
     """Runs one rollout; make a new one for each attempt."""
@@ -53,7 +62,7 @@ class ToolAgentLoop:
     _recorder: Recorder
     _deltas: DeltaBuilder
     _calls: CallRunner
-    _history: LoopHistory
+    _history: LoopHistory | None = None
     _offered: tuple[Tool, ...]
     _own_tools: Mapping[str, Tool]
     _guard: EnvGuard
@@ -138,13 +147,14 @@ class ToolAgentLoop:
     def _finish(self) -> None:
         """The rows of the rollout: as they grew, or those of the tree if a step changed it."""
         recorder, history, result = self._recorder, self._history, self._result
-        if history.changed:
+        changed = history is not None and history.changed
+        if history is not None and changed:
             recorder = history.rows()
             result.extra_logs = {**history.report(), **result.extra_logs}
         if self._data:
             recorder.attach_data(self._data)
         result.rows = recorder.finish()
-        if history.changed:
+        if changed:
             first = result.rows[0]
             result.prompt_text = self._parts.chat.decode_raw(first.ids[: first.prompt_length])
 
@@ -187,7 +197,8 @@ class ToolAgentLoop:
         )
         self._own_tools = tools
         self._offered = tuple(tools.values())
-        self._history = LoopHistory(parts, prompt.ids, observation.content, self._offered)
+        if self._env.wants_history and not raw:
+            self._history = LoopHistory(parts, prompt.ids, observation.content, self._offered)
         self._progress.context_tokens = len(prompt.ids)
 
     # -- GENERATING -------------------------------------------------------------------------
@@ -210,7 +221,8 @@ class ToolAgentLoop:
             )
         except EngineError as error:
             raise crash("engine", error) from error
-        self._history.add(turn)
+        if self._history is not None:
+            self._history.add(turn)
         self._progress.assistant_turns += 1
         self._count()
         if generation.finish_reason is FinishReason.ABORT:
@@ -282,8 +294,8 @@ class ToolAgentLoop:
         if step.done:
             reached = _done(step, turn)
         elif step.history is not None:
-            if reached is not None and reached.termination is Termination.CONTEXT_FULL:
-                reached = None  # a shorter history makes room
+            if left < 0:
+                reached = None  # the context alone is full, and a shorter history makes room
         elif reached is None and not results and not feedback:
             reached = self._silence(turn)
         if reached is not None:
@@ -305,8 +317,9 @@ class ToolAgentLoop:
         if delta is None:
             self._show_rest(results, feedback, duration_s)
             return self._end(limits.no_room(progress))
-        delta.duration_s = duration_s
-        self._history.add(delta)
+        if self._history is not None:
+            delta.duration_s = duration_s
+            self._history.add(delta)
         self._recorder.add_environment(
             delta.ids,
             role=delta.role,
@@ -358,7 +371,7 @@ class ToolAgentLoop:
             truncated=turn.truncated,
             last=last,
             context_left=context_left,
-            history=self._history.messages(results) if self._env.wants_history else (),
+            history=() if self._history is None else self._history.messages(results),
             observation_text=self._seen_text if wants_text else "",
             raw_text=turn.raw_text,
         )
@@ -402,7 +415,8 @@ class ToolAgentLoop:
         text = feedback if isinstance(feedback, str) else "\n".join(m.content for m in feedback)
         if results or text:
             unseen = _unseen(results, text, duration_s)
-            self._history.add(unseen)
+            if self._history is not None:
+                self._history.add(unseen)
             self._recorder.add_environment(
                 (),
                 role=unseen.role,
@@ -415,21 +429,18 @@ class ToolAgentLoop:
         self, step: StepResult, results: tuple[ToolResult, ...], duration_s: float
     ) -> AgentState:
         """Go on behind the history that a step gave, in another row."""
-        parts, progress = self._parts, self._progress
+        parts, progress, changes = self._parts, self._progress, self._history
         assert step.history is not None
-        if self._deltas.raw:
-            raise EnvError(
-                "step: history in a rollout whose Observation has raw=True; its text has no "
-                "messages, so leave raw out of the Observation, or history out of the step"
-            )
+        if changes is None:
+            raise EnvError(_NO_MESSAGES if self._deltas.raw else _NOT_NOTED)
         tools = step.history_tools
         offered = self._own_tools if tools is None else _merge_tools({}, tools)
         unseen = _unseen(results, "", duration_s) if results else None
-        node = await self._history.change(step.history, tools, unseen)
+        node = await changes.change(step.history, tools, unseen)
         self._offer(offered)
         ids = node.path_ids()
+        self._count()
         progress.context_tokens = len(ids)
-        progress.response_tokens = self._recorder.response_tokens + self._history.returned
         if reached := parts.limits.after_history(progress):
             if reached.termination is Termination.CONTEXT_FULL:
                 raise EnvError(
@@ -457,7 +468,8 @@ class ToolAgentLoop:
         return AgentState.TERMINATED
 
     def _count(self) -> None:
-        self._progress.response_tokens = self._recorder.response_tokens + self._history.returned
+        returned = 0 if self._history is None else self._history.returned
+        self._progress.response_tokens = self._recorder.response_tokens + returned
         self._progress.context_tokens = len(self._recorder.ids)
 
 

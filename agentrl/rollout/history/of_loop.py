@@ -1,8 +1,7 @@
 """The histories of one rollout of `ToolAgentLoop`, for environments that change them.
 
-A rollout that only appends needs no tree, so what happens is noted and nothing more. The tree grows
-out of these notes when a step first gives another history, or when the environment wants to read
-the present one.
+What happens is noted, and the tree grows out of the notes when the environment reads or changes the
+conversation. While nothing was changed, the rows are those that the loop has recorded.
 """
 
 from __future__ import annotations

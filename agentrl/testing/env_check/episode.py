@@ -164,7 +164,7 @@ class Episode:
         what = f"step({shown(action.text)})"
         self._setting.tried.steps += 1
         value = await call(self._setting, code, what, self._stepping(action))
-        wrong = list(check_result(value))
+        wrong = list(check_result(value, wants_history=self.env.wants_history))
         for finding in wrong:
             self._setting.add(finding)
         fields = result_fields(value)

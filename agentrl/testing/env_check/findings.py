@@ -29,7 +29,7 @@ FIXES: Mapping[str, str] = {
     "E307": "Return done as True or False.",
     "E308": "Return StepResult(...), or a dictionary with at least 'rewards' and 'done'.",
     "E309": "Return explanation=Explanation(...) with texts, a dictionary of them, or None.",
-    "E310": "Begin a history with the user, end it before the model's turn, keep results at calls.",
+    "E310": "Set wants_history; begin a history with the user and end it before the model's turn.",
     "E401": "After done, raise or return done=True again; never go on.",
     "E402": "Make close work at any moment: before reset, after an error, after the end.",
     "E403": "Make close idempotent: a second call does nothing.",

@@ -27,8 +27,13 @@ def check_observation(value: Any) -> Iterator[Finding]:
         yield broken("E103", "reset returned an empty observation")
 
 
-def check_result(value: Any) -> Iterator[Finding]:
-    """Check that the loop and the trainer can use what `step` returned."""
+def check_result(value: Any, *, wants_history: bool = False) -> Iterator[Finding]:
+    """Check that the loop and the trainer can use what `step` returned.
+
+    Args:
+        value: as returned.
+        wants_history: of the environment.
+    """
     fields = result_fields(value)
     if fields is None:
         yield broken("E308", f"step returned {shown(value)}")
@@ -55,7 +60,7 @@ def check_result(value: Any) -> Iterator[Finding]:
         read_explanation(fields["explanation"])
     except ValueError as error:
         yield broken("E309", f"step returned a wrong explanation: {error}")
-    yield from _check_history(fields)
+    yield from _check_history(fields, wants_history)
     if not isinstance(_item(fields["done"]), bool):
         yield broken("E307", f"step returned done={shown(fields['done'])}")
 
@@ -165,7 +170,7 @@ def shown(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
-def _check_history(fields: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_history(fields: Mapping[str, Any], wanted: bool) -> Iterator[Finding]:
     history = fields["history"]
     if history is None:
         if fields["history_tools"] is not None:
@@ -176,6 +181,8 @@ def _check_history(fields: Mapping[str, Any]) -> Iterator[Finding]:
     except ValueError as error:
         yield broken("E310", f"step returned a wrong history: {error}")
         return
+    if not wanted:
+        yield broken("E310", "step returned a history, but wants_history is not set on the class")
     feedback = fields["environment_feedback"]
     if is_content(feedback) and feedback:
         yield broken("E310", f"step returned feedback beside a history: {shown(feedback)}")

@@ -37,6 +37,10 @@ class Steps(AgentInstance):
         return self.steps[len(self.actions) - 1](action)
 
 
+class Scripted(Talk):
+    wants_history = True
+
+
 def said(group: TrajectoryGroup) -> list[list[str]]:
     """Texts of the sampled turns, by row."""
     rows = group.trajectories
@@ -282,13 +286,19 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 )
 async def test_each_mistake_is_one_clear_error_and_costs_its_rollout(bench, step, message):
     """Fails if the run ends, if the model pays with a reward, or if the reason is lost."""
-    made = bench(["one"], lambda: Talk(step))
+    made = bench(["one"], lambda: Scripted(step))
     group = await made.group()
     (row,) = group.trajectories
     assert row.termination is Termination.ENV_CRASHED
     assert row.reward is None
     assert row.termination_detail.startswith("step: EnvError: step: ")
     assert message in row.termination_detail.splitlines()[0]
+
+
+async def test_a_class_that_does_not_want_histories_cannot_give_one(bench):
+    row = await bench(["one"], lambda: Talk(StepResult(history=(user("a"),)))).one()
+    assert row.termination is Termination.ENV_CRASHED
+    assert "wants_history = True" in row.termination_detail
 
 
 async def test_a_raw_rollout_has_no_history(bench):
@@ -305,7 +315,7 @@ async def test_two_tools_of_one_name_are_refused(bench):
 
     tools = (FunctionTool(look), FunctionTool(look))
     step = StepResult(history=(user("a"),), history_tools=tools)
-    row = await bench(["one"], lambda: Talk(step)).one()
+    row = await bench(["one"], lambda: Scripted(step)).one()
     assert row.termination is Termination.ENV_CRASHED
     assert "'look'" in row.termination_detail
 
@@ -314,7 +324,7 @@ async def test_dictionaries_may_give_a_history(bench):
     """As agent files written for other trainers give everything else."""
     step = {"rewards": 0.0, "done": False, "history": [{"role": "user", "content": "On."}]}
     done = StepResult(done=True, rewards=1.0)
-    group = await bench(["one", "two"], lambda: Talk(step, done)).group()
+    group = await bench(["one", "two"], lambda: Scripted(step, done)).group()
     assert said(group) == [["two"], ["one"]]
 
 

@@ -233,11 +233,24 @@ class E309(InPlace):
 
 
 class E310(InPlace):
+    wants_history = True
+
     def change(self, result):
         return {"environment_feedback": "", "history": [{"role": "assistant", "content": "Done."}]}
 
 
+class E310Unwanted(Good):
+    async def step(self, action):
+        result = await super().step(action)
+        if result.done:
+            return result
+        again = Message(role="user", content="Again.")
+        return replace(result, environment_feedback="", history=(again,))
+
+
 class E310Feedback(InPlace):
+    wants_history = True
+
     def change(self, result):
         asked = [{"role": "user", "content": "Again."}]
         return {"environment_feedback": "Again.", "history": asked}
