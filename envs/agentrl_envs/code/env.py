@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, SandboxError, choices
-from agentrl.types import Explanation, Task, Termination
+from agentrl.types import Explanation, Message, Task, Termination
 from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import defines, extract_code, parses
 from agentrl_envs.code.runner import Problem, Report, cases_of, examples_of, run_solution
@@ -28,6 +29,9 @@ class CodeTask(AgentInstance):
 
     Args:
         max_turns: tries.
+        compact_after_turns: after every so many tries the model goes on from the task, its last
+            code and what is wrong with it, without the tries before; 0 keeps them all. A context
+            that is full is made shorter in this way, too.
         reward: `all` gives 1 if every case passes, `fraction` the share of hidden cases.
         public_weight: shaping; this times the share of public cases, when not solved.
         parse_weight: shaping; this much for code that runs, when not solved.
@@ -40,6 +44,7 @@ class CodeTask(AgentInstance):
     def __init__(
         self,
         max_turns: int = 3,
+        compact_after_turns: int = 0,
         reward: Literal["all", "fraction"] = "all",
         public_weight: float = 0.0,
         parse_weight: float = 0.0,
@@ -53,7 +58,14 @@ class CodeTask(AgentInstance):
             raise ConfigError(
                 f"CodeTask needs max_turns >= 1 and wall_s > 0, got {max_turns} and {wall_s}"
             )
+        if compact_after_turns < 0:
+            raise ConfigError(
+                f"CodeTask compact_after_turns is {compact_after_turns}, expected 0 (never) or "
+                "the number of tries after which the conversation is made shorter"
+            )
         self.max_turns = max_turns
+        self.compact_after_turns = compact_after_turns
+        self.wants_history = compact_after_turns > 0
         self.reward = reward
         self.public_weight = public_weight
         self.parse_weight = parse_weight
@@ -80,6 +92,9 @@ class CodeTask(AgentInstance):
         # next check; it shares nothing with the tested code.
         self._checks = CleanSandbox(self.context.new_sandbox)
         self._logs: dict[str, float] = {}
+        prompt = task.prompt
+        said = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
+        self._prompt = tuple(said)
         return Observation(content=task.prompt)
 
     async def step(self, action: Action) -> StepResult:
@@ -87,7 +102,8 @@ class CodeTask(AgentInstance):
         if self._done:
             raise RuntimeError("CodeTask.step was called after done; reset first")
         self._turns += 1
-        last = action.last or self._turns >= self.max_turns
+        compact = self._compacts(action)
+        last = (action.last and not compact) or self._turns >= self.max_turns
         name = self._problem.entry_point
         code = self._code(action)
         report = _failed(self._problem, "No Python code was found. Reply with one ```python block.")
@@ -99,9 +115,24 @@ class CodeTask(AgentInstance):
         if report.public_ok or report.solved or last:
             self._done = True
             return self._final(report)
-        return StepResult(
-            environment_feedback=f"{report.problem} Write the whole function {name} again."
-        )
+        again = f"{report.problem} Write the whole function {name} again."
+        if compact:
+            return StepResult(history=self._shorter(code, again))
+        return StepResult(environment_feedback=again)
+
+    def _compacts(self, action: Action) -> bool:
+        if not self.compact_after_turns:
+            return False
+        if action.last or action.context_left < 0:
+            return action.context_left < 0
+        return self._turns % self.compact_after_turns == 0
+
+    def _shorter(self, code: str | None, again: str) -> tuple[Message, ...]:
+        """The task as it was given, the code of this turn and what is wrong with it."""
+        tried = f"Your last code:\n```python\n{code}\n```\n" if code else ""
+        # One message of the user: some templates take no two of them in a row.
+        *before, asked = self._prompt
+        return (*before, replace(asked, content=f"{asked.content}\n\n{tried}{again}"))
 
     def solution(self, task: Task) -> str | None:
         """The reference of `make_tasks`, or HumanEval's own; None for tasks that bring neither."""

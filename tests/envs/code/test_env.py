@@ -187,3 +187,26 @@ async def test_answers_beyond_any_size_are_wrong_and_not_a_crash(real, body):
     env = await begin(real, task, max_turns=1)
     result = await env.step(block(f"def double(n): return {body}"))
     assert (result.rewards, result.done) == (0.0, True)
+
+
+async def test_tries_are_made_shorter_after_so_many(fake):
+    """Fails if old tries stay, if the last one is lost, or if the words of the task are."""
+    env = await begin(fake, max_turns=9, compact_after_turns=2)
+    assert env.wants_history
+    assert not CodeTask().wants_history
+    first = await env.step(Action(text=WRONG))
+    assert (first.history, bool(first.environment_feedback)) == (None, True)
+    second = await env.step(Action(text=WRONG))
+    (message,) = second.history
+    assert message.content == (
+        f"{TASK.prompt}\n\nYour last code:\n```python\ndef double(n):\n    return n + 3\n\n```\n"
+        "double(5) returned 8, expected 10. Write the whole function double again."
+    )
+    # A context that is full ends no episode that can be made shorter, and others it does.
+    assert (await env.step(Action(text=WRONG, last=True, context_left=-9))).history
+    assert (await env.step(Action(text=WRONG, last=True))).done
+
+
+def test_tries_to_keep_are_not_negative():
+    with pytest.raises(ConfigError, match="compact_after_turns is -1"):
+        CodeTask(compact_after_turns=-1)
