@@ -22,11 +22,13 @@ from agentrl.rollout.history.meaning import (
 from agentrl.rollout.history.place import HistoryPlacer
 from agentrl.rollout.history.rows import record_rows
 from agentrl.rollout.history.tree import (
+    BranchReason,
     GivenTurn,
     MessageTree,
     NodeKind,
     SampledText,
     TreeNode,
+    has_turns,
 )
 from agentrl.rollout.recorder import Recorder
 from agentrl.tool import Tool
@@ -183,6 +185,7 @@ class LoopHistory:
             calls=turn.answered,
             stop_id=turn.stop_id,
             delivered=True,
+            reason=BranchReason.ASKED_AGAIN if has_turns(parent) else None,
             said=SampledText(
                 generation=generation,
                 text=turn.sampled_text,

@@ -23,7 +23,7 @@ SYSTEM = Message(role="system", content="You add.")
 BEGIN = Message(role="user", content="Begin.")
 OTHER = Message(role="system", content="You look things up.")
 BARE = Message(role="system", content="You write titles.")
-ROOM: dict[str, int] = {
+ROOM: dict[str, Any] = {
     "max_response_tokens": 40_000, "max_context_tokens": 80_000, "max_turn_tokens": 2000,
     "max_assistant_turns": 100, "max_user_turns": 100,
 }  # fmt: skip
