@@ -11,18 +11,21 @@ import asyncio
 import secrets
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.engine import TURN_CLOCK
-from agentrl.errors import ChatError
+from agentrl.errors import ChatError, ServedModelError
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.posted import PostedReward, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.request_log import RequestLog
+from agentrl.gateway.side_model import SideModel
 from agentrl.rollout.clock import in_ticks
-from agentrl.rollout.endings import RolloutEnded
+from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.guard import bounded_turn
 from agentrl.rollout.history import (
     BranchReason,
@@ -39,6 +42,7 @@ from agentrl.rollout.history import (
     kinds_of,
     record_rows,
 )
+from agentrl.rollout.history.kinds import kind_of_next
 from agentrl.rollout.history.rows import RowPlace
 from agentrl.rollout.history.tree import has_turns
 from agentrl.rollout.limits import Reached, RolloutProgress
@@ -49,8 +53,9 @@ from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import AgentRequest, Message, SamplingParams, Termination
 
-SideCalls = Literal["train", "context"]
-"""`train` trains on titles, summaries and sub-agents as on all else, `context` does not."""
+SideCalls = Literal["train", "context"] | SideModel
+"""`train` trains on titles, summaries and sub-agents as on all else, `context` does not; a served
+model answers them in place of the policy."""
 
 
 class GatewaySession:
@@ -76,7 +81,8 @@ class GatewaySession:
             seed: of the rollout.
             session_id: conversation with the engines.
             activity: notes what the rollout waits for.
-            side_calls: whether titles, summaries and sub-agents are trained on.
+            side_calls: whether titles, summaries and sub-agents are trained on, or the model that
+                answers them.
             watch: clock of the agent, which stands still while the model has its turn.
         """
         self.secret = secrets.token_urlsafe(24)
@@ -107,6 +113,9 @@ class GatewaySession:
         self._session_id = session_id
         self._activity = activity
         self._side_calls = side_calls
+        self._frozen_said: dict[str, tuple[Message, tuple[Message, ...]]] = {}
+        # What a served model costs is booked on the rollout, whatever task a request comes in.
+        self._context = copy_context()
         self._watch = watch
         self._turns: dict[bytes, asyncio.Task[TurnAnswer]] = {}
         self._answers: dict[str, tuple[TreeNode, tuple[Message, ...]]] = {}
@@ -140,6 +149,11 @@ class GatewaySession:
                 return self._again(known)
             self._check_open()
             request = self._with_previous(request)
+            if (frozen := self._frozen(request)) is not None:
+                turn = asyncio.create_task(frozen, context=self._context.copy())
+                self._turns[body] = turn
+                turn.add_done_callback(lambda done: self._forget_failed(body, done))
+                return turn
             node = await self._place(request)
             try:
                 sampling = self._turn_sampling(request, node)
@@ -213,7 +227,8 @@ class GatewaySession:
 
     def deliver(self, answer: TurnAnswer) -> None:
         """Note that an answer reached the agent; others are never trained on."""
-        self._answers[answer.id][0].delivered = True
+        if answer.id not in self._frozen_said:
+            self._answers[answer.id][0].delivered = True
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -232,20 +247,23 @@ class GatewaySession:
     def _with_previous(self, request: TurnRequest) -> TurnRequest:
         if not request.previous:
             return request
-        known = self._answers.get(request.previous)
+        known = self._frozen_said.get(request.previous)
+        if known is None and (sampled := self._answers.get(request.previous)) is not None:
+            said = sampled[0].said
+            assert said is not None
+            known = said.served, sampled[1]
         if known is None:
             raise RequestRefused(
                 RefusalReason.BAD_REQUEST,
                 f"previous_response_id is {request.previous[:80]!r}, which is no answer of this "
                 "session; send the whole conversation in input",
             )
-        node, before = known
-        assert node.said is not None
+        served, before = known
         # Instructions of a request take the place of those before.
         systems = [message for message in request.messages if message.role == "system"]
         rest = [message for message in request.messages if message.role != "system"]
         kept = [m for m in before if m.role != "system"] if systems else before
-        return replace(request, messages=(*systems, *kept, node.said.served, *rest))
+        return replace(request, messages=(*systems, *kept, served, *rest))
 
     # -- placing ----------------------------------------------------------------------------
 
@@ -272,6 +290,64 @@ class GatewaySession:
             )
         except ChatError as error:
             raise _refused_by_template(error) from error
+
+    # -- side calls of another model --------------------------------------------------------
+
+    def _frozen(self, request: TurnRequest) -> Coroutine[Any, Any, TurnAnswer] | None:
+        """The turn of the served model that answers side calls; None if it is the policy's."""
+        model = self._side_calls
+        if isinstance(model, str):
+            return None
+        heard = self._heard(request)
+        kind = kind_of_next(self.tree, heard, self.known.tools_key(request.tools))
+        if kind is ConversationKind.MAIN:
+            return None
+        most = self._parts.limits.max_assistant_turns
+        number = sum(self.counts[f"frozen_{one}"] for one in ConversationKind)
+        if number >= most:
+            self._reach(
+                Termination.MAX_TURNS, f"max_assistant_turns: {number} side calls of {most}"
+            )
+        self.counts[f"frozen_{kind}"] += 1
+        return self._answer_frozen(model, request, number)
+
+    async def _answer_frozen(
+        self, model: SideModel, request: TurnRequest, number: int
+    ) -> TurnAnswer:
+        """Ask the served model; its turn is no row.
+
+        Raises:
+            RequestRefused: the model failed, which ends the rollout as infrastructure.
+        """
+        tools = request.tools if request.calls else ()
+        self._begin_wait()
+        try:
+            said = await model.turn(
+                request.messages,
+                tools=[tool.schema() for tool in tools],
+                max_tokens=request.max_tokens,
+                stop=request.stop,
+            )
+        except ServedModelError as error:
+            self.failure = crash("rollout.side_model", error).reached
+            self._check_open()
+            raise
+        finally:
+            self._end_wait()
+        calls = said.calls if request.parallel else said.calls[:1]
+        answer = TurnAnswer(
+            id=f"{self.secret[:8]}s{number:06d}",
+            text=said.text,
+            reasoning="",
+            calls=calls,
+            finish="length" if said.truncated else "calls" if calls else "stop",
+            stop_text=None,
+            prompt_tokens=said.prompt_tokens,
+            sampled_tokens=said.sampled_tokens,
+            cached_tokens=0,
+        )
+        self._frozen_said[answer.id] = answer.message, request.messages
+        return answer
 
     # -- sampling ---------------------------------------------------------------------------
 
@@ -480,8 +556,10 @@ class GatewaySession:
     def requests(self) -> tuple[AgentRequest, ...]:
         """All requests of the session for the record; their rows are those that `rows` made."""
         for turn, times in self._retried.items():
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._log.retries[self._answers[turn.result().id][0]] = times
+            if not turn.done() or turn.cancelled() or turn.exception() is not None:
+                continue
+            if (known := self._answers.get(turn.result().id)) is not None:
+                self._log.retries[known[0]] = times
         return self._log.records(
             self.tree,
             kinds=kinds_of(self.tree),
@@ -491,9 +569,9 @@ class GatewaySession:
 
     @property
     def _trained_kinds(self) -> frozenset[ConversationKind]:
-        if self._side_calls == "context":
-            return frozenset({ConversationKind.MAIN})
-        return frozenset(ConversationKind)
+        if self._side_calls == "train":
+            return frozenset(ConversationKind)
+        return frozenset({ConversationKind.MAIN})
 
     def report(self) -> dict[str, float]:
         """Numbers of the session for the log: side calls, branches by reason, retries, refusals."""

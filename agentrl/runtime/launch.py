@@ -118,7 +118,7 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     build_parser(config.chat.tool_parser, base=base)
     find_transfer(config.sync.backend, base=base)
     make_tools(config.env, base=base)
-    make_env_factory(config.env, base=base)
+    make_env_factory(config.env, base=base, rollout=config.rollout)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
     check_reward_models(config, base=base)
     check_refresh(config, base=base)

@@ -10,7 +10,7 @@ answer; no message holds the key; of a response no more than `attempts.LARGEST_A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,7 +21,9 @@ from agentrl.served.attempts import LARGEST_ANSWER, Attempts, GaveUp, PlainReque
 from agentrl.served.budget import loop_state
 from agentrl.served.cache import AnswerCache, digest_of
 from agentrl.served.settings import ServedSettings
+from agentrl.served.turns import ServedTurn, read_served_turn, turn_body
 from agentrl.served.waiting import in_line
+from agentrl.types import Message
 from agentrl.usage import spend
 
 T = TypeVar("T")
@@ -110,6 +112,30 @@ class ServedModel:
                 spend(usage.SERVED_CACHED, 1)
                 return known[0]
         return await self._flown(self._cache, digest, messages, accept, schema)
+
+    async def turn(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> ServedTurn:
+        """The model's next turn in a conversation with tools. Not cached.
+
+        Args:
+            messages: the conversation.
+            tools: schemas in OpenAI's form.
+            max_tokens: most tokens of the turn; never more than the settings allow.
+            stop: texts that end the turn.
+
+        Raises:
+            ServedModelError: see `read`.
+        """
+        settings = self.settings
+        body = turn_body(settings, messages, tools=tools, max_tokens=max_tokens, stop=stop)
+        path = self.url.removeprefix(settings.url.rstrip("/").removesuffix("/v1"))
+        return await self.read(path, body, lambda answer: read_served_turn(settings, answer))
 
     async def read(
         self,

@@ -256,11 +256,18 @@ def test_a_target_is_an_agent_or_an_environment(tmp_path):
         load_env_class("mine.py:agent", base=tmp_path)
 
 
-def test_frozen_side_calls_are_refused_with_what_to_do():
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"side_calls": "frozen"}, "side_model is empty; give url and model"),
+        ({"side_model": {"url": "http://a/v1", "model": "m"}}, "set side_calls: frozen"),
+    ],
+)
+def test_frozen_side_calls_need_a_model_and_only_they(rollout, message):
     data = {
         "env": {"target": "mine.py:agent"},
         "dataset": {"source": "mine.py:tasks"},
-        "rollout": {"side_calls": "frozen"},
+        "rollout": rollout,
     }
-    with pytest.raises(ConfigError, match="no other model can answer side calls yet; use"):
+    with pytest.raises(ConfigError, match=message):
         parse_config(data)

@@ -7,10 +7,10 @@ All of that is sampled by the policy, and `rollout.side_calls` says whether it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from agentrl.rollout.history.meaning import Key, tools_key
+from agentrl.rollout.history.meaning import HeardMessage, Key, tools_key
 from agentrl.rollout.history.tree import BranchReason, MessageTree, NodeKind, TreeNode
 
 
@@ -45,6 +45,27 @@ def kinds_of(tree: MessageTree) -> Mapping[TreeNode, ConversationKind]:
         first_turn.setdefault(node.root, own_turns)
         own_turns += _is_main(node.root, main)
     return {root: _kind(root, main, first_turn.get(root, own_turns)) for root in tree.roots}
+
+
+def kind_of_next(tree: MessageTree, heard: Sequence[HeardMessage], tools: str) -> ConversationKind:
+    """The kind of the conversation that a request belongs to, before it is placed.
+
+    The first conversation of a rollout counts as the agent's own.
+    """
+    kinds = kinds_of(tree)
+    if not kinds:
+        return ConversationKind.MAIN
+    main = next((root for root in kinds if root.tools != _NO_TOOLS), tree.roots[0])
+    if main.tools == _NO_TOOLS and tools != _NO_TOOLS:
+        return ConversationKind.MAIN  # the first one with tools is the agent's own
+    begun = TreeNode(kind=NodeKind.PROMPT, ids=(), heard=tuple(heard), tools=tools)
+    if _is_main(begun, main):
+        return ConversationKind.MAIN
+    own = sum(_is_main(node.root, main) for node in tree.sampled)
+    if tools != _NO_TOOLS:
+        return ConversationKind.SUBAGENT
+    carried = any(item.spoken for item in heard)
+    return ConversationKind.SUMMARY if carried or own > 1 else ConversationKind.TITLE
 
 
 def branches_of(tree: MessageTree) -> Counter[BranchReason]:

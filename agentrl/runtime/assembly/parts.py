@@ -23,6 +23,7 @@ from agentrl.config.schema import (
     DatasetSection,
     EnvSection,
     ModelSection,
+    RolloutSection,
     SelectionSection,
     TrainDatasetSection,
 )
@@ -39,6 +40,7 @@ from agentrl.rollout import RolloutWorker
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.sandbox import SandboxBackend, SandboxLimits
+from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool
 from agentrl.types import Task
 
@@ -57,20 +59,33 @@ TRAIN = "dataset"
 """Name of the training tasks in a config."""
 
 
+def side_calls_of(section: RolloutSection) -> SideCalls:
+    """The policy for side calls of agents, or the served model that answers them.
+
+    Raises:
+        ConfigError: the settings of that model are wrong, or its key is not set.
+    """
+    if section.side_calls != "frozen":
+        return section.side_calls
+    where = "rollout.side_model"
+    return ServedModel(read_settings(section.side_model, where), where=where)
+
+
 def make_env_factory(
-    section: EnvSection, *, base: Path, side_calls: SideCalls = "train"
+    section: EnvSection, *, base: Path, rollout: RolloutSection | None = None
 ) -> Callable[[], Any]:
     """A function that makes a fresh environment; the class is resolved and tried now.
 
     Args:
         section: names it.
         base: where its relative paths start.
-        side_calls: as `rollout.side_calls`, for agents.
+        rollout: says who answers side calls of agents.
 
     Raises:
         ConfigError: the import string is wrong, or the class cannot be made with `env.args`.
     """
 
+    side_calls = "train" if rollout is None else side_calls_of(rollout)
     target = load_env(section.target, base=base, side_calls=side_calls)
 
     def make() -> Any:
@@ -269,7 +284,7 @@ def make_worker(
         generator=generator,
         chat=chat,
         parser=parser,
-        make_env=make_env_factory(config.env, base=base, side_calls=config.rollout.side_calls),
+        make_env=make_env_factory(config.env, base=base, rollout=config.rollout),
         tools=tools,
         sandboxes=sandboxes,
         sandbox_limits=sandbox_limits(config.sandbox.limits),
