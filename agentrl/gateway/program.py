@@ -86,6 +86,7 @@ class ProgramAgent(OwnLoop):
             activity=activity,
             side_calls=self._side_calls,
             watch=guard.watch,
+            takes_reward=False,
         )
         return ProgramLoop(parts, session, guard=guard, sandbox=sandbox, clock=clock, env=self._env)
 

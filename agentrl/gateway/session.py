@@ -71,6 +71,7 @@ class GatewaySession:
         activity: Activity,
         side_calls: SideCalls = "train",
         watch: DeadlineWatch | None = None,
+        takes_reward: bool = True,
     ) -> None:
         """Open it.
 
@@ -84,6 +85,8 @@ class GatewaySession:
             side_calls: whether titles, summaries and sub-agents are trained on, or the model that
                 answers them.
             watch: clock of the agent, which stands still while the model has its turn.
+            takes_reward: whether the agent may post the reward. One that runs what the policy wrote
+                beside it may not: the policy could ask for its own.
         """
         self.secret = secrets.token_urlsafe(24)
         """Names the session in a path, a header or as an API key."""
@@ -117,6 +120,7 @@ class GatewaySession:
         # What a served model costs is booked on the rollout, whatever task a request comes in.
         self._context = copy_context()
         self._watch = watch
+        self._takes_reward = takes_reward
         self._turns: dict[bytes, asyncio.Task[TurnAnswer]] = {}
         self._answers: dict[str, tuple[TreeNode, tuple[Message, ...]]] = {}
         self._progress = RolloutProgress()
@@ -193,6 +197,11 @@ class GatewaySession:
         Raises:
             RequestRefused: it cannot be read, or is another one than before.
         """
+        if not self._takes_reward:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                "the environment of this session gives the reward itself; post none",
+            )
         if self.posted is None:
             posted = read_reward(raw)
             if self.closed:

@@ -13,27 +13,27 @@ class SideTurn(Protocol):
 
     @property
     def text(self) -> str:
-        """Its words."""
+        """The words of the turn."""
         ...
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Its calls."""
+        """The tool calls of the turn."""
         ...
 
     @property
     def truncated(self) -> bool:
-        """Whether it ended at its token limit."""
+        """True if it ended at its token limit."""
         ...
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens before it."""
+        """Number of tokens before the turn."""
         ...
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of it."""
+        """Number of tokens of the turn."""
         ...
 
 

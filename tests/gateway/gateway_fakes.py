@@ -97,6 +97,7 @@ def serve(
     engine: Any = None,
     delay_s: float = 0.0,
     fail: Any = None,
+    takes_reward: bool = True,
     **limits: Any,
 ) -> Served:
     engine = engine or ScriptedEngine(replies, ByteTokenizer(), delay_s=delay_s, fail=fail)
@@ -119,6 +120,7 @@ def serve(
         session_id="session",
         activity=Activity("session", "task"),
         side_calls=side_calls,
+        takes_reward=takes_reward,
     )
     gateway = gateway or Gateway()
     gateway.open(session)

@@ -25,6 +25,15 @@ async def test_a_number_ends_the_rollout(chat: ChatFormat) -> None:
     assert "rollout is over" in answer["error"]["message"]
 
 
+async def test_what_runs_beside_the_policy_posts_no_reward(chat: ChatFormat) -> None:
+    """Fails if a command of the policy, which can read the secret, may pay the policy."""
+    served = serve(chat, ["hi"], takes_reward=False)
+    status, answer = await served.post("reward", b"1")
+    assert status == 400
+    assert "gives the reward itself" in answer["error"]["message"]
+    assert (served.session.posted, served.session.closed) == (None, False)
+
+
 async def test_the_secret_may_be_the_key(chat: ChatFormat) -> None:
     served = serve(chat, ["hi"])
     key = {"authorization": f"Bearer {served.session.secret}"}

@@ -1,8 +1,8 @@
 """The cost of the gateway beside its engine, and a proxy that renders again for comparison.
 
-    python benchmarks/gateway.py                     # all of it, some minutes
-    python benchmarks/gateway.py cpu --repeats 3     # one part, a smoke run
-    python benchmarks/gateway.py cpu --profile       # where the time goes
+    python benchmarks/serving/gateway.py                     # all of it, some minutes
+    python benchmarks/serving/gateway.py cpu --repeats 3     # one part, a smoke run
+    python benchmarks/serving/gateway.py cpu --profile       # where the time goes
 
 Parts:
 
@@ -55,7 +55,7 @@ from agentrl.serving import TokenClient
 from agentrl.testing import ScriptedEngine
 from agentrl.types import FinishReason, Generation, SamplingParams, Task
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.orchestration import (
     SleepingEngine,

@@ -1,8 +1,8 @@
 """What stickiness is worth on real vLLM servers: time to first token and to a whole turn.
 
-    python benchmarks/sticky_sessions.py                  # 5 repeats, some minutes on 2 cores
-    python benchmarks/sticky_sessions.py --quick          # one small repeat
-    python benchmarks/sticky_sessions.py --parts          # where the time of a turn goes instead
+    python benchmarks/serving/sticky_sessions.py # 5 repeats, some minutes on 2 cores
+    python benchmarks/serving/sticky_sessions.py --quick  # one small repeat
+    python benchmarks/serving/sticky_sessions.py --parts  # where the time of a turn goes instead
 
 Two vLLM servers of SmolLM2-135M, one core each on a machine without a GPU. Conversations begin with
 a prompt of 1,600 tokens (instructions, tools, a task) and reach 1,808 in five turns: 16 tokens are
