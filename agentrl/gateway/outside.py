@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agentrl.env import StepResult
 from agentrl.errors import ConfigError, EnvError
-from agentrl.gateway.agent_loop import AgentLoop
+from agentrl.gateway.agent_loop import SessionLoop
 from agentrl.gateway.app import Gateway, Receive, Scope, Send, until_gone
 from agentrl.gateway.listen import listening
+from agentrl.gateway.posted import agreed
 from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.gateway.session import GatewaySession, SideCalls
 from agentrl.gateway.wires.wire import as_json
+from agentrl.rollout.clock import RolloutClock
+from agentrl.rollout.coerce import as_step_result
 from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
 from agentrl.rollout.records import LoopParts
 from agentrl.rollout.sandbox import SharedSandbox
@@ -284,7 +288,7 @@ class OutsideAgent(OwnLoop):
         return desks[self._where]
 
 
-class OutsideLoop(AgentLoop):
+class OutsideLoop(SessionLoop):
     """One rollout that waits for an agent, and then for its reward."""
 
     def __init__(
@@ -298,15 +302,14 @@ class OutsideLoop(AgentLoop):
         rollout_id: str,
         claim_timeout_s: float,
     ) -> None:
-        """Wait at `desk`; other arguments as `AgentLoop`."""
-        super().__init__(
-            parts, session, watch=watch, sandbox=sandbox, agent=_no_agent, client="openai"
-        )
+        """Wait at `desk`; other arguments as `SessionLoop`."""
+        clock = RolloutClock(parts.limits.timeout_s)
+        super().__init__(parts, session, watch=watch, sandbox=sandbox, clock=clock)
         self._desk = desk
         self._rollout_id = rollout_id
         self._claim_timeout_s = claim_timeout_s
 
-    async def _played(self, task: Task) -> None:
+    async def _played(self, task: Task) -> StepResult:
         """Wait for the agent; its reward is the posted one."""
         session = self._session
         group = self._rollout_id.rpartition("/")[0]
@@ -332,7 +335,4 @@ class OutsideLoop(AgentLoop):
         finally:
             self._desk.withdraw(rollout)
             await self._desk.close(session)
-
-
-async def _no_agent(task: Task, client: Any) -> None:
-    """Stands for the agent, which is in another process."""
+        return as_step_result(agreed(session.posted, None))

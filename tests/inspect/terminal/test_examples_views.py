@@ -62,7 +62,7 @@ def test_answers_stand_beside_each_other_with_their_own_numbers(fit_run: Path) -
     assert heads.index("rejected") == 51
     ratios = next(line.plain for line in lines if line.plain.startswith("log-ratio"))
     for part, sums in zip((ratios[:51], ratios[51:]), answer["sums"], strict=True):
-        assert float(part.split()[1]) == float(f"{sums['log_ratio']:.4g}")
+        assert float(part.split()[1]) == float(f"{sums['log_ratio']:.3g}")
     backgrounds = {
         str(span.style) for line in lines for span in line.spans if "on " in str(span.style)
     }
