@@ -53,6 +53,11 @@ def request_body(
     """
     make = _anthropic_body if settings.api == "anthropic" else _openai_body
     body = make(settings, messages, schema)
+    return with_extra(settings, body)
+
+
+def with_extra(settings: ServedSettings, body: dict[str, Any]) -> dict[str, Any]:
+    """Set the fields of `extra` in a body; a field that is None there is taken out."""
     for name, value in settings.extra.items():
         if value is None:
             body.pop(name, None)

@@ -15,6 +15,7 @@ from agentrl.chat.json_calls import HermesParser
 from agentrl.chat.parser import Found
 from agentrl.runtime.api.transcript import Transcript, Utterance
 from agentrl.served import ServedSettings
+from agentrl.served.wire import with_extra
 from agentrl.types import CallStatus, SamplingParams
 
 _NOT_RUN = "(not run)"
@@ -38,12 +39,7 @@ def turn_body(
     """Body of a request for the next turn."""
     make = _messages_body if settings.api == "anthropic" else _chat_body
     body = make(settings, transcript, sampling)
-    for name, value in settings.extra.items():
-        if value is None:
-            body.pop(name, None)
-        else:
-            body[name] = value
-    return body
+    return with_extra(settings, body)
 
 
 def read_turn(settings: ServedSettings, answer: Any) -> SpokenAnswer:
@@ -57,9 +53,6 @@ def read_turn(settings: ServedSettings, answer: Any) -> SpokenAnswer:
         return read(answer)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not a response of the {settings.api} format") from error
-
-
-# -- our text ---------------------------------------------------------------------------------
 
 
 def _written_call(name: Any, arguments: str) -> str:
@@ -150,9 +143,6 @@ def _as_user(item: Utterance) -> str:
     return f"Result of {item.name or 'the call'}:\n{item.text}"
 
 
-# -- OpenAI's chat completions ----------------------------------------------------------------
-
-
 def _chat_body(
     settings: ServedSettings, transcript: Transcript, sampling: SamplingParams
 ) -> dict[str, Any]:
@@ -205,9 +195,6 @@ def _read_completion(answer: Any) -> SpokenAnswer:
         calls.append(_written_call(call["function"]["name"], written))
     cut_off = choice.get("finish_reason") == "length"
     return SpokenAnswer(text=_joined(thought, words, calls), cut_off=cut_off)
-
-
-# -- Anthropic's messages ---------------------------------------------------------------------
 
 
 def _messages_body(
