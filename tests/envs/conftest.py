@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from agentrl_sandboxes import make_backend
+from agentrl_sandboxes import BACKENDS
 
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from tests.envs.local_sandbox import LocalSandboxes
@@ -23,7 +23,7 @@ class BackendSandboxes:
 @pytest.fixture
 async def backend():
     """A real backend; the weakest one works on every machine."""
-    made = await make_backend("process")
+    made = BACKENDS["process"]()
     yield made
     await made.close()
 

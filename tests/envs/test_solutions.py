@@ -9,7 +9,6 @@ import pytest
 from agentrl_envs.gym import GymTask
 from agentrl_envs.gym import make_tasks as games
 from agentrl_envs.swe import HarborTask, RepairTask
-from agentrl_sandboxes import make_backend
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -21,6 +20,7 @@ from agentrl.sandbox import SandboxBackend
 from agentrl.testing import ByteTokenizer
 from agentrl.tool import Tool
 from agentrl.types import SamplingParams, Task, ToolCall, Trajectory
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import TOOLS, Place
 from tests.envs.swe.swe_library import PATCH, make_folder
 from tests.envs.swe.test_harbor import load, write
@@ -33,7 +33,7 @@ SECTION = RolloutSection(
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import compileall
 import difflib
+import functools
 import importlib
 import json
 import py_compile
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,9 +86,15 @@ PASSING = (
     "tests/test_numbers.py::test_mean",
     "tests/test_more.py::test_nothing",
 )
-RUNNER_ENV = {"PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+_UNUSED = ("doctest", "junitxml", "logging", "unittest", "debugging", "pastebin", "faulthandler")
+RUNNER_ENV = {
+    "PYTHONHASHSEED": "0",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in _UNUSED),
+}
 """The sandbox's Python is that of these tests, whose plugins of pytest take four times as long to
 load as pytest takes to run the tests of this library."""
+TEST_COMMAND = ("python3", "-S", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
 PATCH = "diff --git a/tinylib/numbers.py b/tinylib/numbers.py\n" + "".join(
     difflib.unified_diff(
         BROKEN.splitlines(keepends=True),
@@ -104,10 +113,12 @@ _PYGMENTS = {
 """What pytest uses of it: every sandbox gets a copy."""
 
 
-def make_folder(folder: Path) -> list[Task]:
-    """Write the data set; its tasks are one whose tests are seen and one whose are hidden."""
-    environment = folder / ENVIRONMENT_FOLDER
-    environment.mkdir(parents=True)
+@functools.cache
+def _environment() -> Path:
+    """The test environment that every data set gets a copy of: compiling it takes seconds."""
+    kept = tempfile.TemporaryDirectory()
+    atexit.register(kept.cleanup)
+    environment = Path(kept.name)
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         source = Path(str(importlib.import_module(name).__file__)).parent
         ignore = shutil.ignore_patterns("__pycache__", "lexers", "styles", "formatters")
@@ -122,6 +133,13 @@ def make_folder(folder: Path) -> list[Task]:
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(environment, quiet=2, invalidation_mode=mode)
     (environment / "environment.json").write_text('{"id": "e"}')
+    return environment
+
+
+def make_folder(folder: Path) -> list[Task]:
+    """Write the data set; its tasks are one whose tests are seen and one whose are hidden."""
+    shutil.copytree(_environment(), folder / ENVIRONMENT_FOLDER)
+    (folder / ENVIRONMENT_FOLDER).chmod(0o755)
     store = TreeStore(folder / STORE_FOLDER)
     base = store.put(tree(BASE))
     graded = store.put(tree({**BASE, "tests/test_hidden.py": HIDDEN}))
@@ -157,7 +175,7 @@ def record(name: str, base: str, failing, passing, **more) -> SweTask:
         source_paths=("tinylib",),
         test_paths=("tests",),
         python_path=(".",),
-        test_command=("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"),
+        test_command=TEST_COMMAND,
         test_env=RUNNER_ENV,
         test_seconds=0.5,
         environment="e",

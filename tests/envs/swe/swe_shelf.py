@@ -10,7 +10,7 @@ from agentrl_envs.swe.patches import make_patch
 from agentrl_envs.swe.record import STORE_FOLDER, TASKS_FILE
 
 from agentrl.types import Task
-from tests.envs.swe.swe_library import RUNNER_ENV, make_folder, tree
+from tests.envs.swe.swe_library import RUNNER_ENV, TEST_COMMAND, make_folder, tree
 
 GOOD = '''"""Names for shelves."""
 
@@ -137,7 +137,7 @@ def make_shelf(folder: Path) -> dict[str, Task]:
             source_paths=("shelves",),
             test_paths=("tests",),
             python_path=(".",),
-            test_command=("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"),
+            test_command=TEST_COMMAND,
             test_env=RUNNER_ENV,
             test_seconds=0.5,
             environment="e",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from agentrl_envs.swe import RepairTask
-from agentrl_sandboxes import make_backend
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -21,13 +20,14 @@ from agentrl.inspect.read.runs import FoundRun
 from agentrl.rollout import RolloutWorker
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import Message, SamplingParams, Termination, ToolResult, ToolStatus
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import GOLD, LIMITS, SUBMITTED, TOOLS, Place, play
 from tests.envs.swe.swe_library import make_folder
 
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 
@@ -103,7 +103,7 @@ async def test_source_that_does_not_load_or_never_ends_earns_nothing(backend, se
     step = await play(backend, seen, "echo '(' >repo/tinylib/numbers.py")
     assert (step.rewards, step.extra_logs["kept"]) == (0.0, 0.0)
     loop = "echo 'while True: __import__(\"time\").sleep(1)' >>repo/tinylib/numbers.py"
-    step = await play(backend, seen, GOLD, loop, test_wall_s=20.0)
+    step = await play(backend, seen, GOLD, loop, test_wall_s=12.0)
     assert (step.rewards, step.extra_logs["tests_timed_out"]) == (0.0, 1.0)
 
 

@@ -7,10 +7,10 @@ import json
 import shlex
 
 import pytest
-from agentrl_sandboxes import make_backend
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Outcome
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import GOLD, play
 from tests.envs.swe.swe_library import make_folder
 
@@ -22,7 +22,7 @@ def task(tmp_path_factory):
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 

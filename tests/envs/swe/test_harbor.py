@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from agentrl_envs.swe import HarborTask
-from agentrl_sandboxes import make_backend
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
 from agentrl.env import Action, EnvContext
 from agentrl.errors import DataError, GraderError
 from agentrl.types import Message, Task
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import SUBMITTED, TOOLS, Place
 
 TEST = """#!/bin/bash
@@ -25,7 +25,7 @@ CHECK = "import sys\nsys.exit(open('/app/hello.txt').read() != 'hi\\n')\n"
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 
@@ -115,7 +115,7 @@ RUINS = {
     "\\nos.kill(os.getppid(), 9)' >hello.py",
     "removes everything": 'cd /; rm -rf "$OLDPWD/.." 2>/dev/null; true',
     "locks its folder": "chmod 000 . ..; true",
-    "leaves 200,000 files": "mkdir d; cd d; seq 200000 | xargs touch 2>/dev/null; true",
+    "leaves 60,000 files": "mkdir d; cd d; seq 60000 | xargs touch 2>/dev/null; true",
 }
 
 
@@ -126,7 +126,7 @@ async def test_an_agent_cannot_make_itself_infrastructure(trick, backend, tmp_pa
         tmp_path / "tasks/hello", test=TEST.replace("if ", "export LOGS=/logs/verifier\nif ")
     )
     (folder / "tests/check.py").write_text(LOADS)
-    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 5.0\n")
+    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 3.0\n")
     (task,) = load(tmp_path / "tasks", image="none")
     _, step = await play(backend, task, RUINS[trick], reward="all")
     assert (step.rewards, step.done) == (0.0, True)
