@@ -11,10 +11,10 @@ import sys
 import textwrap
 
 import pytest
-from agentrl_sandboxes import make_backend
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Isolation
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import GOLD, play
 from tests.envs.swe.swe_library import FAILING, TESTS, make_folder
 
@@ -26,7 +26,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 
@@ -215,8 +215,15 @@ KNOWS = {
 }
 
 
-@pytest.mark.parametrize("sign", KNOWS)
-@pytest.mark.parametrize("task", ["seen", "hidden"])
+@pytest.mark.parametrize(
+    ("task", "sign"),
+    [
+        *(("seen", sign) for sign in KNOWS),
+        # The one sign that tells hidden tests from others, and one that does not.
+        ("hidden", "a module with probes"),
+        ("hidden", "tests that are not those it has seen"),
+    ],
+)
 async def test_a_runner_that_knows_a_control_by_its_form_earns_nothing(sign, task, backend, tasks):
     """Caught: a verdict that the process of the tests says itself."""
     trick = "".join(
@@ -292,7 +299,8 @@ async def test_values_that_the_code_does_not_give_earn_nothing(trick, backend, t
 async def test_another_repair_than_the_gold_one_is_paid(body, backend, tasks):
     """Caught: a proof that asks for more than what is right."""
     mend = f"sed -i 's/return max(low, .*/{body}/' repo/tinylib/numbers.py"
-    for row in tasks:
+    # Hidden tests ask for no more than those that are seen.
+    for row in tasks if "sorted" in body else tasks[:1]:
         step = await play(backend, row, mend)
         assert (step.rewards, step.extra_logs["controlled"]) == (1.0, 1.0), step.extra_logs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from agentrl_sandboxes import make_backend
 
+from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import play
 from tests.envs.swe.swe_shelf import OTHER, STYLES, make_shelf
 
@@ -18,7 +18,7 @@ def shelf(tmp_path_factory):
 
 @pytest.fixture
 async def backend():
-    made = await make_backend("auto")
+    made = strongest_backend()
     yield made
     await made.close()
 
@@ -64,14 +64,14 @@ async def test_every_style_is_paid_for_what_the_code_gives(style, shelf, backend
     task = shelf[style]
     step = await play(backend, task, OTHER, reward="fraction")
     assert (step.rewards, step.extra_logs["proven"]) == (1.0, 1.0), step.extra_logs
-    for trick in (TABLE, FORGES.format(spares="return None")):
-        step = await play(backend, task, source(trick), reward="fraction")
-        assert (step.rewards, step.scores) == (0.0, 0.0), (trick, step.extra_logs)
+    step = await play(backend, task, source(TABLE), reward="fraction")
+    assert (step.rewards, step.scores) == (0.0, 0.0), step.extra_logs
 
 
+@pytest.mark.parametrize("spares", ["return None", ONE_FAILS], ids=["none", "one"])
 @pytest.mark.parametrize("style", ["table", "truth"])
-async def test_a_case_that_is_left_to_fail_spares_the_others_no_proof(style, shelf, backend):
+async def test_a_runner_that_forges_what_is_no_control_earns_nothing(style, spares, shelf, backend):
     """Caught: tests of which a case fails, taken out of the proof."""
-    trick = FORGES.format(spares=ONE_FAILS)
+    trick = FORGES.format(spares=spares)
     step = await play(backend, shelf[style], source(trick), reward="fraction")
     assert step.rewards == 0.0, step.extra_logs
