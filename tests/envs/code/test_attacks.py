@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 from agentrl_envs.code import humaneval_tasks
-from agentrl_sandboxes import BACKENDS, make_backend
+from agentrl_sandboxes import BACKENDS
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxLimits
@@ -39,18 +39,24 @@ def broken(name: str) -> str:
         return threads.submit(lambda: asyncio.run(probe())).result()
 
 
+KINDS = ("process", "bubblewrap", "userns", "docker")
+
+
 @pytest.fixture(
     params=[
-        "process",
-        "bubblewrap",
-        "userns",
-        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param(kind, marks=pytest.mark.docker if kind == "docker" else ()) for kind in KINDS
     ]
 )
-async def sandboxes(request: pytest.FixtureRequest):
-    if why := broken(request.param):
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Each backend in turn."""
+    return request.param
+
+
+@pytest.fixture
+async def sandboxes(backend_name: str):
+    if why := broken(backend_name):
         pytest.skip(why)
-    made = await make_backend(request.param)
+    made = BACKENDS[backend_name]()
     yield BackendSandboxes(made, LIMITS)
     await made.close()
 
@@ -182,9 +188,10 @@ while True:
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-@pytest.mark.parametrize("task", [TASK, CHECKED], ids=["cases", "check"])
-async def test_no_verdict_can_be_forged(sandboxes, task: Task, name: str) -> None:
-    env = await begin(sandboxes, task, max_turns=1, wall_s=1.0)
+async def test_no_verdict_can_be_forged(sandboxes, backend_name: str, name: str) -> None:
+    # Each meets both kinds of judge, on one half of the backends each.
+    turn = list(FORGERIES).index(name) + KINDS.index(backend_name)
+    env = await begin(sandboxes, (TASK, CHECKED)[turn % 2], max_turns=1, wall_s=1.0)
     step = await env.step(block(f"{OTHERS}\n{FORGERIES[name]}\ndef double(n): return 0"))
     assert (step.done, step.rewards, step.scores) == (True, 0.0, 0.0)
 
@@ -192,7 +199,7 @@ async def test_no_verdict_can_be_forged(sandboxes, task: Task, name: str) -> Non
 @pytest.mark.parametrize("name", list(FORGERIES)[:5])
 async def test_humaneval_cannot_be_forged(sandboxes, name: str) -> None:
     # Fails if the check runs where the tested code does: the first of these was paid 57 of 60.
-    for task in humaneval_tasks(n=60)[::12]:
+    for task in humaneval_tasks(n=60)[::30]:
         env = await begin(sandboxes, task, max_turns=1, wall_s=1.0)
         setup = task.label["prompt"]
         attack = f"{OTHERS}\n{FORGERIES[name]}\n{setup}    return None\n"
@@ -342,6 +349,21 @@ for key in range(200 * ("AGENTRL_SANDBOX" not in os.environ)):
     libc.msgget(0, 0o1666)
     libc.semget(0, 200, 0o1666)
 """,
+    "makes empty files": "for i in range(20000): open(f'f{i}', 'w').close()",
+    "fills the disk": "open('f', 'wb').write(b'x' * (31 << 20))",
+    "nests directories": "import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')",
+    "kills all it may": """
+import os, signal
+if "AGENTRL_SANDBOX" not in os.environ:  # as an ordinary user, all of the user's programs
+    os.kill(-1, signal.SIGKILL)
+os.kill(os.getppid(), signal.SIGKILL)
+""",
+    "stops its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
+    "leaves processes": "import subprocess\nfor i in range(8): subprocess.Popen(['sleep', '60'])",
+}
+
+
+ANSWERS = {
     "answers too deeply": """
 import os
 os.write(4, b'{"value":' + b'[' * 30000 + b']' * 30000 + b'}\\n')
@@ -358,24 +380,23 @@ os.write(4, b'[]\\n7\\nnull\\n"value"\\n{"error":1}\\n')
     "answers a set that is slow": "import os\n"
     "v = ','.join(str(k * (2**61 - 1)) for k in range(3000))\n"
     'os.write(4, b\'{"value":null}\\n{"value":{"t":"set","v":[\' + v.encode() + b\']}}\\n\')',
-    "makes empty files": "for i in range(20000): open(f'f{i}', 'w').close()",
-    "fills the disk": "open('f', 'wb').write(b'x' * (31 << 20))",
-    "nests directories": "import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')",
-    "kills all it may": """
-import os, signal
-if "AGENTRL_SANDBOX" not in os.environ:  # as an ordinary user, all of the user's programs
-    os.kill(-1, signal.SIGKILL)
-os.kill(os.getppid(), signal.SIGKILL)
-""",
-    "stops its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
-    "leaves processes": "import subprocess\nfor i in range(8): subprocess.Popen(['sleep', '60'])",
 }
+"""Lines that are read outside of the sandbox, so one kind of it shows what becomes of them."""
 
 
 @pytest.mark.parametrize("name", BREAKS)
 async def test_what_code_breaks_is_its_own_doing(sandboxes, name: str) -> None:
+    await broken_by(BREAKS[name], sandboxes)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_what_code_answers_is_its_own_doing(real, name: str) -> None:
+    await broken_by(ANSWERS[name], real)
+
+
+async def broken_by(breaks: str, sandboxes) -> None:
     # Fails if it raises: a SandboxError would drop the rollout, and its reward of 0 with it.
-    code = f"{BREAKS[name]}\ndef double(n): return 0"
+    code = f"{breaks}\ndef double(n): return 0"
     env = await begin(sandboxes, TASK, max_turns=3, wall_s=2.0)
     await env.step(block(code))
     await env.step(block("def double(n): return 0"))
