@@ -22,10 +22,10 @@ def served(recorded_run: Path, second_run: Path) -> Generator[str]:
         yield address
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
     # Not for the session: while Playwright is there, its event loop counts as running, and no test
-    # of the same process could start one of its own.
+    # of the same process could start one of its own. Those of a module with a browser do not.
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:

@@ -70,8 +70,7 @@ NAMELESS = """() => [...document.querySelectorAll(
   .map((one) => one.outerHTML.slice(0, 120))"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (420, "dark")])
 def test_every_view_is_legible_named_and_fits(
     browser: Browser, served: str, theme: str, width: int
 ) -> None:

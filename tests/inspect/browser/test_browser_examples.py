@@ -129,8 +129,7 @@ def test_hostile_text_of_data_is_text(page: Page, fits: str, fit: str, fit_run: 
     assert page.locator("main img, main script, main i").count() == 0
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (420, "dark")])
 def test_the_views_are_legible_named_and_fit(
     browser: Browser, fits: str, fit_run: Path, theme: str, width: int
 ) -> None:

@@ -82,8 +82,7 @@ def test_a_point_of_a_curve_counts_the_rewards_of_its_step(page: Page, hacked: s
     expect(page.get_by_role("heading", name="Rewards of train step 10")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 400])
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (400, "dark")])
 def test_the_view_is_legible_named_and_fits(
     browser: Browser, hacked: str, theme: str, width: int
 ) -> None:
