@@ -5,11 +5,14 @@ A test that has to change files copies the run first.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+
+from tests.made_once import made_once
 
 # The tiny project is what the tests of the runtime train.
 
@@ -85,9 +88,9 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     that never pays; a reference policy; truncated rollouts that are masked; evaluations before,
     between and after; checkpoints with a tokenizer; hostile text.
     """
-    return _train(
-        tmp_path_factory.mktemp("recorded"),
-        "recorded",
+    train = functools.partial(
+        _train,
+        name="recorded",
         env__target="counted.py:Counted",
         env__tools=["acts.py:python"],
         chat__tool_parser="fenced_code",
@@ -105,12 +108,14 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval__every_steps=2,
         train__micro_batch_tokens=2048,
     )
+    return made_once(tmp_path_factory, "recorded", train)
 
 
 @pytest.fixture(scope="session")
 def second_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another finished run, without tools, for what shows several side by side."""
-    return _train(tmp_path_factory.mktemp("second"), "second", run__seed=5)
+    train = functools.partial(_train, name="second", run__seed=5)
+    return made_once(tmp_path_factory, "second", train)
 
 
 @pytest.fixture
@@ -124,4 +129,4 @@ def fit_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished fit on preference pairs, evaluated at steps 0, 2 and 4, with hostile text."""
     from tests.inspect.fit_runs import train_fit
 
-    return train_fit(tmp_path_factory.mktemp("pairs"), "dpo")
+    return made_once(tmp_path_factory, "pairs", functools.partial(train_fit, kind="dpo"))
