@@ -169,10 +169,14 @@ def test_a_preflight_that_is_done_is_not_interrupted(capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("end", "status"),
-    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGINT), (signal.SIGKILL, -9)],
+    ("trouble", "end", "status"),
+    [
+        ("sleeps", signal.SIGINT, -signal.SIGINT),
+        ("keeps_the_lock", signal.SIGTERM, -signal.SIGINT),
+        ("sleeps", signal.SIGKILL, -9),
+        ("keeps_the_lock", signal.SIGKILL, -9),
+    ],
 )
-@pytest.mark.parametrize("trouble", ["sleeps", "keeps_the_lock"])
 def test_however_it_ends_it_leaves_no_process(
     trouble: str, end: signal.Signals, status: int
 ) -> None:

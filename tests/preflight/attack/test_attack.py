@@ -56,16 +56,11 @@ def test_every_class_has_attacks_with_names_of_their_own() -> None:
     assert on.function == "f"
 
 
-@pytest.mark.parametrize("aim", [AttackClass.FORGE, AttackClass.SPECIAL_CASE])
-def test_an_environment_without_a_hole_holds(aim: AttackClass) -> None:
-    results = run_attacks(plan("Whole", aim))
-    assert results
+def test_an_environment_without_a_hole_holds() -> None:
+    results = run_attacks(plan("Whole", AttackClass.FORGE, AttackClass.SPECIAL_CASE))
+    assert {result.aim for result in results} == {AttackClass.FORGE, AttackClass.SPECIAL_CASE}
     assert through(results) == set()
     assert all(result.count(AttackVerdict.HELD) == len(result.outcomes) for result in results)
-
-
-def test_one_that_takes_the_models_word_is_paid() -> None:
-    assert "claims success" in through(run_attacks(plan("Believes", AttackClass.FORGE)))
 
 
 def test_one_that_looks_for_the_label_anywhere_pays_for_a_list() -> None:
@@ -90,8 +85,8 @@ def test_one_that_backtracks_is_found_frozen() -> None:
 
 def test_one_that_never_comes_back_is_ended_and_the_rest_goes_on() -> None:
     """Fails if an attack that cannot be interrupted stops the command."""
-    names = ("repeats '('", "repeats '['", "repeats '{'", "repeats '<'")
-    found = plan("NeverComes", AttackClass.FREEZE, names=names, silence_s=10.0)
+    names = ("repeats '('", "repeats '['", "repeats '{'")
+    found = plan("NeverComes", AttackClass.FREEZE, names=names, silence_s=5.0)
     results = run_attacks(found)
     ends = {result.attack: result.first() for result in results if result.got_through}
     assert list(ends) == ["repeats '['"]
@@ -125,7 +120,7 @@ def test_every_hole_of_a_naive_environment_is_named_with_advice() -> None:
     """A judge in the trainer's process, eval, what raises, and state that outlives a rollout."""
     names = (*list(NAIVELY)[:-1], "says something in one rollout", "lists all choices",
              *(f"says {text!r}" for text in ("0", "1", "-1", "2", "yes", "no")))  # fmt: skip
-    results = run_attacks(plan("Quiz", file=NAIVE, names=names, silence_s=6.0))
+    results = run_attacks(plan("Quiz", file=NAIVE, names=names, silence_s=4.0))
     found = {result.attack: result for result in results}
     for name, (verdict, advice) in NAIVELY.items():
         assert found[name].count(verdict), (name, found[name].as_dict())
@@ -258,8 +253,6 @@ def test_the_command_prints_a_table_and_its_status_says_what_came_of_it(capsys) 
     assert run(*words, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert {entry["class"] for entry in found} == {"forge"}
-    assert run(*words[:2], f"{ENVS}:Whole", *words[3:]) == 0
-    assert "All attacks were held" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -322,7 +315,7 @@ WORDS = (AttackClass.FORGE, AttackClass.INFRASTRUCTURE, AttackClass.SPECIAL_CASE
 def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> None:
     """The rest of the library is played by hand; its table is in envs/README.md."""
     found = AttackPlan(
-        env={"target": target}, dataset=SHIPPED[target], sandbox=None, tasks=3, only=WORDS
+        env={"target": target}, dataset=SHIPPED[target], sandbox=None, tasks=2, only=WORDS
     )  # fmt: skip
     results = run_attacks(found)
     assert [result.first() for result in results if result.got_through] == []
@@ -334,9 +327,13 @@ SHORT = ("ends with success", "returns what equals everything", "prints verdicts
          "returns what its callers hold", "keeps what it is given for the next turn")  # fmt: skip
 
 
-@pytest.mark.parametrize("source", ["make_tasks", "humaneval_tasks"])
 @pytest.mark.parametrize(
-    "sandbox", ["bubblewrap", "userns", pytest.param("docker", marks=pytest.mark.docker)]
+    ("sandbox", "source"),
+    [
+        ("bubblewrap", "humaneval_tasks"),
+        ("userns", "make_tasks"),
+        pytest.param("docker", "humaneval_tasks", marks=pytest.mark.docker),
+    ],
 )
 async def test_no_program_gets_through_the_judge_of_code(sandbox: str, source: str) -> None:
     """The quick half of the programs; in `process` they do nothing, see below."""
