@@ -79,7 +79,7 @@ def check(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_user_turns_append_token_for_token(name: str, data: st.DataObject) -> None:
     # Fails if the separator after the stop token is lost (seen by returning
@@ -91,7 +91,7 @@ def test_user_turns_append_token_for_token(name: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_tool_turns_append_token_for_token(name: str, data: st.DataObject) -> None:
     # Fails if consecutive results are not grouped as Qwen groups them, or not quoted as Llama

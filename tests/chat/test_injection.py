@@ -93,7 +93,7 @@ def test_a_malformed_call_in_the_history_does_not_reach_jinja() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_plain_text_is_never_special_and_survives(name: str, data: st.DataObject) -> None:
     chat = chat_of(name)

@@ -425,7 +425,7 @@ BYTES = build_chat(ByteTokenizer(), ChatSection())
 
 
 @pytest.mark.parametrize("name", list(PARSERS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12))
 @example(parts=["<tool_call>", '{"a": ' * 3000])
 def test_no_text_raises_and_every_span_is_exact(name: str, parts: list[str]) -> None:

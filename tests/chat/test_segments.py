@@ -139,7 +139,7 @@ def at_once(codec: Codec, text: str, after: int | None) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(text=texts)
 def test_a_text_has_the_ids_of_its_parts(name: str, text: str) -> None:
     # Fails if a text is also split in front of a line break (`foo.|\n`), behind a space, or beside
@@ -163,7 +163,7 @@ def words(tokenizer: Any, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*KNOWN, "bytes", "mistral_v3", "qwen2_5"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(contents=st.lists(st.one_of(texts, long_texts), min_size=1, max_size=3))
 def test_a_delta_has_the_ids_of_its_text(name: str, contents: Sequence[str]) -> None:
     # Fails if the remembered part takes a character of the text around it, if what was remembered
@@ -199,7 +199,7 @@ def test_a_long_text_is_encoded_in_segments(name: str, unit: str) -> None:
     assert codec.encode_document(text) == at_once(codec, text, None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     text=long_texts,
     before=st.text(alphabet=" \n\t", max_size=4),

@@ -25,7 +25,7 @@ def build(ids: Sequence[int], text: str, *, named: bool) -> TokenMap:
 
 
 @pytest.mark.parametrize("named", [True, False])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=st.text(min_size=1, max_size=12), data=st.data())
 def test_one_byte_tokens(named: bool, text: str, data: st.DataObject) -> None:
     # Fails if offsets are counted in characters where tokens hold bytes, or if the step-by-step
@@ -42,7 +42,7 @@ def test_one_byte_tokens(named: bool, text: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "mistral_v3", "llama3_1"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     before=st.text(alphabet="a \n\u00e9\u4e16\U0001f389", max_size=8),
     inside=st.text(alphabet="a(\u00e9\u4e16\U0001f389", min_size=1, max_size=8),
@@ -73,7 +73,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("named", [True, False])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     before=st.lists(st.sampled_from(BROKEN) | st.binary(max_size=4), max_size=5),
     after=st.binary(max_size=6),
@@ -91,7 +91,7 @@ def test_bytes_that_are_no_text_move_no_span(
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "mistral_v3", "llama3_1"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_smallest_span_is_found_behind_any_tokens(name: str, data: st.DataObject) -> None:
     """Fails if half characters before a call are not counted as the decoder writes them."""

@@ -114,7 +114,7 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     section=schedules,
     size=st.integers(1, 6),
@@ -138,7 +138,7 @@ def test_no_group_is_trained_beyond_the_bound(
     assert len(run.lags) == sum(run.begun.values()) == 25 * size
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     section=schedules,
     size=st.integers(1, 6),
