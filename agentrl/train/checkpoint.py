@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.errors import RunError
 from agentrl.files import flush, replacing
+from agentrl.train.model.hub_format import save_pretrained
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2
@@ -110,7 +111,7 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".writing-") as scratch:
-        model.save_pretrained(scratch)
+        save_pretrained(model, Path(scratch))
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         made = [path for path in Path(scratch).rglob("*") if path.is_file()]

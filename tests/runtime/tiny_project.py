@@ -98,9 +98,11 @@ def resize_ids(folder: Path, count: int) -> Path:
     """Give a model more ids than its tokenizer has, as heads that are padded have; or fewer."""
     from transformers import AutoModelForCausalLM
 
+    from agentrl.train.model.hub_format import save_pretrained
+
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(count)
-    model.save_pretrained(folder)
+    save_pretrained(model, folder)
     return folder
 
 
@@ -122,6 +124,8 @@ def _save_llama(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from agentrl.train.model.hub_format import save_pretrained
+
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -134,7 +138,7 @@ def _save_llama(
         num_attention_heads=num_attention_heads,
         num_key_value_heads=num_key_value_heads,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_pretrained(LlamaForCausalLM(config), folder)
 
 
 def write_project(folder: Path, **changes: Any) -> Path:

@@ -25,6 +25,7 @@ from torch import Tensor
 from agentrl.config.training import LoraSection
 from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.train.model.hub_format import save_pretrained
 
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""
@@ -132,12 +133,10 @@ def save_policy(
         folder: to write into.
         weights: all of them, by name, where a backend has sharded those of `model`.
     """
-    if weights is not None:
-        model.save_pretrained(folder, state_dict=dict(weights))
-    elif not has_adapters(model):
-        model.save_pretrained(folder)
+    if weights is not None or not has_adapters(model):
+        save_pretrained(model, folder, weights=weights)
     else:
-        model.save_pretrained(folder, state_dict=dict(_merged(model, model.state_dict())))
+        save_pretrained(model, folder, weights=dict(_merged(model, model.state_dict())))
         _save_adapters(model, folder / ADAPTER_FOLDER)
     tokenizer.save_pretrained(folder)
 

@@ -25,6 +25,7 @@ from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.files import cache_dir
 from agentrl.kernels.lm_head import use_float32_head
+from agentrl.train.model.hub_format import save_pretrained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,7 +243,7 @@ def dequantise(gguf: Path, target: Path) -> Path:
         model: Any = type(loaded)(config)
         model.load_state_dict(loaded.state_dict())
         model.tie_weights()
-        model.to(torch.bfloat16).save_pretrained(target)
+        save_pretrained(model.to(torch.bfloat16), target)
         tokenizer.save_pretrained(target)
     return target
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.train.model.hub_format import save_pretrained
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
 
@@ -64,7 +65,7 @@ def save_value_model(
     named = {"score.weight": found.pop("value_head.weight").detach()}
     for name, tensor in found.items():
         named[f"{shell.base_model_prefix}.{name.removeprefix('body.')}"] = tensor.detach()
-    shell.save_pretrained(folder, state_dict=named)
+    save_pretrained(shell, folder, weights=named)
     padded.save_pretrained(folder)
 
 

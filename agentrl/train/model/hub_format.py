@@ -1,0 +1,48 @@
+"""Models on the disk in the format of Hugging Face, without libraries that they do not use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def save_pretrained(
+    model: Any, folder: Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights and config of a `transformers` model.
+
+    Args:
+        model: a `transformers` model.
+        folder: made if needed.
+        weights: all of them, by name, where they are not those of `model`.
+    """
+    with _without_importing_deepspeed():
+        if weights is None:
+            model.save_pretrained(folder)
+        else:
+            model.save_pretrained(folder, state_dict=dict(weights))
+
+
+@contextmanager
+def _without_importing_deepspeed() -> Iterator[None]:
+    """Let accelerate know of DeepSpeed only where something has imported it.
+
+    To see whether a model is wrapped in an engine of DeepSpeed, accelerate imports the package
+    wherever it is installed. That takes seconds, and a model of a process that has not imported it
+    has no such wrapper.
+    """
+    accelerate: Any = sys.modules.get("accelerate.utils.other")
+    asked = getattr(accelerate, "is_deepspeed_available", None)
+    if asked is None or "deepspeed" in sys.modules:
+        yield
+        return
+    accelerate.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+    try:
+        yield
+    finally:
+        accelerate.is_deepspeed_available = asked
