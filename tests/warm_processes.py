@@ -18,11 +18,20 @@ from multiprocessing.context import ForkServerContext
 from typing import TextIO
 
 PRELOAD = [
+    "agentrl.cli.fit",
+    "agentrl.cli.train",
+    "agentrl.cli.console.report",
+    "agentrl.cli.console.run_page",
+    "agentrl.runtime.fit.launch",
     "agentrl.runtime.launch",
     "agentrl.runtime.sample",
     "agentrl.serving.embedded",
     "agentrl.train",
+    "agentrl.train.fit",
     "agentrl.data",
+    "agentrl_sandboxes",
+    "tensorboard.summary.writer.event_file_writer",
+    "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
     "pandas",
     "pytest",
