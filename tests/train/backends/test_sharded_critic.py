@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,11 @@ def train(kind, ranks, case, dtype, *, steps=slice(None), load=None, save=None, 
     }
 
 
+@cache
+def train_alone(case, dtype):
+    return train(None, None, case, dtype)
+
+
 def held_parameters(critic):
     """The numbers that this rank stores of every weight."""
     for param in critic.model.parameters():
@@ -133,12 +140,13 @@ def close(ours, theirs, *, error, rel):
         assert np.allclose(ours["values"][key], values, rtol=rel, atol=error)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "world_size"), [("zero-head", 2), ("warm-up", 3), ("kl", 2), ("kl", 3)]
+)
 def test_fsdp2_trains_policy_and_critic_as_one_process(crew, case, world_size):
     """Fails if a body whose gradient is zero is skipped (its moments would be a step behind), if
     the head is not gathered, or if a rank without rows makes no pass of the critic."""
-    alone = train(None, None, case, torch.float64)
+    alone = train_alone(case, torch.float64)
     ranks = crew.run(world_size, train_as, "fsdp2", case, torch.float64)
     same_on_all(ranks)
     close(ranks[0], alone, error=1e-9, rel=1e-8)
@@ -146,11 +154,11 @@ def test_fsdp2_trains_policy_and_critic_as_one_process(crew, case, world_size):
     assert max(rank["held"] for rank in ranks) < 1.1 * alone["numel"] / world_size
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "fsdp2"])
+@pytest.mark.parametrize("kind", ["zero0", "zero2-offload", "zero3"])
 def test_zero_trains_policy_and_critic_as_one_process(crew, kind):
     """Two engines in one process; fails if one closes the update of the other."""
     needs(kind)
-    alone = train(None, None, "kl", torch.float32)
+    alone = train_alone("kl", torch.float32)
     ranks = crew.run(2, train_as, kind, "kl", torch.float32)
     same_on_all(ranks)
     close(ranks[0], alone, error=1e-4, rel=1e-3)
@@ -158,11 +166,10 @@ def test_zero_trains_policy_and_critic_as_one_process(crew, kind):
     assert ranks[0]["held"] == pytest.approx(alone["numel"] / parts, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", ["zero2", "zero3"])
-@pytest.mark.parametrize("case", ["zero-head", "warm-up"])
+@pytest.mark.parametrize(("kind", "case"), [("zero2", "warm-up"), ("zero3", "zero-head")])
 def test_zero_does_so_with_a_fresh_head_and_a_warm_up(crew, kind, case):
     needs(kind)
-    alone = train(None, None, case, torch.float32)
+    alone = train_alone(case, torch.float32)
     ranks = crew.run(2, train_as, kind, case, torch.float32)
     same_on_all(ranks)
     close(ranks[0], alone, error=1e-4, rel=1e-3)
@@ -174,8 +181,8 @@ def test_a_critic_goes_on_with_any_number_of_ranks_of_any_backend(crew, kind, tm
     needs(kind)
     dtype = torch.float64 if kind == "fsdp2" else torch.float32
     error, rel = (1e-9, 1e-8) if kind == "fsdp2" else (1e-4, 1e-3)
-    whole = train(None, None, "kl", dtype)
-    whole["metrics"] = whole["metrics"][2:]
+    whole = train_alone("kl", dtype)
+    whole = {**whole, "metrics": whole["metrics"][2:]}
     crew.run(2, begin_as, kind, "kl", dtype, tmp_path)
     close(crew.run(3, go_on_as, kind, "kl", dtype, tmp_path)[0], whole, error=error, rel=rel)
     alone = train(None, None, "kl", dtype, steps=slice(2, 3), load=tmp_path)
@@ -183,7 +190,7 @@ def test_a_critic_goes_on_with_any_number_of_ranks_of_any_backend(crew, kind, tm
 
 
 def test_fsdp2_checkpoints_the_layers_of_a_critic(crew):
-    alone = train(None, None, "kl", torch.float64)
+    alone = train_alone("kl", torch.float64)
     ranks = crew.run(2, checkpointed_as, "fsdp2", "kl", torch.float64)
     close(ranks[0], alone, error=1e-9, rel=1e-8)
 
@@ -195,7 +202,7 @@ def test_muon_moves_policy_and_critic_on_fsdp2(crew):
     close(ranks[0], alone, error=1e-9, rel=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
 def test_over_a_bfloat16_body_values_are_not_rounded_to_bfloat16(crew, kind):
     """Fails if the head computes in the body's dtype: all values would be bfloat16 numbers."""
     needs(kind)

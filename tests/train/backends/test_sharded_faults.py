@@ -139,8 +139,7 @@ def die_before_a_backward_pass(address, rank, world_size, kind, step, how):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["end", "hang"])
-@pytest.mark.parametrize("kind", ["fsdp2", "zero2"])
+@pytest.mark.parametrize(("kind", "how"), [("fsdp2", "hang"), ("zero2", "end")])
 def test_a_rank_that_is_lost_ends_the_step_of_the_others(kind, how):
     needs(kind)
     lost = Crew(2)

@@ -54,8 +54,10 @@ def gradient_errors(ours, theirs):
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [("plain", 3), ("epochs-kl", 3), ("entropy", 2), ("checkpointing", 2)],
+)
 def test_slices_make_the_update_of_one_process(crew, case, world_size):
     """Fails if gradients are averaged, in the layers alone or everywhere; if a rank out of rows
     stays away; if the head is not there when it runs."""
@@ -68,8 +70,10 @@ def test_slices_make_the_update_of_one_process(crew, case, world_size):
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-@pytest.mark.parametrize("case", ["plain", "entropy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [*((kind, "plain") for kind in KINDS), *((kind, "entropy") for kind in ("zero2", "zero3"))],
+)
 def test_every_kind_makes_the_update_of_one_process(crew, kind, case):
     """Fails if the averaging of the engine is not undone, if it is undone twice, and if gradients
     of all but the last micro-batch are lost."""
@@ -85,8 +89,10 @@ def test_every_kind_makes_the_update_of_one_process(crew, kind, case):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["zero2", "zero3"])
-@pytest.mark.parametrize("case", ["epochs-kl", "checkpointing"])
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [("zero2", "epochs-kl"), ("zero3", "epochs-kl"), ("zero3", "checkpointing")],
+)
 def test_zero_does_so_over_several_updates(crew, kind, case):
     needs(kind)
     ranks, alone = compared(crew, kind, case, torch.float32)
@@ -96,7 +102,7 @@ def test_zero_does_so_over_several_updates(crew, kind, case):
     assert relative_error(ranks[0]["weights"], alone["weights"]) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
 def test_in_bfloat16_sums_are_formed_in_float32(crew, kind):
     """Fails if gradients are added up in bfloat16, over ranks or over micro-batches."""
     needs(kind)
