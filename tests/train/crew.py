@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ sharded models for ever, and each has a thread that looks for messages a hundred
 
 def _serve(pipe: Any) -> None:
     torch.set_num_threads(1)
+    # DeepSpeed imports it, wherever it is installed, for a tuner that nothing here uses.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
     while True:
         work, args = pipe.recv()
         try:
