@@ -46,13 +46,12 @@ MODES: dict[str, dict[str, Any]] = {
         "engine": "vllm",
     },
     "d, shared weights": {"schedule": {"staleness_threshold": 1.0, "partial_rollout": True}},
-    "one step off": {"schedule": {"staleness_threshold": 1.0}, "engine": "vllm"},
     "drop": {
         "schedule": {"staleness_threshold": 2.0, "partial_rollout": True, "max_version_lag": 1},
         "engine": "vllm",
     },
 }
-BOUNDS = {"b": 1, "c": 1, "d": 1, "d, trigger 2": 2, "d, shared weights": 1, "one step off": 1}
+BOUNDS = {"b": 1, "c": 1, "d": 1, "d, trigger 2": 2, "d, shared weights": 1}
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -270,8 +269,8 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path, mode: str) ->
     fuse = Fuse()
     await drive(config_of(tmp_path / "w", mode, steps=4), fuse=fuse, worker=StreamingWorker(fuse))
     assert len(fuse.places) > 40
-    # The modes share their code: every place in the boldest, every third in the others.
-    every = 1 if mode == "d, trigger 2" else 3
+    # The modes share their code: every other place of a kind in the boldest, few in the others.
+    every = 2 if mode == "d, trigger 2" else 6
     for at in places_to_kill(fuse.places, every, list(MODES).index(mode)):
         config = config_of(tmp_path / str(at), mode, steps=4)
         fuse = Fuse(at)

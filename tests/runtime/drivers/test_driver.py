@@ -116,7 +116,7 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path) -> None:
     places = await count_places(tmp_path / "whole")
     whole = trained_tasks(fake_config(tmp_path / "whole", steps=4))
     assert len(places) > 40
-    for at in places_to_kill(places):
+    for at in places_to_kill(places, 2):
         config = fake_config(tmp_path / str(at), steps=4)
         with pytest.raises(Killed):
             await drive(config, fuse=Fuse(at))

@@ -87,7 +87,7 @@ async def test_a_kill_at_every_place_changes_nothing(
     whole = config_with(tmp_path / "whole", reward, schedule=schedule, steps=4)
     _, trainer = await drive(whole, fuse=fuse)
     assert trainer.digest == trained(whole)
-    for at in places_to_kill(fuse.places):
+    for at in places_to_kill(fuse.places, 3, offset=1 if schedule else 0):
         config = config_with(tmp_path / str(at), reward, schedule=schedule, steps=4)
         with pytest.raises(Killed):
             await drive(config, fuse=Fuse(at))
@@ -254,7 +254,7 @@ async def test_a_run_ahead_that_is_killed_anywhere_loses_no_task(tmp_path: Path)
     fuse = Fuse()
     await drive(whole, fuse=fuse, worker=StreamingWorker(fuse))
     killed = 0
-    for at in places_to_kill(fuse.places, 2):
+    for at in places_to_kill(fuse.places, 4):
         config = config_ahead(tmp_path / str(at), "shared weights", steps=4)
         fuse_of = Fuse(at)
         try:

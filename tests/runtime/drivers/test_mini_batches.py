@@ -120,7 +120,7 @@ async def test_a_kill_at_every_place_changes_nothing(tmp_path: Path) -> None:
     await drive(early_config(tmp_path / "whole", steps=3), fuse=fuse, worker=worker)
     assert sum(place.startswith("early update") for place in fuse.places) >= 4
     killed: set[str] = set()
-    for at in places_to_kill(fuse.places, 2):
+    for at in places_to_kill(fuse.places, 4):
         config = early_config(tmp_path / str(at), steps=3)
         fuse_of = Fuse(at)
         try:

@@ -155,7 +155,7 @@ async def test_a_run_is_on_policy_and_takes_every_task_once_an_epoch(tmp_path: P
 async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path) -> None:
     fuse = Fuse()
     await drive(config_of(tmp_path / "w", steps=4), fuse=fuse, worker=StreamingWorker(fuse))
-    for at in places_to_kill(fuse.places, 2):
+    for at in places_to_kill(fuse.places, 4):
         config = config_of(tmp_path / str(at), steps=4)
         fuse = Fuse(at)
         try:
