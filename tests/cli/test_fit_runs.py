@@ -57,8 +57,10 @@ def test_the_inspector_reads_a_fit(fits: dict[str, Path], kind: str) -> None:
     assert history.config["objective.kind"] == kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [(), ("--best",), ("--step", "2")])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("sft", ()), ("sft", ("--step", "2")), ("dpo", ("--best",)), ("rm", ()), ("rm", ("--best",))],
+)
 def test_export(fits: dict[str, Path], tmp_path: Path, kind: str, options: tuple[str, ...]) -> None:
     """Fails if the trainer's files come along, or a better loss is a worse checkpoint."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

@@ -70,7 +70,7 @@ def eval_losses(run: Path, kind: str) -> list[float]:
     return [line[key] for line in lines if (key := f"eval/held/{kind}/loss") in line]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dpo", "rm"])
 def test_the_merged_checkpoint_is_the_model_that_was_trained(
     finished: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_reference_is_the_model_without_adapters(finished: dict[str, Path]) 
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dpo", "rm"])
 def test_adapters_go_on_where_they_were(
     finished: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
@@ -119,10 +119,7 @@ def test_adapters_go_on_where_they_were(
     assert_same_fit(run, finished[kind])
 
 
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [("sft", "torch"), ("rm", "torch"), ("sft", "fsdp2"), ("dpo", "fsdp2"), ("rm", "fsdp2")],
-)
+@pytest.mark.parametrize(("kind", "backend"), [("sft", "torch"), ("dpo", "fsdp2"), ("rm", "fsdp2")])
 def test_ranks_train_the_adapters_of_one(
     finished: dict[str, Path], tmp_path: Path, kind: str, backend: str
 ) -> None:
@@ -140,12 +137,11 @@ def test_ranks_train_the_adapters_of_one(
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["dpo", "rm"])
-def test_divided_adapters_go_on_where_they_were(tmp_path: Path, kind: str) -> None:
+def test_divided_adapters_go_on_where_they_were(tmp_path: Path) -> None:
     """Fails if the state of a rank is looked for in weights that are not trained."""
     runs = []
     for name in ("whole", "killed"):
-        path = write_fit(tmp_path / name, kind, train__backend={"kind": "fsdp2"}, **LORA)
+        path = write_fit(tmp_path / name, "rm", train__backend={"kind": "fsdp2"}, **LORA)
         out = tmp_path / f"{name}.txt"
         if name == "killed":
             status = kill_at(out, "os.rename", ".making-step-4", 1, "fit", path)

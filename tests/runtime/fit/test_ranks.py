@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -26,23 +28,36 @@ def backend(kind: str) -> dict[str, object]:
     return {"kind": kind, "lanes": 1} if kind == "torch" else {"kind": kind}
 
 
+def finished(folder: Path, kind: str, **settings: object) -> Path:
+    """The run directory of a fit that has come to its end."""
+    path = write_fit(folder, kind, **settings)
+    status, text = agentrl(folder / "out.txt", "fit", path)
+    assert status == 0, text
+    return path.parent / "runs" / "fit"
+
+
+@pytest.fixture(scope="module")
+def fit_of_one(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By kind, the run directory of a fit of one process; each is made once."""
+
+    @cache
+    def made(kind: str) -> Path:
+        return finished(tmp_path_factory.mktemp(kind), kind, train__backend=backend("torch"))
+
+    return made
+
+
 @pytest.mark.parametrize(("kind", "name", "ranks"), CASES)
-def test_ranks_train_as_one_process_does(tmp_path: Path, kind: str, name: str, ranks: int) -> None:
+def test_ranks_train_as_one_process_does(
+    fit_of_one: Callable[[str], Path], tmp_path: Path, kind: str, name: str, ranks: int
+) -> None:
     """Fails if a rank trains on other examples, or a checkpoint holds the weights of one rank."""
     if name == "deepspeed":
         pytest.importorskip("deepspeed")
-    runs = []
-    for folder, settings in (
-        ("one", {"train__backend": backend("torch")}),
-        ("all", {"train__backend": backend(name), "ranks": ranks}),
-    ):
-        path = write_fit(tmp_path / folder, kind, **settings)
-        status, text = agentrl(tmp_path / f"{folder}.txt", "fit", path)
-        assert status == 0, text
-        runs.append(path.parent / "runs" / "fit")
-    one, every = runs
+    one = fit_of_one(kind)
+    every = finished(tmp_path, kind, train__backend=backend(name), ranks=ranks)
     assert relative_error(weights(every), weights(one)) < 1e-4
-    losses = [[loss for _, loss, _ in trained_steps(run)] for run in runs]
+    losses = [[loss for _, loss, _ in trained_steps(run)] for run in (one, every)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
