@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from agentrl.config import load_config
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.metrics.sinks import read_metrics
+from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.preflight.checks.reward_models import reward_models
 from agentrl.reward.scale import RewardScale, ensemble_reward
 from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
@@ -139,13 +142,15 @@ def test_a_dry_run_refuses_what_cannot_work(tmp_path: Path) -> None:
     assert status == 2, text
     assert "fail reward models" in said
     assert "agentrl rm report" in said
-    words = ("train", path, "--dry-run", "reward.models.rm.scale=none")
-    status, text = agentrl(tmp_path / "raw.log", *words)
-    assert status == 0, text
-    assert "nothing whitens or clips them" in " ".join(text.split())
-    status, text = agentrl(tmp_path / "clip.log", *words, "reward.clip=[-5, 5]")
-    assert status == 0, text
-    assert "nothing whitens" not in text
+    raw = "reward.models.rm.scale=none"
+    config = load_config(path, [raw])
+    found = PreflightFacts(tokenizer=load_tokenizer(config.model))
+    warned = asyncio.run(reward_models(config, tmp_path, found))
+    assert "nothing whitens or clips them" in str(warned)
+    config = load_config(path, [raw, "reward.clip=[-5, 5]"])
+    clipped = asyncio.run(reward_models(config, tmp_path, found))
+    assert isinstance(clipped, str)
+    assert "nothing whitens" not in clipped
 
 
 def test_a_resumed_run_is_paid_by_the_checkpoint_it_began_with(tmp_path: Path) -> None:

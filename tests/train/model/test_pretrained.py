@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +12,12 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.kernels.lm_head import has_float32_head
-from agentrl.train.model.pretrained import check_model_path, load_pretrained, pick_device
+from agentrl.train.model.pretrained import (
+    check_model_path,
+    load_pretrained,
+    load_tokenizer,
+    pick_device,
+)
 from tests.runtime.tiny_project import write_model
 
 
@@ -60,20 +62,11 @@ def test_a_folder_that_is_not_there():
         load_pretrained(ModelSection(path="./no/such/folder", device="cpu"))
 
 
-def test_a_hub_name_that_cannot_be_reached():
-    # A process of its own: the hub client reads the variable once, when it is imported.
-    code = (
-        "from agentrl.config.schema import ModelSection\n"
-        "from agentrl.errors import ConfigError\n"
-        "from agentrl.train.model.pretrained import load_tokenizer\n"
-        "try: load_tokenizer(ModelSection(path='nobody/nothing'))\n"
-        "except ConfigError as error: print(error)\n"
-    )
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    assert "model.path 'nobody/nothing' has no usable tokenizer" in done.stdout
+def test_a_hub_name_that_cannot_be_reached(monkeypatch):
+    # What HF_HUB_OFFLINE=1 sets when the client is imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"model\.path 'nobody/nothing' has no usable tokenizer"):
+        load_tokenizer(ModelSection(path="nobody/nothing"))
 
 
 def test_devices():
