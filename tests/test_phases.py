@@ -18,8 +18,10 @@ SCRIPT = Path(__file__).parents[1] / ".ci" / "tests.py"
 def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n")
     (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
+    # Without the workers of the plain phase, which take a second; `start_all` has them.
+    options = ["-q", "-p", "xdist", "-n", "0", "-p", "no:cacheprovider"]
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), "-q", "-p", "xdist", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, str(SCRIPT), *options, *arguments],
         cwd=folder,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,

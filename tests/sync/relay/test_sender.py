@@ -102,8 +102,7 @@ def test_a_receiver_that_dies_is_named_at_once_and_all_notice(
         assert {receivers.hear(other) for other in healthy} == {"same"}
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize("order", ["freeze", "hang"])
+@pytest.mark.parametrize(("order", "index"), [("freeze", 1), ("hang", 0), ("hang", 2)])
 def test_a_receiver_that_stops_is_named_at_the_limit(
     receivers: Receivers, order: str, index: int
 ) -> None:
@@ -321,7 +320,7 @@ def test_a_slow_trainer_is_nobodys_fault(
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
         for name in "abc":
             yield name, torch.zeros(400)
-            time.sleep(3)
+            time.sleep(2)
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(sender.send, gathered(), 0)
