@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from agentrl.judges.agreement import different, interval_of, kappas
-
-_RESAMPLES = 2000
+from agentrl.judges.agreement import different, draws_of_clusters, interval_of, kappas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +28,13 @@ class ReviewerAgreement:
     kappa: float | None
     """Cohen's kappa; None where chance alone explains everything."""
     kappa_interval: tuple[float, float] | None
-    """95 % of a bootstrap over rollouts; None where most resamples have no kappa."""
+    """95 % of a bootstrap over tasks; None for one task, or where most resamples have no kappa."""
 
 
 def reviewer_agreements(
     given: Iterable[tuple[str, object, str]],
+    *,
+    task_of: Callable[[object], object] = lambda rollout: rollout,
 ) -> list[ReviewerAgreement]:
     """Agreement of every two reviewers who have a rollout in common, by word and in all.
 
@@ -42,6 +42,8 @@ def reviewer_agreements(
 
     Args:
         given: reviewer, rollout and word of each label of a whole rollout.
+        task_of: the task of a rollout; rollouts of one task are resampled together, since
+            siblings are not independent. By default each rollout is a task of its own.
 
     Example:
         >>> rows = [("ann", 1, "ok"), ("bob", 1, "ok"), ("ann", 2, "ok"), ("bob", 2, "hacked")]
@@ -57,10 +59,11 @@ def reviewer_agreements(
         if not shared:
             continue
         pairs = [(words[first][rollout], words[second][rollout]) for rollout in shared]
-        found.append(_agreement(first, second, "", [(_all(a), _all(b)) for a, b in pairs]))
+        tasks = [task_of(rollout) for rollout in shared]
+        found.append(_agreement(first, second, "", [(_all(a), _all(b)) for a, b in pairs], tasks))
         for word in sorted(set[str]().union(*(a | b for a, b in pairs))):
             said = [(str(word in a), str(word in b)) for a, b in pairs]
-            found.append(_agreement(first, second, word, said))
+            found.append(_agreement(first, second, word, said, tasks))
     return found
 
 
@@ -69,19 +72,25 @@ def _all(words: set[str]) -> str:
 
 
 def _agreement(
-    first: str, second: str, label: str, said: list[tuple[str, str]]
+    first: str,
+    second: str,
+    label: str,
+    said: Sequence[tuple[str, str]],
+    tasks: Sequence[object],
 ) -> ReviewerAgreement:
     values = sorted({value for pair in said for value in pair})
-    table_VV = np.zeros((len(values), len(values)))
-    for one, two in said:
-        table_VV[values.index(one), values.index(two)] += 1
+    number = {task: position for position, task in enumerate(dict.fromkeys(tasks))}
+    counts_CVV = np.zeros((len(number), len(values), len(values)))
+    for (one, two), task in zip(said, tasks, strict=True):
+        counts_CVV[number[task], values.index(one), values.index(two)] += 1
+    table_VV = counts_CVV.sum(axis=0)
     distances_VV = different(len(values))
     kappa = float(kappas(table_VV[None], distances_VV)[0])
-    # Rollouts drawn with replacement: counts of a multinomial.
-    draws_RN = np.random.default_rng(0).multinomial(
-        len(said), table_VV.ravel() / len(said), size=_RESAMPLES
-    )
-    resampled_R = kappas(draws_RN.reshape(-1, *table_VV.shape), distances_VV)
+    interval = None
+    if len(number) > 1 and not np.isnan(kappa):
+        weights_RC = draws_of_clusters(len(number), seed=0)
+        tables_RVV = np.tensordot(weights_RC, counts_CVV, axes=1)
+        interval = interval_of(kappas(tables_RVV, distances_VV))
     return ReviewerAgreement(
         first=first,
         second=second,
@@ -89,5 +98,5 @@ def _agreement(
         rollouts=len(said),
         share=sum(one == two for one, two in said) / len(said),
         kappa=None if np.isnan(kappa) else kappa,
-        kappa_interval=None if np.isnan(kappa) else interval_of(resampled_R),
+        kappa_interval=interval,
     )

@@ -85,13 +85,14 @@ def labels(
     from agentrl.cli.traj.stored import check_run, console
     from agentrl.data.run.labels import read_labels
     from agentrl.data.run.paths import RunPaths
-    from agentrl.judges.reviewers import reviewer_agreements
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.run_labels import agreements_of
+    from agentrl.inspect.read.runs import FoundRun
 
     check_run(run)
     found = read_labels(RunPaths(run).labels_file)
-    agreements = reviewer_agreements(
-        (one.by, one.key, one.label) for one in found if one.label and one.first_token is None
-    )
+    reader = RunReader(FoundRun(id=run.name, path=run.resolve()))
+    agreements = agreements_of(reader, found)
     if as_json:
         document = {
             "labels": [dataclasses.asdict(one) for one in found],

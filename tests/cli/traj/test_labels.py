@@ -123,5 +123,13 @@ def test_agreement_counts_what_both_have_labelled() -> None:
     for one in found.values():
         assert (one.first, one.second, one.rollouts, one.share) == ("ann", "bob", 4, 0.75)
         assert one.kappa == pytest.approx(0.5)
+    # Ten siblings that say the same are one observation: they do not narrow the interval.
+    siblings = [(by, (key, n), word) for by, key, word in rows for n in range(10)]
+    alone = {one.label: one for one in reviewer_agreements(rows)}[""]
+    together, _, _ = reviewer_agreements(siblings, task_of=lambda key: key[0])  # pyright: ignore[reportIndexIssue]
+    assert together.rollouts == 40
+    assert together.kappa_interval == pytest.approx(alone.kappa_interval)
+    one_task, *_ = reviewer_agreements(rows, task_of=lambda _: "t")
+    assert (one_task.kappa, one_task.kappa_interval) == (pytest.approx(0.5), None)
     (same, _) = reviewer_agreements([("a", 1, "x"), ("b", 1, "x"), ("c", 2, "x")])
     assert (same.share, same.kappa) == (1.0, None)
