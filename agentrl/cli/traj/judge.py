@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +51,9 @@ def judge(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Judge only so many groups of the step.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print labels and counts as JSON.")
+    ] = False,
 ) -> None:
     """Let a judge label the rollouts of a step; kept in RUN/labels.jsonl as judge:NAME.
 
@@ -89,10 +94,22 @@ def judge(
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error}; labels are kept there") from error
     counts = Counter(one.label for one in given)
+    failed = Counter(one.said for one in judged if one.score is None)
+    if as_json:
+        document = {
+            "judge": name,
+            "kind": kind,
+            "step": number,
+            "file": str(path),
+            "labels": [asdict(one) for one in given],
+            "counts": dict(counts.most_common()),
+            "not_judged": dict(failed.most_common()),
+        }
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        raise typer.Exit(int(bool(failed)))
     words = ", ".join(f"{word} {count}" for word, count in counts.most_common())
     lines = [f"{JUDGE}{name}: {len(given)} labels in {path}" + (f": {words}" if words else "")]
-    failed = [one.said for one in judged if one.score is None]
-    lines += [f"not judged: {n} x {why}" for why, n in Counter(failed).most_common(3)]
+    lines += [f"not judged: {n} x {why}" for why, n in failed.most_common(3)]
     for line in lines:
         console().print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(int(bool(failed)))

@@ -90,7 +90,10 @@ def test_a_judge_labels_a_step_and_people_agree_or_not(run: Path, server: Script
     call("judge", run, "--at-least", 0.9)
     assert given(run)["r2"] == "bad"
     assert len(given(run)) == len(given(run, "ann")) == 6
-    assert "judge:score: 6 labels" in call("judge", run, "--judge", "score")
+    document = json.loads(call("judge", run, "--judge", "score", "--json"))
+    assert (document["judge"], document["not_judged"]) == ("score", {})
+    assert document["counts"] == {"bad": 5, "good": 1}
+    assert {one["rollout"]: one["label"] for one in document["labels"]} == given(run, "judge:score")
     assert list(given(run, "judge:score").values()).count("good") == 1
 
 
