@@ -83,7 +83,7 @@ def few_rollouts(table: GapTable, serving: ServingSection) -> Cause | None:
     several = started > 1 or len(serving.urls) > 1
     return Cause(
         name="few_rollouts",
-        title=f"{len(bad)} of {number} rollouts hold {held:.0%} of the gap",
+        title=f"{len(bad)} of {number} rollouts hold {held:.3f} of the gap",
         evidence=(
             f"their mean gap is {mean[bad].mean():.3g} nats, that of the rollout in the middle "
             f"{usual:.3g}",

@@ -18,8 +18,8 @@ def step_facts(metrics: Mapping[str, float]) -> list[str]:
         ("rollout/dropped", "dropped", "{:.0f}"),
         ("timing_s/sync", "sync_s", "{:.2f}"),
         ("staleness/lag_mean", "lag", "{:.2f}"),
-        ("async/trainer_idle_share", "trainer_idle", "{:.0%}"),
-        ("async/rollout_idle_share", "rollout_idle", "{:.0%}"),
+        ("async/trainer_idle_share", "trainer_idle", "{:.3f}"),
+        ("async/rollout_idle_share", "rollout_idle", "{:.3f}"),
     )
     return [
         f"{label} {form.format(metrics[name])}"

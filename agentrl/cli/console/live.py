@@ -202,10 +202,10 @@ def trend(values: deque[float] | list[float]) -> str:
 
 
 def engine_text(engine: EngineStats) -> str:
-    """As in `3 in flight, 98% sticky, 71% cached, weights 4`."""
+    """As in `3 in flight, 0.981 sticky, 0.714 cached, weights 4`."""
     text = (
-        f"{engine.in_flight} in flight, {engine.sticky_share:.0%} sticky, "
-        f"{engine.cached_share:.0%} cached, weights {engine.version}"
+        f"{engine.in_flight} in flight, {engine.sticky_share:.3f} sticky, "
+        f"{engine.cached_share:.3f} cached, weights {engine.version}"
     )
     if engine.state is EngineState.ACTIVE:
         return text

@@ -172,7 +172,7 @@ def _table(reports: Mapping[str, RoutingReport]) -> Table:
             f"{report.turn_p95_s:.2f}",
             f"{report.first_token_p50_s:.3f}",
             f"{report.recomputed_tokens:,}",
-            f"{100 * report.cache_hit_rate:.1f} %",
+            f"{report.cache_hit_rate:.3f}",
             f"{report.moves:,}",
             f"{report.imbalance:.2f}",
         )

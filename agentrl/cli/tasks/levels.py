@@ -77,5 +77,5 @@ def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if name == "solve_rate":
-        return f"{value:.0%}"
+        return f"{value:.3f}"
     return f"{value:.1f}" if isinstance(value, float) else str(value)

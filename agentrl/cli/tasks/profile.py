@@ -60,11 +60,11 @@ def _lines(found: Profile) -> list[str]:
     easy, hard = found.share(high + 1e-9, 9e9), found.share(-9e9, low - 1e-9)
     lines = [
         f"{len(found.measured)} of {found.tasks} tasks measured, {found.new} of them now; "
-        f"solved {found.mean:.0%} of the time",
-        f"  too hard (below {low:g}): {hard:.0%}   too easy (above {high:g}): {easy:.0%}",
-        f"  groups of {found.group} that would teach nothing: {found.flat():.0%} of all tasks, "
-        f"{_percent(found.flat(low, high))} with difficulty.keep, "
-        f"{found.flat_weighted():.0%} with weight_by: variance",
+        f"mean solve rate {found.mean:.3f}",
+        f"  too hard (below {low:g}): {hard:.3f} of them   too easy (above {high:g}): {easy:.3f}",
+        f"  groups of {found.group} that would teach nothing: {found.flat():.3f} of all tasks, "
+        f"{_share(found.flat(low, high))} with difficulty.keep, "
+        f"{found.flat_weighted():.3f} with weight_by: variance",
         "use it:",
         "  dataset:",
         "    difficulty:",
@@ -79,5 +79,5 @@ def _seen_from(base: Path, file: Path) -> str:
     return str(whole.relative_to(root) if whole.is_relative_to(root) else whole)
 
 
-def _percent(share: float | None) -> str:
-    return "no task left" if share is None else f"{share:.0%}"
+def _share(share: float | None) -> str:
+    return "no task left" if share is None else f"{share:.3f}"

@@ -155,8 +155,8 @@ def _length(pairs: Sequence[PreferencePair]) -> Finding:
     interval = wilson_interval(longer)
     ratio = sum(math.log((c + 1) / (r + 1)) for c, r in different) / len(different)
     detail = (
-        f"the longer one is chosen in {share:.0%} of {len(different)} pairs of different lengths"
-        + (f" [{interval[0]:.0%}, {interval[1]:.0%}]" if interval else "")
+        f"the longer one is chosen in {share:.3f} of {len(different)} pairs of different lengths"
+        + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
         + f"; the chosen one has {math.exp(ratio):.2f} times the length"
     )
     margins = [
@@ -195,7 +195,7 @@ def _counted(
         return Finding(name=name, status=Status.OK)
     places = Counter(pair.source for pair in found)
     shown = "; ".join(list(places)[:SHOWN])
-    detail = f"{len(found)} of {len(pairs)} ({len(found) / len(pairs):.1%}): {text} ({shown})"
+    detail = f"{len(found)} of {len(pairs)} ({len(found) / len(pairs):.3f}): {text} ({shown})"
     return Finding(name=name, status=status, detail=detail, fix=fix)
 
 

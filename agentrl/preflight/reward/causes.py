@@ -135,7 +135,7 @@ def too_easy(
         and any((r.reward or 0.0) > 0 for r in right)
     ):
         return RewardCause(
-            detail=f"too easy: {common[0]!r}, always the same answer, is right on {common[1]:.0%} "
+            detail=f"too easy: {common[0]!r}, always the same answer, is right on {common[1]:.3f} "
             "of the tasks",
             fix=fix,
         )

@@ -86,7 +86,7 @@ def find_flaky(answers: Sequence[TriedAnswer]) -> FlakyGrader | None:
         times = max(sometimes, key=lambda times: sum(each.reward is None for each in times))
         some = sum(each.reward is None for each in times)
         said.append(
-            f"grading raised {len(raised)} of {count} times ({len(raised) / count:.0%}), on "
+            f"grading raised {len(raised)} of {count} times ({len(raised) / count:.3f}), on "
             f"{_named(times)} {some} of {len(times)} times: {_errors(raised)}"
         )
     return FlakyGrader(

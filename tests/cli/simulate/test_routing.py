@@ -66,7 +66,7 @@ def test_options_reach_the_model(capsys):
     _, slow, _ = run(capsys, "--sessions", "16", "--alpha", "0", "--moves", "0", "--step-ms", "99")
     assert float(slow.splitlines()[-1].split()[3]) > float(moving.split()[3])
     _, bare, _ = run(capsys, "--sessions", "16", "--cache-tokens", "0")
-    assert {line.split("%")[0].split()[-1] for line in bare.splitlines()[-5:]} == {"0.0"}
+    assert {line.split()[-3] for line in bare.splitlines()[-5:]} == {"0.000"}
 
 
 def test_conversations_at_once_can_be_bounded(capsys):

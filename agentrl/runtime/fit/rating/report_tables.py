@@ -29,7 +29,7 @@ def report_facts(report: RewardReport) -> dict[str, str]:
     after = found.overall.after
     share = "unknown, as all scores are equal"
     if found.length_r2 is not None:
-        share = f"{100 * found.length_r2:.1f} %"
+        share = f"{found.length_r2:.3f}"
     facts = {
         "model": report.model,
         "data": f"{report.data}, {after.pairs} pairs measured",
