@@ -21,7 +21,13 @@ from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.row_facts import TURN_FACTS, action_tokens, reward_parts, turn_facts
+from agentrl.inspect.read.row_facts import (
+    TURN_FACTS,
+    action_tokens,
+    reading_of_all,
+    reward_parts,
+    turn_facts,
+)
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.task_scores import (
@@ -110,16 +116,32 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
 def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]]]:
     """Kind and steps of both; of one run its first and last, of two runs the last of both."""
     one_run = first.reader is second.reader
+    common = None if one_run or first.kind or second.kind else _common_kind(first, second)
     for side, other, end in ((first, second, 0 if one_run else 1), (second, first, 1)):
         rows = side.reader.rows
         rows.refresh()
-        kind = side.kind or other.kind
+        kind = side.kind or other.kind or common
         if kind is None or (side.kind is None and kind not in rows.kinds()):
             kind = usual_kind(side.reader)
         steps = rows.steps(kind)
         if not steps:
             raise RunError(f"kind: {choices(kind, rows.kinds())}")
         yield side, (kind, side.steps or usual_ranges(kind, steps)[end])
+
+
+def _common_kind(first: Side, second: Side) -> str | None:
+    """The kind by which two runs are compared: one that has been tried after training in both."""
+    for side in (first, second):
+        side.reader.rows.refresh()
+    ours, theirs = (side.reader.rows for side in (first, second))
+    common = [kind for kind in ours.kinds() if kind in theirs.kinds()]
+    usual = [usual_kind(side.reader) for side in (first, second) if common]
+    trained = [
+        kind
+        for kind in (*usual, *common)
+        if kind in common and all(rows.steps(kind)[-1] > 0 for rows in (ours, theirs))
+    ]
+    return (trained or common or [None])[0]
 
 
 def _set_of(side: Side, kind: str, steps: Range) -> _Set:
@@ -164,7 +186,13 @@ def _set_of(side: Side, kind: str, steps: Range) -> _Set:
         reader=side.reader,
         kind=kind,
         steps=steps,
-        tried=Tried(rollouts=rollouts, tasks=tasks, of_task=of_task, scores=scores),
+        tried=Tried(
+            rollouts=rollouts,
+            tasks=tasks,
+            of_task=of_task,
+            scores=scores,
+            failed_calls=numbers["parse_errors"] + numbers["tool_errors"],
+        ),
         numbers=numbers,
         parts=tuple(name for name in names if name.startswith(_PART)),
     )
@@ -172,10 +200,12 @@ def _set_of(side: Side, kind: str, steps: Range) -> _Set:
 
 def _row_numbers(reader: RunReader, shelf: Shelf) -> dict[str, np.ndarray]:
     """Numbers of the rows of a step that its files have to be read for."""
+    rows, read = reader.rows, reading_of_all(reader.rows, shelf)
+    parts = reward_parts(rows, shelf, read)
     return {
-        "tokens": action_tokens(reader.rows, shelf),
-        **turn_facts(reader.rows, shelf),
-        **{f"{_PART}{name}": of for name, of in reward_parts(reader.rows, shelf).items()},
+        "tokens": action_tokens(rows, shelf, read),
+        **turn_facts(rows, shelf, read),
+        **{f"{_PART}{name}": of for name, of in parts.items()},
     }
 
 

@@ -30,6 +30,8 @@ class Tried:
     """[rollouts] Number of the task of each."""
     scores: np.ndarray
     """[rollouts] Score; NaN where it cannot be trusted."""
+    failed_calls: np.ndarray
+    """[rollouts] Tool calls that could not be read or gave an error."""
 
 
 def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
@@ -112,4 +114,5 @@ def _place(tried: Tried, rollout: int) -> dict[str, Any]:
         "reward": number(row["reward"]),
         "score": number(row["score"]),
         "termination": shown(row["termination"], 100),
+        "failed_calls": int(tried.failed_calls[rollout]),
     }

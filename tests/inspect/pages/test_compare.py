@@ -10,7 +10,7 @@ from agentrl.inspect.pages.compare import Side, compare_answer
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
-from agentrl.types import Task
+from agentrl.types import Role, Task, Termination
 from tests.inspect.synthetic import make_rollout, write_step
 
 
@@ -60,6 +60,27 @@ def test_a_number_that_is_the_score_is_shown_once(tmp_path: Path) -> None:
     apart = Side(reader=RunReader(FoundRun(id="a", path=tmp_path / "apart")), kind="train")
     titles = {one["title"]: one["same_as"] for one in compare_answer(sides[0], apart)["numbers"]}
     assert (titles["score"], titles["reward"]) == (None, None)
+
+
+def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path: Path) -> None:
+    for run, evaluated in (("a", (0, 5)), ("b", (0,))):
+        for step in evaluated:
+            row = make_rollout(f"{step}/0", [("assistant", "x")], task_id="t", reward=0.0)
+            write_step(tmp_path / run, [row], step, "eval/held_out")
+        failed = run == "a"
+        turns: list[tuple[Role, str]] = [("assistant", "x")]
+        row = make_rollout(
+            "1/0", [*turns, ("tool", "an error")] if failed else turns, task_id="t",
+            score=float(not failed),
+            termination=Termination.MAX_TOKENS if failed else Termination.ENV_DONE,
+        )  # fmt: skip
+        write_step(tmp_path / run, [row], 1)
+    sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
+    answer = compare_answer(*sides)
+    assert [(one["kind"], one["steps"]) for one in answer["sides"]] == [("train", (1, 1))] * 2
+    [solved] = answer["solved"]
+    assert (solved["a"]["failed_calls"], solved["b"]["failed_calls"]) == (1, 0)
+    assert (solved["a"]["termination"], solved["b"]["termination"]) == ("max_tokens", "env_done")
 
 
 def test_a_task_of_one_step_has_attempts_and_tasks_like_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 import { get } from "../../api.js";
 import { empty, h } from "../../dom.js";
-import { kindName, lastPart, num, plural, signed } from "../../format.js";
+import { kindName, lastPart, num, plural, signed, words } from "../../format.js";
 import { href } from "../../router.js";
 import { notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
@@ -90,7 +90,7 @@ function summary(data) {
     h(
       "p",
       { class: "big" },
-      `Mean ${title} ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
+      `Mean score ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
       h(
         "b",
         { class: `${changeLevel(paired)}-ink` },
@@ -98,6 +98,7 @@ function summary(data) {
       ),
     ),
     paired && h("p", { class: "note" }, changeWords(paired)),
+    title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
 }
 
@@ -278,6 +279,25 @@ export function pairAddress(sides, entry) {
   });
 }
 
+// What else is different in a pair, which is often why one of the two failed.
+function whatElse({ a, b }) {
+  const calls = (one) => plural(one.failed_calls, "failed call");
+  return [
+    a.termination !== b.termination && `${words(a.termination)} \u2192 ${words(b.termination)}`,
+    a.failed_calls !== b.failed_calls && `${calls(a)} \u2192 ${num(b.failed_calls)}`,
+  ].filter(Boolean);
+}
+
+// The pairs that are listed, in a sentence: how often they ended otherwise, or calls failed.
+function inCommon(found) {
+  const of = (test) => `${num(found.filter(test).length)} of ${num(found.length)}`;
+  return [
+    `${of(({ a, b }) => a.termination !== b.termination)} ended otherwise, `,
+    `${of(({ a, b }) => a.failed_calls > b.failed_calls)} have fewer failed calls, `,
+    `${of(({ a, b }) => a.failed_calls < b.failed_calls)} more.`,
+  ].join("");
+}
+
 function pairs(data, which, title, what) {
   const found = data[which];
   const count = data[`${which}_count`];
@@ -286,6 +306,7 @@ function pairs(data, which, title, what) {
     { class: "card" },
     h("h2", {}, title, " ", h("span", { class: "note" }, plural(count, "task"))),
     !found.length && h("p", { class: "note" }, `No task ${what}.`),
+    found.length > 0 && h("p", {}, inCommon(found)),
     h(
       "ul",
       { class: "pair-list" },
@@ -303,6 +324,7 @@ function pairs(data, which, title, what) {
             },
             entry.task_id,
           ),
+          h("span", { class: "note why" }, whatElse(entry).join("; ")),
           h(
             "span",
             { class: "note" },
