@@ -52,7 +52,7 @@ def decoupling(history: History, limits: Limits) -> Verdict:
         return unknown(name, "no held-out evaluation; add one under eval.datasets")
     gain = change(reward)
     if gain is None or not gain.up:
-        return fine(name, "the training reward does not rise, so nothing can leave it behind")
+        return fine(name, "the training reward does not rise, so there is no gain to be hacked")
     if gain.gain < limits["decoupling/gain"] * max(reward_range(history, reward), 1e-9):
         return fine(name, f"the training reward has hardly moved: {gain.text()}")
     judged: list[str] = []

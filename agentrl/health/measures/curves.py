@@ -114,11 +114,16 @@ def change(series: Series, width: int | None = None) -> Change | None:
         series: at least 4 values, or None comes back.
         width: None takes a quarter of the curve, 2 to 10.
     """
-    count = len(series.values)
-    if count < 4:
+    if len(series.values) < 4:
         return None
-    width = min(width or max(2, min(10, count // 4)), count // 2)
+    width = end_width(series, width)
     return difference(series.values[:width], series.values[-width:])
+
+
+def end_width(series: Series, width: int | None = None) -> int:
+    """Number of values that `change` takes at either end."""
+    count = len(series.values)
+    return min(width or max(2, min(10, count // 4)), count // 2)
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Change:

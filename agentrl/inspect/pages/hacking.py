@@ -15,7 +15,7 @@ from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out
-from agentrl.health.measures.curves import Change, change, number
+from agentrl.health.measures.curves import Change, change, end_width, number
 from agentrl.inspect.pages.scores import eval_answers
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -124,7 +124,7 @@ def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reward, score, held-out scores and parts with their movement, those that rose most first."""
     found = [_moved(name, series, change(series)) for name, series in _reward_and_score(history)]
     for name, series in held_out(history).items():
-        line = _moved(f"held-out score of {name}", series, None)
+        line = _moved(f"evaluation {name}", series, None)
         by_task = evals[shown(name)]["change"] if shown(name) in evals else None
         if by_task and by_task["low"] is not None:
             line["change"] = {
@@ -152,10 +152,13 @@ def _reward_and_score(history: History) -> list[tuple[str, Series]]:
 
 def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
     ends = ("start", "end", "gain", "low", "high")
+    width = end_width(series) if moved else 1
     return {
         "name": shown(name),
         "first": series.values[0],
         "last": series.values[-1],
+        "start_steps": [series.steps[0], series.steps[width - 1]],
+        "end_steps": [series.steps[-width], series.steps[-1]],
         "change": moved and {end: getattr(moved, end) for end in ends},
     }
 
@@ -163,7 +166,7 @@ def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
 def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
     """Curves by chart: the reward against what it should follow, and its parts."""
     against = _reward_and_score(history)
-    against += [(f"held-out {name}", series) for name, series in held_out(history).items()]
+    against += [(f"evaluation {name}", series) for name, series in held_out(history).items()]
     reward = history.metrics.get("reward")
     parts = [(name, series) for name, series, _ in _moves(history)]
     if len(parts) == 1 and parts[0][1] == reward:

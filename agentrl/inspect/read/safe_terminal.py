@@ -28,17 +28,19 @@ def visible(text: str, style: str = "") -> Text:
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """A number as the views show it, with three significant digits; `-` where there is none.
+    """A number as the views show it, with three significant digits; `-` where
+    there is none.
 
     Example:
-        >>> number(0.39062), number(20480.0), number(0.0469, sign=True)
-        ('0.391', '20480', '+0.0469')
+        >>> number(0.4), number(20480.0), number(0.0469, sign=True)
+        ('0.400', '20480', '+0.0469')
     """
     if value is None:
         return "-"
     if float(value).is_integer() and abs(value) < 1e7:
         return f"{value:+.0f}" if sign and value else f"{value:.0f}"
-    return f"{value:+.3g}" if sign else f"{value:.3g}"
+    text = f"{value:+#.3g}" if sign else f"{value:#.3g}"
+    return text.removesuffix(".")
 
 
 def _spelled(character: str) -> str:

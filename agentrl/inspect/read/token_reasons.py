@@ -16,7 +16,7 @@ from agentrl.types import TERMINATION_RULES, Termination, TrainedTokens
 
 PROMPT = "prompt"
 ENVIRONMENT = "environment"
-PREFIX = "prefix"
+PREFIX = "reply prefix"
 TRAINED = "trained"
 TRUNCATED = "truncated: masked"
 STALE = "stale: masked"

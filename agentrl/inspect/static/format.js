@@ -1,5 +1,6 @@
-// Numbers as a person reads them: three significant digits, shares and rates from 0 to 1 as the
-// config and the metrics have them. Missing is a dash, never a zero.
+// Numbers as a person reads them: three significant digits, zeros at the end included, so that
+// 0.400 stands beside 0.322; shares and rates from 0 to 1 as the config and the metrics have them.
+// Missing is a dash, never a zero.
 
 export const MISSING = "\u2013";
 
@@ -14,7 +15,14 @@ function plain(value, digits) {
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
   if (size >= 1e7 || size < 1e-3) return Number(value.toPrecision(digits)).toExponential();
   if (size >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
-  return String(Number(value.toPrecision(digits)));
+  const text = value.toPrecision(digits);
+  return text.includes("e") ? String(Number(text)) : text;
+}
+
+// Of limits and times, which are given and not measured to the last digit: 0.3, 5.1.
+export function short(value, digits = 3) {
+  const text = num(value, digits);
+  return /^\S*\.\d+$/.test(text) ? text.replace(/\.?0+$/, "") : text;
 }
 
 // In a column all values have the same digits, so that they can be compared at a glance.
@@ -26,9 +34,9 @@ export function column(value) {
 // What a range with open ends says: `0.05 to 3`, `above 6`; empty for no bounds at all.
 export function bounds([low, high]) {
   if (low === null && high === null) return "";
-  if (low === null) return `up to ${num(high)}`;
-  if (high === null) return `from ${num(low)}`;
-  return `${num(low)} to ${num(high)}`;
+  if (low === null) return `up to ${short(high)}`;
+  if (high === null) return `from ${short(low)}`;
+  return `${short(low)} to ${short(high)}`;
 }
 
 export function signed(value, digits = 3) {
@@ -38,10 +46,10 @@ export function signed(value, digits = 3) {
 export function seconds(value) {
   if (value === null || value === undefined) return MISSING;
   if (value === 0) return "0 s";
-  if (value < 0.0995) return `${num(value * 1000, 2)} ms`;
-  if (value < 100) return `${num(value, 3)} s`;
-  if (value < 6000) return `${num(value / 60, 2)} min`;
-  return `${num(value / 3600, 3)} h`;
+  if (value < 0.0995) return `${short(value * 1000, 2)} ms`;
+  if (value < 100) return `${short(value)} s`;
+  if (value < 6000) return `${short(value / 60, 2)} min`;
+  return `${short(value / 3600)} h`;
 }
 
 export function when(stamp) {

@@ -1,7 +1,7 @@
 // Parts of a whole: stacked over the steps, and as one bar with its list.
 
 import { h, s } from "./dom.js";
-import { num } from "./format.js";
+import { num, seconds } from "./format.js";
 import { follow, pointAt } from "./cursor.js";
 import { nearest, pool, scale, ticks } from "./scale.js";
 
@@ -68,6 +68,12 @@ export function stackChart({ parts, share = false, label, height = 170, open, sh
   return figure;
 }
 
+// Round numbers of the unit that the label of a tick has: 2 min and not 3.3 min.
+function stackTicks(top, show) {
+  const unit = show !== seconds || top < 100 ? 1 : top < 6000 ? 60 : 3600;
+  return ticks(0, top / unit, 3).map((value) => value * unit);
+}
+
 function paint({ parts, full, steps, share, width, height, show }) {
   const rows = full.map((row) => pool(row, MOST));
   const count = rows[0].length;
@@ -77,7 +83,7 @@ function paint({ parts, full, steps, share, width, height, show }) {
   const y = scale(0, top, height - PAD.bottom, PAD.top);
   const svg = s("svg", { width, height, "aria-hidden": "true" });
   const gap = count > 80 ? 0 : Math.min(3, 0.2 * (x(1) - x(0)));
-  for (const value of share ? [0, 0.5, 1] : ticks(0, top, 3)) {
+  for (const value of share ? [0, 0.5, 1] : stackTicks(top, show)) {
     svg.append(
       s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }),
       s(

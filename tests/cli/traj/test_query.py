@@ -184,8 +184,8 @@ def test_a_hacked_reward_is_named_with_its_clusters_and_their_members(tmp_path: 
     text = call("hacking", run, "--step", "40")
     assert text.startswith("Probably: the reward rises and the environment's own score falls")
     assert "part confidence" in text
-    assert "0.9 " + 30 * "#" + " 16  score 0" in text
-    count = re.search(r"(\d+) rollouts of 8 tasks, reward 0.9, score 0  paid above", text)
+    assert "0.900 " + 30 * "#" + " 16  score 0" in text
+    count = re.search(r"(\d+) rollouts of 8 tasks, reward 0\.900, score 0  paid above", text)
     assert count is not None
     assert "\x1b" not in text
     command = next(line.strip() for line in text.splitlines() if "agentrl traj find" in line)

@@ -59,7 +59,7 @@ def test_a_bar_of_the_rewards_of_a_step_leads_to_its_rollouts(page: Page, hacked
     assert len(counts) > 1
     bars.last.click()
     expect(page.locator(".card.scroll p b")).to_have_text(f"{counts[-1]} rollouts")
-    expect(page.locator(".hits .reward").first).to_have_text("0.9")
+    expect(page.locator(".hits .reward").first).to_have_text("0.900")
     # The questions that are ready lead back.
     page.get_by_role("navigation", name="Questions").get_by_role(
         "link", name="same text in many tasks"

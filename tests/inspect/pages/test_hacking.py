@@ -62,6 +62,10 @@ def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_ga
     )
     assert "Of the parts, confidence rose most: +0.45" in answer["answer"]
     moved = {one["name"]: one["change"]["gain"] for one in answer["parts"]}
+    assert (answer["parts"][0]["start_steps"], answer["parts"][0]["end_steps"]) == (
+        [1, 10],
+        [31, 40],
+    )
     assert list(moved) == ["reward", "score", "part confidence", "part env"]
     assert moved["reward"] > 0.2
     assert moved["score"] < -0.2

@@ -296,9 +296,9 @@ def test_every_token_of_a_real_run_has_the_reason_that_its_end_gives(reader, rec
         reason = expected[row.trajectory.termination.value]
         if row.trajectory.response_ids:
             assert sampled == {reason}
-        assert set(why[: answer["n_prompt"]]) == {"prompt", "prefix"}
+        assert set(why[: answer["n_prompt"]]) == {"prompt", "reply prefix"}
         seen |= set(why)
-    assert seen == {"prompt", "prefix", "environment", *expected.values()}
+    assert seen == {"prompt", "reply prefix", "environment", *expected.values()}
     row = stored(recorded_run, "eval/held", 2)[0].trajectory
     answer = tokens_answer(reader, "eval/held", 2, row.rollout_id, 0)
     assert "not in a batch (evaluation)" in answer["why"]["legend"]

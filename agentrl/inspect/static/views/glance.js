@@ -4,7 +4,7 @@
 import { h } from "../dom.js";
 import { num, plural, seconds, signed, words } from "../format.js";
 import { go } from "../router.js";
-import { stages } from "./ledger.js";
+import { fateText, stages } from "./ledger.js";
 
 export function glance(run, brief) {
   const answers = [learning(run, brief), health(run), hacking(run), time(run), tokens(run)].filter(
@@ -139,7 +139,7 @@ function tokens(run) {
   const lost = fates.find(([name, value]) => name !== "trained" && value > 0);
   return {
     ...answer,
-    big: `${num(trained / sum)} of tokens`,
-    small: lost ? `most of the others: ${words(lost[0])}, ${num(lost[1] / sum)}` : "nothing lost",
+    big: `${num(trained / sum)} of sampled tokens`,
+    small: lost ? `${num(lost[1] / sum)} ${words(lost[0])}: ${fateText(lost[0])}` : "nothing lost",
   };
 }

@@ -115,7 +115,7 @@ function strip(data) {
   return h(
     "div",
     { class: "strip" },
-    h("span", { class: "note" }, "Siblings by reward"),
+    h("span", { class: "note" }, "Reward of each"),
     data.siblings.map((one) =>
       h(
         "button",
@@ -124,7 +124,7 @@ function strip(data) {
           title: `${words(one.termination)}; go to this sibling`,
           onclick: () => jump(one.rollout_id),
         },
-        h("span", { class: "note" }, `${lastPart(one.rollout_id)}: `),
+        h("span", { class: "note" }, `sibling ${lastPart(one.rollout_id)} `),
         reward(one.reward),
       ),
     ),
@@ -257,7 +257,7 @@ function sibling(one, params, shared, base) {
           "side by side",
         ),
     ),
-    h("p", { class: "big" }, reward(one.reward), termination(one.termination, one.detail)),
+    h("p", { class: "big" }, h("span", {}, h("span", { class: "note" }, "reward "), reward(one.reward)), termination(one.termination, one.detail)),
     h(
       "dl",
       { class: "facts" },
@@ -311,6 +311,7 @@ function actionParts(action, marks) {
       h(
         "p",
         { class: `call-line ${call.status === "ok" ? "" : "fail-ink"}` },
+        "call ",
         h("span", { class: "mono" }, call.name || "(no name)"),
         call.status !== "ok" && ` ${words(call.status)}`,
       ),

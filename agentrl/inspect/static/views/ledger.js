@@ -13,13 +13,18 @@ const THROUGHPUT = ["perf/tokens_per_second", "train/tokens_per_second"];
 const FATES = {
   trained: ["c0", "In the loss of an update."],
   penalty_only: ["c5", "Zero advantage: only the KL or entropy term has a gradient."],
-  zero_advantage: ["c7", "Zero advantage: all rewards of the group are equal, no gradient."],
+  zero_advantage: ["c7", "Zero advantage: all rewards of the group are equal, so there is no gradient."],
   filtered: ["c3", "Dropped by a filter of the config."],
   stale: ["c4", "Policy lag above the limit."],
   truncated: ["c1", "Truncated by a limit, and masked by the config."],
   aborted: ["c2", "Cancelled while in flight."],
   infrastructure: ["c6", "An engine, sandbox, environment or grader failed."],
 };
+
+// Why tokens are not trained on, in a sentence.
+export function fateText(fate) {
+  return FATES[fate]?.[1].replace(/^[A-Z][a-z ]+: /, "") ?? "";
+}
 
 const sum = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 
@@ -82,11 +87,15 @@ function range(series) {
   return [Math.min(...steps), Math.max(...steps)];
 }
 
+const untrained = (part) => part.fate !== "trained" && part.value > 0;
+const said = (part) => `${part.name}: ${fateText(part.fate)}`;
+
 export function wastePanel(run, open) {
   const parts = (unit) => {
     const known = Object.keys(FATES).filter((fate) => run.waste[unit]?.[fate]);
     const others = Object.keys(run.waste[unit] ?? {}).filter((fate) => !FATES[fate]);
     return [...known, ...others].map((fate) => ({
+      fate,
       name: words(fate),
       color: FATES[fate]?.[0] ?? "c5",
       what: FATES[fate]?.[1],
@@ -102,14 +111,14 @@ export function wastePanel(run, open) {
       "h2",
       { id: "waste-title" },
       "Waste ledger ",
-      h("span", { class: "note" }, "sampled tokens by fate"),
+      h("span", { class: "note" }, "what became of the sampled tokens"),
     ),
     sum(tokens.map((part) => part.value)) > 0
       ? [
           stackChart({
             parts: tokens,
             share: true,
-            label: "Share of tokens by fate and step",
+            label: "Share of tokens by what became of them and step",
             open,
           }),
           h(
@@ -119,22 +128,23 @@ export function wastePanel(run, open) {
               "div",
               {},
               h("h3", {}, "Tokens"),
-              shareBar({ parts: tokens, show: (value) => num(Math.round(value)), label: "Tokens by fate" }),
+              shareBar({ parts: tokens, show: (value) => num(Math.round(value)), label: "Tokens by what became of them" }),
             ),
             h(
               "div",
               {},
               h("h3", {}, "Rollout-seconds, summed over parallel rollouts"),
               sum(time.map((part) => part.value)) > 0
-                ? shareBar({ parts: time, show: seconds, label: "Seconds by fate" })
+                ? shareBar({ parts: time, show: seconds, label: "Seconds by what became of them" })
                 : h("p", { class: "note" }, "Not logged."),
             ),
           ),
+          h("ul", { class: "note" }, tokens.filter(untrained).map((part) => h("li", {}, said(part)))),
         ]
       : h(
           "p",
           { class: "note" },
-          "This run logged no fates. Runs of this version do, from their first step.",
+          "This run did not log what became of its tokens.",
         ),
   );
 }

@@ -129,7 +129,7 @@ const REASONS = [
   ["trained", "w-trained"],
   ["prompt", "w-prompt"],
   ["environment", "w-env"],
-  ["prefix", "w-prefix"],
+  ["reply prefix", "w-prefix"],
   ["zero advantage", "w-dull"],
   ["not in a batch", "w-eval"],
   ["truncated", "w-cut"],

@@ -243,8 +243,8 @@ function side(data, params, at) {
     data.version_lag > 0 && ["policy lag", plural(data.version_lag, "step")],
     ["time", seconds(data.duration_s)],
     data.temperature !== undefined && ["temperature", num(data.temperature)],
-    ...Object.entries(data.extra_logs ?? {}).map(([name, value]) => [name, num(value)]),
   ].filter(Boolean);
+  const logged = Object.entries(data.extra_logs ?? {});
   const many = data.rows.length > 1;
   const turns = data.rows.flatMap((row) =>
     row.turns.map((one, i) => ({ one, id: turnId(row, i, many) })),
@@ -261,6 +261,14 @@ function side(data, params, at) {
         { class: "facts" },
         facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
       ),
+      logged.length > 0 && [
+        h("h3", { class: "gap" }, "Logged by the environment"),
+        h(
+          "dl",
+          { class: "facts" },
+          logged.map(([name, value]) => [h("dt", {}, name), h("dd", {}, num(value))]),
+        ),
+      ],
     ),
     outline(turns, { explained: data.explanation.length > 0 }),
     data.siblings.length > 1 &&

@@ -120,7 +120,7 @@ function head(run, brief, steps) {
         { class: "sub" },
         brief.model && h("span", { title: brief.model }, lastPart(brief.model)),
         h("span", {}, stepsText(brief.steps ?? last, run.planned_steps)),
-        stepTime !== undefined && h("span", {}, `last step ${seconds(stepTime)}`),
+        stepTime !== undefined && h("span", {}, `last step took ${seconds(stepTime)}`),
         brief.started && h("span", {}, `started ${when(brief.started)}`),
         run.result && h("span", {}, ended(run.result)),
         brief.path && h("span", { class: "mono" }, brief.path),

@@ -103,7 +103,7 @@ function summary(data) {
     h("span", {}, plural(groups.length, "group")),
     h("span", {}, plural(rollouts, "rollout")),
     rewards.length > 0 && h("span", {}, `mean reward ${num(mean)}`),
-    data.kind === "train" && h("span", {}, `${dull} of ${groups.length} groups without a signal`),
+    data.kind === "train" && h("span", {}, `${dull} of ${groups.length} groups with zero advantage`),
   ];
 }
 

@@ -99,7 +99,7 @@ export function numbersExplained(data) {
 const REASONS = {
   prompt: "Part of the prompt: the policy did not sample it.",
   environment: "Written by a tool, the environment or the chat template: the policy did not sample it.",
-  prefix: "Put at the start of each reply by the config (chat.reply_prefix).",
+  "reply prefix": "Put at the start of each reply by the config (chat.reply_prefix).",
   "zero advantage": "All siblings have the same reward, so the advantage is zero.",
   "not in a batch": "Rollouts of evaluations are never trained on.",
   truncated: "The rollout was truncated, and the config masks those (algorithm.mask_truncated).",

@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { column, lastPart, signed, words } from "../../format.js";
+import { column, lastPart, num, signed, words } from "../../format.js";
 import { go, href } from "../../router.js";
 import { curveCard } from "../curve_card.js";
 import { notes } from "../parts.js";
@@ -151,14 +151,20 @@ function movements(parts) {
             "tr",
             {},
             h("td", {}, one.name),
-            h("td", { class: "n" }, column(one.change?.start ?? one.first)),
-            h("td", { class: "n" }, column(one.change?.end ?? one.last)),
+            h("td", { class: "n" }, column(one.change?.start ?? one.first), meanOf(one.start_steps)),
+            h("td", { class: "n" }, column(one.change?.end ?? one.last), meanOf(one.end_steps)),
             h("td", { class: "n" }, gain(one)),
           ),
         ),
       ),
     ),
   );
+}
+
+// A curve is compared by means over a few steps at either end: single steps are mostly noise.
+function meanOf([from, to]) {
+  const text = from === to ? ` step ${num(from)}` : ` mean of steps ${num(from)} to ${num(to)}`;
+  return h("span", { class: "note" }, text);
 }
 
 export default { load, draw };

@@ -22,7 +22,7 @@ export function byLabel(data, params) {
               h(
                 "a",
                 { href: href("tasks", { ...params, label: `${name}:${one.value}`, offset: "" }) },
-                one.value,
+                /^[\d.]+$/.test(one.value) ? `${name} ${one.value}` : one.value,
               ),
               h("span", { class: "note" }, `${num(one.before)} \u2192 ${num(one.after)}`),
               changed(one.change),
