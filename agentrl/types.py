@@ -398,7 +398,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """One request that an agent sent to the model, for reading: a node of its rollout's tree.
+    """One turn that was asked of the model, for reading: a node of its rollout's tree.
+
+    An agent asks at the gateway; in our own loop the environment asks by giving histories.
 
     Example:
         >>> AgentRequest(behind=0, branch="edited", row=1, turn=0, sampled_tokens=12).kind
@@ -494,8 +496,8 @@ class Trajectory:
     """Reasons for the reward, for reading; the same in all rows of a rollout, None where neither
     the environment nor a reward function gave any. Never part of a prompt."""
     requests: tuple[AgentRequest, ...] = ()
-    """Requests of an agent at the gateway, oldest first, those refused included; in the first row
-    of a rollout only, and empty for environments that our own loop runs."""
+    """Turns that were asked of the model, oldest first, those refused included; in the first row of
+    a rollout only. Empty where our own loop ran an environment that gave no other history."""
     split: str = "train"
     """`Task.split`."""
     temperature: float = 1.0

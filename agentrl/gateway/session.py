@@ -22,7 +22,6 @@ from agentrl.gateway.known import KnownParts
 from agentrl.gateway.posted import PostedReward, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
-from agentrl.gateway.request_log import RequestLog
 from agentrl.gateway.side_model import SideModel
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.endings import RolloutEnded, crash
@@ -43,6 +42,7 @@ from agentrl.rollout.history import (
     record_rows,
 )
 from agentrl.rollout.history.kinds import kind_of_next
+from agentrl.rollout.history.requests import RequestLog
 from agentrl.rollout.history.rows import RowPlace
 from agentrl.rollout.history.tree import has_turns
 from agentrl.rollout.limits import Reached, RolloutProgress
@@ -232,7 +232,8 @@ class GatewaySession:
     def refuse(self, refused: RequestRefused) -> None:
         """Count and note a request that gets an error."""
         self.counts[f"refused_{refused.reason}"] += 1
-        self._log.note_refused(refused, self.tree)
+        why = f"{refused.reason}: {refused}".removesuffix(": ")
+        self._log.note_refused(self.tree, why, behind=refused.behind)
 
     def deliver(self, answer: TurnAnswer) -> None:
         """Note that an answer reached the agent; others are never trained on."""

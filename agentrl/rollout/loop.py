@@ -150,6 +150,7 @@ class ToolAgentLoop:
         changed = history is not None and history.changed
         if history is not None and changed:
             recorder = history.rows()
+            result.requests = history.requests()
             result.extra_logs = {**history.report(), **result.extra_logs}
         if self._data:
             recorder.attach_data(self._data)

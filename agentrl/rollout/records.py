@@ -102,7 +102,7 @@ class Rollout:
     explanation: Explanation | None = None
     """Reasons for the reward, as the environment gave them."""
     requests: tuple[AgentRequest, ...] = ()
-    """Requests of an agent at the gateway, oldest first."""
+    """Turns as they were asked for, oldest first; empty where every turn only went on."""
     ending: Reached | None = None
     """Why it is over; set exactly once."""
     duration_s: float = 0.0

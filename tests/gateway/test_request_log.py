@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from agentrl.gateway.request_log import MOST_REFUSED
+from agentrl.rollout.history.requests import MOST_REFUSED
 from agentrl.types import AgentRequest, Task
 from tests.gateway.gateway_fakes import CALL, CHAT_TOOLS, Served, serve
 from tests.gateway.test_agents import USER, ask, group_of

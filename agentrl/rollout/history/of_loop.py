@@ -20,7 +20,8 @@ from agentrl.rollout.history.meaning import (
     words_outside,
 )
 from agentrl.rollout.history.place import HistoryPlacer
-from agentrl.rollout.history.rows import record_rows
+from agentrl.rollout.history.requests import RequestLog
+from agentrl.rollout.history.rows import RowPlace, record_rows
 from agentrl.rollout.history.tree import (
     BranchReason,
     GivenTurn,
@@ -32,7 +33,7 @@ from agentrl.rollout.history.tree import (
 )
 from agentrl.rollout.recorder import Recorder
 from agentrl.tool import Tool
-from agentrl.types import Message, ToolResult
+from agentrl.types import AgentRequest, Message, ToolResult
 
 if TYPE_CHECKING:
     from agentrl.rollout.records import LoopParts, SampledTurn
@@ -67,6 +68,7 @@ class LoopHistory:
         self._turns: list[SampledTurn] = []
         self._placer: HistoryPlacer | None = None
         self._node: TreeNode | None = None
+        self._places: dict[TreeNode, RowPlace] = {}
 
     def add(self, note: SampledTurn | Delta) -> None:
         """Note a sampled turn, or what came back for it."""
@@ -128,9 +130,20 @@ class LoopHistory:
             tree,
             trained=lambda node: node.kind is NodeKind.SAMPLED,
             main_roots=[root for root, kind in kinds.items() if kind is ConversationKind.MAIN],
+            places=self._places,
         )
         assert recorder is not None  # a history is given by a step, which follows a turn
         return recorder
+
+    def requests(self) -> tuple[AgentRequest, ...]:
+        """The turns of the rollout as a tree for readers, in the rows that `rows` made."""
+        tree = self._placed().tree
+        return RequestLog().records(
+            tree,
+            kinds=kinds_of(tree),
+            trained_kinds=frozenset(ConversationKind),
+            places=self._places,
+        )
 
     def report(self) -> dict[str, float]:
         """Numbers for the log: conversations of other agents, and branches by reason."""

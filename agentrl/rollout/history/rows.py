@@ -44,8 +44,7 @@ def record_rows(
         main_roots: roots of the agent's own conversation; the path with its latest turn is the
             first row, and that turn has the reward.
         reward: of the rollout; None where turns have rewards of their own.
-        places: is filled with the position of every turn that is trained; only where all turns
-            have one temperature.
+        places: is filled with the position of every turn that is trained.
     """
     recorder: Recorder | None = None
     order = {node: number for number, node in enumerate(tree.sampled)}
@@ -64,11 +63,14 @@ def record_rows(
             recorder = Recorder(prompt, temperature=first.temperature)
         else:
             recorder.start_row(prompt, temperature=first.temperature)
-        for turn, node in enumerate(path[fresh:]):
-            _append(recorder, node, as_action=trained(node))
+        for node in path[fresh:]:
             taken.add(node)
-            if places is not None and trained(node):
-                places[node] = RowPlace(row=len(recorder.rows) - 1, turn=turn)
+            if not trained(node):
+                _append_context(recorder, node)
+                continue
+            place = _append_action(recorder, node)
+            if places is not None:
+                places[node] = place
         if path is main and reward is not None:
             recorder.set_reward(reward)
     return recorder
@@ -93,18 +95,23 @@ def _until_trained(path: Sequence[TreeNode], trained: Callable[[TreeNode], bool]
     return list(path[:end])
 
 
-def _append(recorder: Recorder, node: TreeNode, *, as_action: bool) -> None:
+def _append_action(recorder: Recorder, node: TreeNode) -> RowPlace:
+    """Append a turn that is trained; where it stands."""
     said = node.said
-    if as_action and said is not None:
-        if said.temperature != recorder.temperature:
-            # The trainer divides the logits of a row by one temperature.
-            recorder.start_row(temperature=said.temperature)
-        recorder.add_assistant(
-            said.generation, text=said.text, tool_calls=said.calls, duration_s=said.duration_s
-        )
-        if node.reward is not None:
-            recorder.set_reward(node.reward)
-        return
+    assert said is not None
+    if said.temperature != recorder.temperature:
+        # The trainer divides the logits of a row by one temperature.
+        recorder.start_row(temperature=said.temperature)
+    recorder.add_assistant(
+        said.generation, text=said.text, tool_calls=said.calls, duration_s=said.duration_s
+    )
+    place = RowPlace(row=len(recorder.rows) - 1, turn=len(recorder.rows[-1].turns))
+    if node.reward is not None:
+        recorder.set_reward(node.reward)
+    return place
+
+
+def _append_context(recorder: Recorder, node: TreeNode) -> None:
     if node.given is not None:
         recorder.add_environment(
             node.ids,
@@ -114,6 +121,7 @@ def _append(recorder: Recorder, node: TreeNode, *, as_action: bool) -> None:
             duration_s=node.given.duration_s,
         )
         return
+    said = node.said
     calls = node.parent.calls if node.parent is not None else ()
     results = tuple(
         ToolResult(text=item.message.content, call_id=call.id if call else "", name=name)

@@ -15,7 +15,7 @@ from agentrl.rollout.recorder import RecordedRow
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.tool import Tool
-from agentrl.types import Message, SamplingParams, Task, ToolCall, Trajectory
+from agentrl.types import AgentRequest, Message, SamplingParams, Task, ToolCall, Trajectory
 from tests.gateway.gateway_fakes import ADD, serve
 
 CHAT = build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
@@ -122,8 +122,8 @@ async def by_loop(
 
 async def by_gateway(
     replies: Sequence[str], moves: Sequence[Move]
-) -> tuple[list[RecordedRow], ScriptedEngine]:
-    """Rows of the moves as requests to the gateway."""
+) -> tuple[list[RecordedRow], ScriptedEngine, tuple[AgentRequest, ...]]:
+    """Rows of the moves as requests to the gateway, and the records of those."""
     served = serve(CHAT, list(replies), **ROOM)
     plan, history = Moves(moves), (SYSTEM, BEGIN)
     number = 0
@@ -142,7 +142,8 @@ async def by_gateway(
         ]
         made = plan.next((*history, answer.message, *results))
         if made is None:
-            return served.rows().finish(), served.engine
+            rows = served.rows().finish()
+            return rows, served.engine, served.session.requests()
         history, number = made, number + 1
 
 

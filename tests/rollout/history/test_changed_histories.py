@@ -74,6 +74,13 @@ async def test_compaction_goes_on_behind_a_summary(bench):
     rewards = [[t.reward for t in row.turns if t.role == "assistant"] for row in (first, old)]
     assert rewards == [[1.0], [0.25, 0.25]]
     assert first.extra_logs == {"history_edited": 1.0}
+    assert [(one.behind, one.branch, one.row, one.turn) for one in first.requests] == [
+        (None, "", 1, 0), (0, "", 1, 2), (None, "edited", 0, 0),
+    ]  # fmt: skip
+    assert [(one.asked, one.said) for one in first.requests][1:] == [
+        ("On.", "two"), ("So far: one, two.", "three"),
+    ]  # fmt: skip
+    assert old.requests == ()
 
 
 async def test_a_fork_shares_what_was_before(bench):
@@ -132,6 +139,8 @@ async def test_a_sub_agent_has_its_own_tools_and_the_rollout_goes_on(bench):
     assert "look" in seen(made, 1)
     assert '"add"' not in seen(made, 1)
     assert main.extra_logs == {"history_side": 1.0}
+    kinds = [one.kind for one in main.requests]
+    assert kinds == ["main", "subagent", "subagent", "subagent", "main"]
 
 
 async def test_a_history_can_be_asked_twice(bench):
@@ -154,6 +163,10 @@ async def test_temperatures_stay_apart(bench):
     group = await made.group()
     assert [(row.temperature, len(row.turns)) for row in group.trajectories] == [
         (1.0, 2), (0.5, 2), (1.0, 1),
+    ]  # fmt: skip
+    requests = group.trajectories[0].requests
+    assert [(one.row, one.turn, one.branch) for one in requests] == [
+        (0, 0, ""), (1, 0, ""), (2, 0, ""),
     ]  # fmt: skip
 
 

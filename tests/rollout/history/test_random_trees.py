@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -40,7 +41,8 @@ def turns(row: Trajectory | RecordedRow) -> list[tuple[Any, ...]]:
 @given(MOVES, REPLIES)
 def test_random_trees(moves, replies):
     """Fails if a sampled token is trained in two rows or in none, if a history is encoded anew
-    where its ids are known, or if loop and gateway match a history differently."""
+    where its ids are known, if loop and gateway match a history differently, or if a record of a
+    turn names another kind, reason or place than it has."""
 
     asks = next((number for number, (kind, _) in enumerate(moves) if kind == "ask"), len(moves))
     # Where nothing is offered, the loop answers a call that the gateway leaves as text.
@@ -49,10 +51,22 @@ def test_random_trees(moves, replies):
     async def both() -> None:
         ours, engine = await by_loop(replies, moves)
         assert ours[0].termination_detail == ""
-        theirs, other = await by_gateway(replies, moves)
+        theirs, other, requests = await by_gateway(replies, moves)
         assert [r.prompt_ids for r in engine.requests] == [r.prompt_ids for r in other.requests]
         assert [arrays(row) for row in ours] == [arrays(row) for row in theirs]
         assert [turns(row) for row in ours] == [turns(row) for row in theirs]
+        shown = ours[0].requests
+        if any(kind != "on" for kind, _ in moves):
+            assert [replace(one, turn=0) for one in shown] == [
+                replace(one, turn=0) for one in requests
+            ]
+        for one, asked in zip(shown, engine.requests, strict=bool(shown)):
+            assert one.row is not None
+            assert one.turn is not None
+            assert asked.generation is not None
+            row = ours[one.row]
+            turn = row.turns[one.turn]
+            assert row.response_ids[turn.start : turn.end] == asked.generation.ids
         # What the engine was asked and what it said stands in the rows, trained exactly once.
         trained = [
             (ids[: at + turn.start], ids[at + turn.start : at + turn.end])

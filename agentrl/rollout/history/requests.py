@@ -1,4 +1,4 @@
-"""The requests of one rollout as records: a tree that a reader can follow.
+"""The turns that were asked of the model in one rollout, as records that a reader can follow.
 
 Most of it stands in the message tree; refusals and retries leave nothing there and are noted here.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from agentrl.gateway.records import RequestRefused
 from agentrl.rollout.history.kinds import ConversationKind
 from agentrl.rollout.history.rows import RowPlace
 from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode
@@ -26,8 +25,10 @@ _MOST_CHARS = 160
 class RefusedRequest:
     """A request that got an error."""
 
-    refused: RequestRefused
+    why: str
     """Its reason and message."""
+    behind: TreeNode | None
+    """Node behind which it was placed; None where it was not."""
     turns: int
     """Turns that had been sampled before."""
 
@@ -40,10 +41,17 @@ class RequestLog:
         """Times that a turn was asked for again."""
         self._refused: list[RefusedRequest] = []
 
-    def note_refused(self, refused: RequestRefused, tree: MessageTree) -> None:
-        """Note a request that got an error."""
+    def note_refused(self, tree: MessageTree, why: str, *, behind: TreeNode | None) -> None:
+        """Note a request that got an error.
+
+        Args:
+            tree: of the rollout.
+            why: reason and message of the error.
+            behind: node behind which it was placed; None where it was not.
+        """
         if len(self._refused) < MOST_REFUSED:
-            self._refused.append(RefusedRequest(refused=refused, turns=len(tree.sampled)))
+            turns = len(tree.sampled)
+            self._refused.append(RefusedRequest(why=why, behind=behind, turns=turns))
 
     def records(
         self,
@@ -65,7 +73,7 @@ class RequestLog:
         positions: dict[TreeNode, int] = {}
         main = next((root for root in tree.roots if kinds[root] is ConversationKind.MAIN), None)
         for one in self._in_order(tree):
-            node = one if isinstance(one, TreeNode) else one.refused.behind
+            node = one if isinstance(one, TreeNode) else one.behind
             record = AgentRequest(kind="")
             if node is not None:
                 before = node.parent if isinstance(one, TreeNode) else node
@@ -83,8 +91,7 @@ class RequestLog:
                 positions[one] = len(found)
                 record = self._with_turn(record, one, trained_kinds, places.get(one))
             else:
-                refused = one.refused
-                record = replace(record, refused=f"{refused.reason}: {refused}".removesuffix(": "))
+                record = replace(record, refused=one.why)
             found.append(record)
         return tuple(found)
 
