@@ -40,7 +40,8 @@ async def agent(task: Task, client: Any) -> float:
     other += [made, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
     assert (await ask(other, tools=CHAT_TOOLS)).content == "x is 3"
     assert (await ask([{**SYSTEM, "content": "Title."}, *mine[1:]])).content == "Sums"
-    await ask(mine, tools=CHAT_TOOLS)
+    # Its system prompt has changed, so that its first prompt is another one.
+    await ask([{**SYSTEM, "content": "You add. One sum is known."}, *mine[1:]], tools=CHAT_TOOLS)
     return 1.0
 
 
@@ -65,12 +66,17 @@ async def test_another_model_answers_side_calls(chat):
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     first = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": USED}
     async with scripted_server(first, "x is 3", "Sums") as server:
-        (row,), engine = await row_of(chat, frozen(server.url))
+        (row, old), engine = await row_of(chat, frozen(server.url))
     assert row.termination_detail == ""
     assert (row.reward, row.termination) == (1.0, Termination.ENV_DONE)
-    assert [turn.text for turn in row.turns if turn.role == "assistant"] == ["one", "two"]
+    said = [[turn.text for turn in one.turns if turn.role == "assistant"] for one in (row, old)]
+    assert said == [["two"], ["one"]]
     assert len(engine.requests) == 2
-    assert row.extra_logs == {"gateway_frozen_subagent": 2.0, "gateway_frozen_summary": 1.0}
+    assert row.extra_logs == {
+        "gateway_branch_system": 1.0,
+        "gateway_frozen_subagent": 2.0,
+        "gateway_frozen_summary": 1.0,
+    }
     assert row.usage["served/requests"] == 3
     assert row.usage["served/cost"] == pytest.approx(3 * 100 * 10 / 1e6)
     assert [body["model"] for body in server.asked] == ["m"] * 3
@@ -86,7 +92,7 @@ async def test_the_other_wire(chat):
     block = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": 2}}
     first = {"content": [block], "stop_reason": "tool_use", "usage": used}
     async with scripted_server(first, "x is 3", "Sums") as server:
-        (row,), _ = await row_of(chat, frozen(server.url, api="anthropic"))
+        (row, _), _ = await row_of(chat, frozen(server.url, api="anthropic"))
     assert (row.reward, row.termination_detail) == (1.0, "")
     assert server.asked[0]["tools"][0]["input_schema"] == CHAT_TOOLS[0]["function"]["parameters"]
     assert server.asked[1]["messages"][-1]["content"][0]["type"] == "tool_result"

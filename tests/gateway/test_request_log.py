@@ -74,10 +74,11 @@ async def test_branches_have_their_reason_and_the_turn_they_share(chat):
     await served.chat([SYSTEM, BEGIN], tools=[other])
     assert facts(served, "kind", "behind", "branch") == [
         ("main", None, ""), ("main", 0, ""), ("main", 0, "edited"), ("main", 0, "asked_again"),
-        ("subagent", None, ""), ("main", None, "edited"), ("main", None, "tools"),
+        ("main", None, "system"), ("main", None, "edited"), ("main", None, "tools"),
     ]  # fmt: skip
     report = served.session.report()
     assert report["gateway_branch_edited"] == 2
+    assert report["gateway_branch_system"] == 1
     assert report["gateway_branch_asked_again"] == 1
     texts = [CALL, "three", "seven", "again", "noon", "short", "none"]
     assert [turn_of(served, one) for one in served.session.requests()] == texts

@@ -94,7 +94,7 @@ async def test_sampled_turns_are_put_back_behind_another_system_prompt(chat):
     prompt = served.engine.requests[1].prompt_ids
     places = range(len(prompt) - len(sampled.ids))
     assert any(prompt[at : at + len(sampled.ids)] == sampled.ids for at in places)
-    assert [text_of(served, ids) for ids in trained_ids(served)] == [odd, "done"]
+    assert [text_of(served, ids) for ids in trained_ids(served)] == ["done", odd]
 
 
 async def test_the_same_body_again_gets_the_same_answer_and_is_trained_once(chat):
@@ -149,6 +149,74 @@ async def test_side_calls_are_typed_and_follow_the_policy(chat, policy):
     assert served.session.report() == {
         "gateway_side_subagent": 1.0, "gateway_side_summary": 1.0, "gateway_side_title": 1.0,
     }  # fmt: skip
+
+
+CLAUDE_CODE = """x-anthropic-billing-header: cc_version=2.1.31.c3a; cc_entrypoint=cli; cch={hash};
+You are Claude Code, Anthropic's official CLI for Claude.
+<env>
+Working directory: /work
+Is directory a git repo: No
+Platform: linux
+Today's date: {date}
+</env>"""
+OPENCODE = "You are opencode.\n<env>\n  Today's date: {day} {month} {date}\n</env>"
+PI = "You help.\n\nCurrent date and time: {day}day, {month}ember {date} at {time} {half} UTC"
+CLOCKS = [
+    (CLAUDE_CODE, {"hash": "0a1b2", "date": "2026-11-27"}, {"hash": "9c", "date": "2026-11-28"}),
+    (OPENCODE, {"day": "Fri", "month": "Nov", "date": "27 2026"},
+     {"day": "Tue", "month": "Dec", "date": "1 2026"}),
+    (PI, {"day": "Fri", "month": "Nov", "date": "27, 2026", "time": "11:59:59", "half": "AM"},
+     {"day": "Sun", "month": "Dec", "date": "6, 2026", "time": "12:00:00", "half": "PM"}),
+]  # fmt: skip
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+@pytest.mark.parametrize(("prompt", "before", "after"), CLOCKS)
+@pytest.mark.parametrize("tools", [CHAT_TOOLS, []], ids=["tools", "bare"])
+async def test_a_clock_in_the_system_prompt_is_the_same_agent(chat, prompt, before, after, tools):
+    """Fails if an agent is a sub-agent of itself after midnight, which `context` would not train;
+    also where it compacts in the same request, and where its own sub-agent has that clock."""
+    served = serve(chat, ["one", "two", "three", "found"], side_calls="context")
+    offer = {"tools": tools} if tools else {}
+    first, later = system(prompt.format(**before)), system(prompt.format(**after))
+    one = await served.chat([first, BEGIN], **offer)
+    await served.chat([later, BEGIN, one, user("More.")], **offer)
+    await served.chat([first, user("So far: one, two.")], **offer)
+    other = system("You look things up. " + later["content"])
+    await served.chat([other, user("Look.")], **offer)
+    side = "subagent" if tools else "summary"
+    kinds = [str(kind) for kind in kinds_of(served.session.tree).values()]
+    assert kinds == ["main", "main", "main", side]
+    assert sorted(text_of(served, ids) for ids in trained_ids(served)) == ["one", "three", "two"]
+    assert served.session.report() == {
+        "gateway_branch_edited": 1.0, "gateway_branch_system": 1.0, f"gateway_side_{side}": 1.0,
+    }  # fmt: skip
+
+
+async def test_an_edited_system_prompt_behind_own_turns_is_the_same_agent(chat):
+    """Notes that an agent keeps in its system prompt; fails if only clocks are known, or if a
+    sub-agent or the request for a summary, with tools of its own, passes for the agent."""
+    served = serve(chat, [CALL, "three", "four", "summary", "found"], side_calls="context")
+    first = await served.chat([SYSTEM, BEGIN], tools=CHAT_TOOLS)
+    (made,) = first["tool_calls"]
+    history = [BEGIN, first, {"role": "tool", "tool_call_id": made["id"], "content": "3"}]
+    notes = system("You add. Notes: the sum is three.")
+    three = await served.chat([notes, *history], tools=CHAT_TOOLS)
+    # The tail of the conversation behind a summary, with notes that have changed once more.
+    more = system("You add. Notes: the sum is three, told to the user.")
+    kept = [user("So far."), *history[1:], three, user("On.")]
+    await served.chat([more, *kept], tools=CHAT_TOOLS)
+    read = {**CHAT_TOOLS[0], "function": {**CHAT_TOOLS[0]["function"], "name": "read"}}
+    await served.chat([system("You summarise."), *history, user("Summarise.")], tools=[read])
+    await served.chat([system("You look things up."), BEGIN], tools=CHAT_TOOLS)
+    kinds = [str(kind) for kind in kinds_of(served.session.tree).values()]
+    assert kinds == ["main", "main", "main", "subagent", "subagent"]
+    trained = [text_of(served, ids) for ids in trained_ids(served)]
+    assert sorted(trained) == sorted([CALL, "three", "four"])
+    assert served.session.report()["gateway_branch_system"] == 2.0
 
 
 async def test_a_shorter_history_goes_on_in_another_row(chat):
