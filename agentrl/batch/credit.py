@@ -18,6 +18,7 @@ import numpy as np
 from agentrl.batch.records import (
     CreditPlan,
     FloatArray,
+    IntArray,
     MicroBatch,
     RowCredit,
     RowKey,
@@ -64,7 +65,10 @@ def plan_rollout(
     """
     masks = [row.mask_R for row in rows]
     count = sum(int(mask_R.sum()) for mask_R in masks)
+    orders = None if rollout.time_R is None else _of_rows(rollout, rows, rollout.time_R)
+    order_A = _time_order(orders, masks)
     index_A = _indices(rollout, rows, masks)
+    index_A = None if index_A is None else index_A[order_A]
     positions = np.arange(count, dtype=np.int64)
     if algorithm.needs_values:
         time_A, credit_A = positions, _at_last_tokens(rollout.shaped_K, index_A, count)
@@ -77,11 +81,36 @@ def plan_rollout(
         time_A = np.zeros(count, dtype=np.int64)
         credit_A = np.full(count, rollout.shaped_K[0], dtype=np.float64)
     return tuple(
-        RowCredit(key=row.key, mask_R=mask_R, credit_R=credit_R, time_R=time_R.astype(np.int64))
-        for row, mask_R, credit_R, time_R in zip(
-            rows, masks, _to_rows(credit_A, masks), _to_rows(time_A, masks), strict=True
+        RowCredit(
+            key=row.key,
+            mask_R=mask_R,
+            credit_R=credit_R,
+            time_R=time_R.astype(np.int64),
+            order_R=order_R,
+        )
+        for row, mask_R, credit_R, time_R, order_R in zip(
+            rows,
+            masks,
+            _to_rows(_by_row(credit_A, order_A), masks),
+            _to_rows(_by_row(time_A, order_A), masks),
+            orders or [None] * len(rows),
+            strict=True,
         )
     )
+
+
+def _time_order(
+    orders: Sequence[IntArray] | None, masks: Sequence[np.ndarray]
+) -> np.ndarray | slice:
+    """[A] Positions of the trained tokens of all rows, in the order of time."""
+    return slice(None) if orders is None else np.argsort(_pick(orders, masks), kind="stable")
+
+
+def _by_row(values_A: np.ndarray, order_A: np.ndarray | slice) -> np.ndarray:
+    """[A] Numbers in the order of time, put back into the order of rows."""
+    out = np.empty_like(values_A)
+    out[order_A] = values_A
+    return out
 
 
 def _at_last_tokens(rewards_K: FloatArray, index_A: np.ndarray | None, count: int) -> FloatArray:
@@ -100,14 +129,21 @@ def _indices(
     """[A] Index into `shaped_K` of each trained token."""
     if rollout.index_R is None:
         return None
-    by_index = {
-        row.row_index: index_R for row, index_R in zip(rollout.rows, rollout.index_R, strict=True)
-    }
     picked = [
-        by_index[row.key.row_index][: len(mask_R)][mask_R]
-        for row, mask_R in zip(rows, masks, strict=True)
+        index_R[mask_R]
+        for index_R, mask_R in zip(_of_rows(rollout, rows, rollout.index_R), masks, strict=True)
     ]
     return np.concatenate([np.zeros(0, dtype=np.int64), *picked])
+
+
+def _of_rows(
+    rollout: SelectedRollout, rows: Sequence[RowFacts], numbers: Sequence[IntArray]
+) -> list[IntArray]:
+    """Numbers of all rows of a rollout, for those rows and positions that are computed."""
+    by_index = {
+        row.row_index: number_R for row, number_R in zip(rollout.rows, numbers, strict=True)
+    }
+    return [by_index[row.key.row_index][: len(row.mask_R)] for row in rows]
 
 
 def finish_credit(
@@ -184,21 +220,23 @@ def compute_credit(
     returns: dict[RowKey, FloatArray] = {}
     for rows in batch.credit.rollouts:
         masks = [row.mask_R for row in rows]
-        credit_A = _pick([row.credit_R for row in rows], masks)
-        time_A = _pick([row.time_R for row in rows], masks)
+        orders = [row.order_R for row in rows if row.order_R is not None]
+        order_A = _time_order(orders or None, masks)
+        credit_A = _pick([row.credit_R for row in rows], masks)[order_A]
+        time_A = _pick([row.time_R for row in rows], masks)[order_A]
         penalty_A = np.zeros(len(credit_A), dtype=np.float64)
         if algorithm.needs_reference and not algorithm.use_kl_loss:
-            apart_A = _asked(rows, old, "old") - _asked(rows, ref, "ref")
+            apart_A = (_asked(rows, old, "old") - _asked(rows, ref, "ref"))[order_A]
             metrics.mean("kl", float(token_kl(apart_A, "k3").sum()), count=len(apart_A))
             penalty_A = -kl_coef * token_kl(apart_A, algorithm.kl_estimator or "k1")
         if not algorithm.needs_values:
             gone = rewards_to_go(penalty_A, gamma=algorithm.gamma, times=time_A.astype(np.int64))
-            advantages.append(credit_A + gone)
+            advantages.append(_by_row(credit_A + gone, order_A))
             continue
-        values_A = _asked(rows, values, "values")
+        values_A = _asked(rows, values, "values")[order_A]
         found_A = _with_values(credit_A + penalty_A, values_A, algorithm)
-        returns_A = found_A + values_A
-        advantages.append(found_A)
+        returns_A = _by_row(found_A + values_A, order_A)
+        advantages.append(_by_row(found_A, order_A))
         for row, returns_R in zip(rows, _to_rows(returns_A, masks), strict=True):
             returns[row.key] = returns_R
         metrics.mean("batch/return_mean", float(returns_A.sum()), count=len(credit_A))

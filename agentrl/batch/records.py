@@ -279,6 +279,8 @@ class RowCredit:
     time_R: IntArray
     """Number of the token (or of its turn) in the rollout: discounts go by the difference; 0 where
     the mask is False."""
+    order_R: IntArray | None
+    """Number of the token in time; None where the order of rows and positions is that of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,13 @@ import numpy as np
 
 from agentrl.batch.advantages import estimate, group_rewards
 from agentrl.batch.records import FloatArray, IntArray
-from agentrl.batch.turns import token_numbers, tokens_by_turn, turn_of_tokens, turn_rewards
+from agentrl.batch.turns import (
+    has_order,
+    token_numbers,
+    tokens_by_turn,
+    turn_of_tokens,
+    turn_rewards,
+)
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.presets import Bounds
 from agentrl.errors import DataError
@@ -39,6 +45,9 @@ class SelectedRollout:
     each of its turns or sampled tokens."""
     index_R: tuple[IntArray, ...] | None
     """By row: index into `shaped_K` of each response position; None where the rollout has one."""
+    time_R: tuple[IntArray, ...] | None
+    """By row: number in time of each sampled token; None where rows follow each other in time, or
+    nothing goes by time."""
     num_action_tokens: int
     """Sampled tokens over all its rows; at least 1."""
 
@@ -160,14 +169,18 @@ def _selected(
     index_R = None
     if algorithm.turn_rewards == "return_to_go":
         index_R = turn_of_tokens(rows)
-    if algorithm.estimator.per == "token":
+    spec = algorithm.estimator
+    if spec.per == "token":
         index_R = token_numbers(rows)
+    ordered = index_R is not None or spec.discounts_tokens or algorithm.credit_needs_model
+    time_R = token_numbers(rows) if ordered and has_order(rows) else None
     return SelectedRollout(
         rollout_id=rows[0].rollout_id,
         group_id=rows[0].group_id,
         rows=tuple(rows[index] for index in trained),
         shaped_K=shaped_K,
         index_R=None if index_R is None else tuple(index_R[index] for index in trained),
+        time_R=None if time_R is None else tuple(time_R[index] for index in trained),
         num_action_tokens=sum(rows[index].num_action_tokens for index in trained),
     )
 

@@ -121,8 +121,8 @@ class AlgorithmSection(FiniteSection):
     std_eps: float = Field(default=1e-6, gt=0)
     """Added to the group standard deviation."""
     turn_rewards: Literal["sum", "return_to_go"] = "sum"
-    """Credit of a turn: the `sum` of all rewards of its rollout, or what came from that turn on,
-    against the whole returns of the siblings."""
+    """Credit of a turn: the `sum` of all rewards of its rollout, or what came from that turn on in
+    time, against the whole returns of the siblings."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per action token with `gae` and `reinforce`; per turn where `return_to_go` credits
     turns without a critic. Elsewhere a rollout has one advantage, and nothing is discounted."""

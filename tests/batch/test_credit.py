@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from agentrl.batch import build_step
 from agentrl.batch.credit import compute_credit
 from agentrl.batch.records import RowKey
 from agentrl.errors import DataError
+from agentrl.types import AgentRequest
 from tests.batch.batch_rows import group, resolved, row, turns
 
 KL = {"kl_coef": 0.5, "use_kl_loss": False}
@@ -446,6 +448,75 @@ def test_any_cut_at_turns_gives_the_same_advantages(plan, estimator, turn_reward
     want, _, _, _ = every_way([group(whole, sibling)], estimator, turn_rewards)
     got, _, _, _ = every_way([group(*parts, sibling)], estimator, turn_rewards)
     assert got == want
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.floats(-2, 2), st.integers(0, 2)), min_size=1, max_size=6
+    ),
+    st.sampled_from(ESTIMATORS),
+    st.sampled_from(["sum", "return_to_go"]),
+)
+def test_rows_that_forked_count_in_the_order_of_time(plan, estimator, turn_rewards):
+    """A turn: sampled tokens, reward, and the conversation that it belongs to. Fails if the row of
+    the last turn, which comes first, is taken for what was said first."""
+    reward = sum(earned for _, earned, _ in plan)
+    order = list(dict.fromkeys(where for _, _, where in reversed(plan)))
+    sizes = [size for size, _, _ in plan]
+    ends = np.cumsum([0, *sizes])
+    each = [
+        row("a", mask="1" * size, reward=reward, row_index=number, turns=turns("1" * size, earned))
+        for number, (size, earned, _) in enumerate(plan)
+    ]
+    forked, requests, tokens_of = [], {}, {}
+    for index, where in enumerate(order):
+        mine = [number for number, turn in enumerate(plan) if turn[2] == where]
+        mask = "0".join("1" * sizes[number] for number in mine)
+        made = turns(mask, *(plan[number][1] for number in mine))
+        forked.append(row("a", mask=mask, reward=reward, row_index=index, turns=made))
+        for place, number in enumerate(mine):
+            requests[number] = AgentRequest(row=index, turn=2 * place)
+        times = [time for number in mine for time in range(ends[number], ends[number + 1])]
+        places = [place for place, bit in enumerate(mask) if bit == "1"]
+        tokens_of[key("a", index)] = dict(zip(places, times, strict=True))
+    named = tuple(requests[number] for number in range(len(plan)))
+    forked[0] = replace(forked[0], requests=named)
+    sibling = row("b", mask="11", reward=0.25, turns=turns("11", 0.25))
+
+    def by_time(rows, times):
+        """Advantages of the rollout's tokens, in time."""
+        step, section = build(
+            group(*rows, sibling),
+            advantage_estimator=estimator, turn_rewards=turn_rewards, gamma=0.9, lam=0.7,
+            whiten_advantages=False, **KL,
+        )  # fmt: skip
+
+        def wave(scale):
+            return lambda name, place: scale * math.sin(times.get(name, {}).get(place, place))
+
+        done = credited(step, section, old=wave(0.5), ref=wave(0.25), values=wave(1.0))
+        found = tokens(done)
+        pairs = [zip(times[name].values(), found[name], strict=True) for name in times]
+        return [advantage for _, advantage in sorted(chain.from_iterable(pairs))], done.advantages
+
+    in_time = {
+        key("a", number): dict(enumerate(range(ends[number], ends[number + 1])))
+        for number in range(len(plan))
+    }
+    want = by_time(each, in_time)
+    got = by_time(forked, tokens_of)
+    assert got[0] == pytest.approx(want[0], abs=1e-12)
+    assert got[1] == pytest.approx(want[1], abs=1e-12)
+
+
+def test_an_order_that_leaves_out_a_turn_is_refused():
+    rows = [
+        row("a", mask="1", turns=turns("1", 1.0), requests=(AgentRequest(row=0, turn=0),)),
+        row("a", mask="1", row_index=1, turns=turns("1", 0.0)),
+    ]
+    with pytest.raises(DataError, match=r"a\[1\]: turn 0 is in none of the 1 requests"):
+        build(group(*rows), turn_rewards="return_to_go", advantage_estimator="reinforce")
 
 
 @settings(max_examples=15, deadline=None)

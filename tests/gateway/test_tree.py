@@ -146,6 +146,9 @@ async def test_side_calls_are_typed_and_follow_the_policy(chat, policy):
     trained = [text_of(served, ids) for ids in trained_ids(served)]
     side = ["title", "found", "summary"] if policy == "train" else []
     assert trained == ["onefour", *side]
+    # All turns come before the reward, so it stands at the latest that is trained.
+    paid = [turn.text for row in served.rows().rows for turn in row.turns if turn.reward]
+    assert paid == ["summary" if side else "four"]
     assert served.session.report() == {
         "gateway_side_subagent": 1.0, "gateway_side_summary": 1.0, "gateway_side_title": 1.0,
     }  # fmt: skip

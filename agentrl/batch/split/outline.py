@@ -19,7 +19,7 @@ from agentrl.batch.records import BoolArray, RowKey
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.split.runs import Hidden, Runs
 from agentrl.errors import DataError
-from agentrl.types import CallStatus, ToolCall, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import AgentRequest, CallStatus, ToolCall, Trajectory, TrajectoryGroup, Turn
 
 CheckedRows = dict[RowKey, CheckedRow | None]
 """By row what `check_row` made of it."""
@@ -141,6 +141,7 @@ def _outline(
         "rollout_log_probs": hidden,
         "policy_versions": hidden,
         "turns": tuple(map(_outlined_turn, row.turns)),
+        "requests": tuple(AgentRequest(row=one.row, turn=one.turn) for one in row.requests),
     }
     return OutlinedTrajectory(
         **kept,

@@ -42,12 +42,14 @@ def record_rows(
         tree: of the rollout.
         trained: whether a sampled turn is trained on.
         main_roots: roots of the agent's own conversation; the path with its latest turn is the
-            first row, and that turn has the reward.
-        reward: of the rollout; None where turns have rewards of their own.
+            first row.
+        reward: of the rollout, which stands at its latest turn that is trained: all turns came
+            before it. None where turns have rewards of their own.
         places: is filled with the position of every turn that is trained.
     """
     recorder: Recorder | None = None
     order = {node: number for number, node in enumerate(tree.sampled)}
+    latest = next((node for node in reversed(tree.sampled) if trained(node)), None)
     taken: set[TreeNode] = set()
     paths = [_until_trained(leaf.path(), trained) for root in tree.roots for leaf in _leaves(root)]
     mine = [path for path in paths if path and path[0] in main_roots]
@@ -68,11 +70,11 @@ def record_rows(
             if not trained(node):
                 _append_context(recorder, node)
                 continue
-            place = _append_action(recorder, node)
+            whole = reward if node is latest else None
+            own = node.reward if whole is None else whole
+            place = _append_action(recorder, node, reward=own)
             if places is not None:
                 places[node] = place
-        if path is main and reward is not None:
-            recorder.set_reward(reward)
     return recorder
 
 
@@ -95,7 +97,7 @@ def _until_trained(path: Sequence[TreeNode], trained: Callable[[TreeNode], bool]
     return list(path[:end])
 
 
-def _append_action(recorder: Recorder, node: TreeNode) -> RowPlace:
+def _append_action(recorder: Recorder, node: TreeNode, *, reward: float | None) -> RowPlace:
     """Append a turn that is trained; where it stands."""
     said = node.said
     assert said is not None
@@ -106,8 +108,8 @@ def _append_action(recorder: Recorder, node: TreeNode) -> RowPlace:
         said.generation, text=said.text, tool_calls=said.calls, duration_s=said.duration_s
     )
     place = RowPlace(row=len(recorder.rows) - 1, turn=len(recorder.rows[-1].turns))
-    if node.reward is not None:
-        recorder.set_reward(node.reward)
+    if reward is not None:
+        recorder.set_reward(reward)
     return place
 
 
