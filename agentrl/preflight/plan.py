@@ -30,6 +30,8 @@ from agentrl.preflight.checks import (
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
 from agentrl.preflight.checks.reward_models import reward_models
+from agentrl.preflight.checks.side_model import NAME as SIDE_MODEL
+from agentrl.preflight.checks.side_model import side_model
 from agentrl.preflight.checks.teacher import teacher
 from agentrl.preflight.reward.answer_player import REPEATS_S
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, MORE_TASKS, TASKS, AnswerKind
@@ -111,6 +113,8 @@ def full_plan(
     ]
     if judges_with_labels(config):
         trials.append(("judges", lambda: judges(config, base)))
+    if config.rollout.side_model:
+        trials.append((SIDE_MODEL, lambda: side_model(config.rollout)))
     if samples is not None:
         trials.append(
             ("reward samples", lambda: preflight_trials.samples(config, base, found, samples))
@@ -144,11 +148,11 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
     return [
         ("model", lambda: parts.model(config.model, found)),
         ("tools", lambda: parts.tools(config.env, base)),
-        ("environment", lambda: parts.environment(config.env, base, found)),
+        ("environment", lambda: parts.environment(config.env, config.rollout, base, found)),
         ("chat", lambda: parts.chat(config.chat, config.env, base, found)),
         ("datasets", lambda: parts.datasets(config, base, found, resume)),
         ("prompts", lambda: preflight_prompts.prompts(config, base, found)),
-        ("sandbox", lambda: parts.sandbox(config.sandbox, base)),
+        ("sandbox", lambda: parts.sandbox(config.sandbox, base, found)),
         (
             "rewards",
             lambda: parts.rewards(config.reward, base, timeout_s=config.rollout.env_timeout_s),
@@ -199,6 +203,7 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
         "tools": imported, "environment": imported, "rewards": imported,
         "prompts": Limit(still_s=call_s, total_s=preflight_prompts.SAMPLE_S + 2 * call_s),
         "judges": Limit(still_s=call_s, total_s=_JUDGE_S),
+        SIDE_MODEL: Limit(still_s=_JUDGE_S, total_s=_JUDGE_S),
         "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
         "reward samples": Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s),
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import keyword
 import logging
@@ -20,6 +21,7 @@ from agentrl.cli.env.scaffold import TASKS_FILE, scaffold
 from agentrl.cli.env.target import arguments_of, dataset_of, with_class
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
+from agentrl.env import ProgramEnv
 from agentrl.errors import ConfigError
 from agentrl.finding import Finding
 from agentrl.testing.env_check.episode import CheckLimits, TriedCounts
@@ -121,6 +123,7 @@ async def _check(
     # Imported here: `agentrl env new` needs none of them.
     from agentrl.rollout.adapters.adapt import load_env_class
     from agentrl.runtime.assembly.parts import open_sandboxes
+    from agentrl.runtime.assembly.sandbox_port import require_port
     from agentrl.runtime.assembly.tools import open_tools
 
     make = load_env_class(section.target, base=Path.cwd())
@@ -128,6 +131,8 @@ async def _check(
     if sandbox != "none":
         backend = await open_sandboxes(sandbox_section(sandbox), base=Path.cwd())
     try:
+        if backend is not None and inspect.isclass(make) and issubclass(make, ProgramEnv):
+            await require_port(backend)
         async with open_tools(section, base=Path.cwd()) as offered:
             return await check_env(
                 lambda: make(**section.args),

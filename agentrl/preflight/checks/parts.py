@@ -25,6 +25,7 @@ from agentrl.config.schema import (
 from agentrl.config.training import TrainSection
 from agentrl.errors import RunError
 from agentrl.finding import Finding, Status, warn
+from agentrl.gateway.program import ProgramAgent
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.metric_sinks import check_sinks
@@ -33,6 +34,7 @@ from agentrl.runtime.assembly.parts import (
     make_env_factory,
     open_sandboxes,
 )
+from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
@@ -65,9 +67,11 @@ async def tools(env: EnvSection, base: Path) -> str:
         return ", ".join(tool.name for tool in tools) or "none in the config"
 
 
-async def environment(env: EnvSection, base: Path, found: PreflightFacts) -> str:
-    """Make the environment class once."""
-    found.make_env = make_env_factory(env, base=base)
+async def environment(
+    env: EnvSection, rollout: RolloutSection, base: Path, found: PreflightFacts
+) -> str:
+    """Make the environment class once, with the model that answers its side calls."""
+    found.make_env = make_env_factory(env, base=base, rollout=rollout)
     return f"{env.target} imports and can be made"
 
 
@@ -135,11 +139,13 @@ async def datasets(
     return text
 
 
-async def sandbox(section: SandboxSection, base: Path) -> Finding | str:
-    """Probe the sandbox backend: does it work here, and how strong is it."""
+async def sandbox(section: SandboxSection, base: Path, found: PreflightFacts) -> Finding | str:
+    """Probe the sandbox backend: does it work here, how strong is it, has it what the env needs."""
     backend = await open_sandboxes(section, base=base)
     try:
         probe = await backend.probe()
+        if probe.available and found.make_env and isinstance(found.make_env(), ProgramAgent):
+            await require_port(backend)
     finally:
         await backend.close()
     text = f"{backend.name}: {probe.detail}"

@@ -224,7 +224,7 @@ async def looked_at(
         await parts.model(config.model, facts)
         if known is not None:
             known.tokenizer = facts.tokenizer
-    await parts.environment(config.env, base, facts)
+    await parts.environment(config.env, config.rollout, base, facts)
     await parts.chat(config.chat, config.env, base, facts)
     await parts.datasets(config, base, facts, False)
     await prompts.prompts(config, base, facts)
