@@ -209,6 +209,10 @@ class ModelEndpoint:
     """Name of the model that requests ask for."""
     turns: Callable[[], int]
     """Turns that were sampled so far."""
+    context_tokens: int
+    """Most tokens of a conversation, `rollout.max_context_tokens`."""
+    reply_tokens: int
+    """Most tokens of one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

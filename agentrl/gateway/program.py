@@ -162,6 +162,8 @@ class ProgramLoop(SessionLoop):
             key=session.secret,
             model=MODEL,
             turns=lambda: len(session.tree.sampled),
+            context_tokens=self._parts.limits.max_context_tokens,
+            reply_tokens=self._parts.limits.max_turn_tokens,
         )
         gateway.open(session)
         playing = asyncio.create_task(self._env.play(endpoint))

@@ -96,6 +96,8 @@ class AgentRun:
                 workdir=workdir,
                 home=self.home,
                 bin=self.bin,
+                context=str(endpoint.context_tokens),
+                reply=str(endpoint.reply_tokens),
             )
             await self._write(values.prompt_file, self.prompt)
             for path, text in self.agent.written(values).items():

@@ -20,6 +20,8 @@ CLAUDE_CODE = HarnessAgent(
         "ANTHROPIC_API_KEY": "{key}",
         "ANTHROPIC_SMALL_FAST_MODEL": "{model}",
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "{context}",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "{reply}",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_TELEMETRY": "1",

@@ -16,6 +16,7 @@ CODEX = HarnessAgent(
     files={
         ".codex/config.toml": """model = "{model}"
 model_provider = "agentrl"
+model_context_window = {context}
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 web_search = "disabled"

@@ -28,7 +28,9 @@ OPENCODE = HarnessAgent(
       "npm": "@ai-sdk/openai-compatible",
       "name": "agentrl",
       "options": {"baseURL": "{base_url}/v1", "apiKey": "{key}"},
-      "models": {"{model}": {"name": "{model}"}}
+      "models": {
+        "{model}": {"name": "{model}", "limit": {"context": {context}, "output": {reply}}}
+      }
     }
   }
 }

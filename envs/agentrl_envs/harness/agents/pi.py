@@ -21,9 +21,21 @@ PI = HarnessAgent(
       "api": "openai-completions",
       "apiKey": "{key}",
       "compat": {"supportsDeveloperRole": false, "supportsReasoningEffort": false},
-      "models": [{"id": "{model}", "input": ["text"]}]
+      "models": [
+        {
+          "id": "{model}",
+          "input": ["text"],
+          "contextWindow": {context},
+          "maxTokens": {reply}
+        }
+      ]
     }
   }
+}
+""",
+        # Its own reserve for an answer is larger than the whole context of a small model.
+        ".pi/agent/settings.json": """{
+  "compaction": {"reserveTokens": {reply}, "keepRecentTokens": {reply}}
 }
 """,
     },

@@ -21,6 +21,7 @@ QWEN_CODE = HarnessAgent(
         ".qwen/settings.json": """{
   "privacy": {"usageStatisticsEnabled": false},
   "telemetry": {"enabled": false},
+  "model": {"generationConfig": {"contextWindowSize": {context}}},
   "general": {"enableAutoUpdate": false}
 }
 """,

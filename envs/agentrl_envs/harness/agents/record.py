@@ -38,6 +38,10 @@ class AgentValues:
     """Home folder of the agent, empty but for its `files`."""
     bin: str
     """Folder with the programs that were installed; see `HarnessAgent.bin_folder`."""
+    context: str
+    """Most tokens of a conversation, a number: at this size an agent must have compacted."""
+    reply: str
+    """Most tokens of one turn, a number: the room to leave for an answer."""
 
 
 PLACEHOLDERS = tuple(AgentValues.__dataclass_fields__)
@@ -49,8 +53,9 @@ class HarnessAgent:
     """An agent program: how to install it, to start it, and to see that it has ended.
 
     `command`, the values of `environment` and the texts of `files` may hold the placeholders
-    `{base_url}`, `{key}`, `{model}`, `{prompt_file}`, `{workdir}`, `{home}` and `{bin}`, the fields
-    of `AgentValues`. Other braces are left as they are, so JSON can be written as it is.
+    `{base_url}`, `{key}`, `{model}`, `{prompt_file}`, `{workdir}`, `{home}`, `{bin}`, `{context}`
+    and `{reply}`, the fields of `AgentValues`. Other braces are left as they are, so JSON can be
+    written as it is.
 
     Example:
         >>> mine = HarnessAgent(

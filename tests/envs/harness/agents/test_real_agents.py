@@ -37,6 +37,7 @@ SHELLS = {
 MORE = {"opencode": {"description": "Makes a file"}, "qwen-code": {"is_background": False}}
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 LIMIT_S = 120.0
+CONTEXT = 400_000
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ async def play(agent: HarnessAgent, served: Served, folder: Path) -> AgentEnd:
         values = AgentValues(
             base_url=url, key=served.session.secret, model="policy", prompt_file=str(prompt),
             workdir=str(workdir), home=str(home), bin=str(root / agent.bin_folder),
+            context=str(CONTEXT), reply="4096",
         )  # fmt: skip
         for path, text in agent.written(values).items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ def served_by_script(chat: ChatFormat, agent: HarnessAgent, **limits: int) -> Se
     submits = agent.name == "mini-swe-agent"  # ends by a command instead of by words
     last = "I submit." + shell(agent, SUBMIT, 0) if submits else "It is there."
     replies = [f"\n\nI make the <b>file</b>. \u4e16\n{first}", second, last]
-    usual = {"max_response_tokens": 200_000, "max_context_tokens": 400_000}
+    usual = {"max_response_tokens": 200_000, "max_context_tokens": CONTEXT}
     engine = ScriptedEngine(replies, ByteTokenizer())
     return serve(chat, None, engine=engine, **(usual | limits))
 

@@ -24,6 +24,8 @@ VALUES = AgentValues(
     workdir="/work dir",
     home="/home/it's",
     bin="/opt/agents/x/bin",
+    context="54321",
+    reply="987",
 )
 ALL = sorted(agents())
 README = Path(__file__).parents[4] / "envs/agentrl_envs/harness/agents/README.md"
@@ -72,6 +74,36 @@ def test_the_page_has_an_agent_as_it_is(name: str) -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == agent.wire
     assert cells[2].split(", ") == list(agent.versions_tried)
+
+
+def _context_told(name: str) -> tuple[Any, ...]:
+    """Context and reply as the settings of an agent say them."""
+    agent = agents()[name]
+    texts = agent.written(VALUES)
+    if name == "claude-code":
+        names = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_MAX_OUTPUT_TOKENS")
+        return tuple(int(agent.variables(VALUES)[one]) for one in names)
+    if name == "codex":
+        return (tomllib.loads(texts[".codex/config.toml"])["model_context_window"],)
+    if name == "opencode":
+        settings = json.loads(texts[".config/opencode/opencode.json"])
+        limit = settings["provider"]["agentrl"]["models"][VALUES.model]["limit"]
+        return limit["context"], limit["output"]
+    if name == "pi":
+        (model,) = json.loads(texts[".pi/agent/models.json"])["providers"]["agentrl"]["models"]
+        reserve = json.loads(texts[".pi/agent/settings.json"])["compaction"]["reserveTokens"]
+        assert reserve == model["maxTokens"]
+        return model["contextWindow"], model["maxTokens"]
+    settings = json.loads(texts[".qwen/settings.json"])
+    return (settings["model"]["generationConfig"]["contextWindowSize"],)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "mini-swe-agent"])
+def test_an_agent_knows_the_real_context(name: str) -> None:
+    # Fails if an agent compacts at a context that it guesses from the name of the model.
+    # mini-swe-agent has no setting for it, and never compacts.
+    told = _context_told(name)
+    assert told == (int(VALUES.context), int(VALUES.reply))[: len(told)]
 
 
 def mine(**fields: Any) -> HarnessAgent:
