@@ -1,4 +1,4 @@
-"""Agents that are one coroutine function: `async def agent(task, client) -> reward`.
+"""Agents that are one function: `async def agent(task, client) -> reward`, or `def` in a thread.
 
 The function is an environment like any other (`env.target`). Its client is bound to a session of
 its rollout, so that whatever it asks the model for becomes the rows of that rollout.
@@ -18,8 +18,9 @@ from agentrl.gateway.agent_loop import AgentLoop
 from agentrl.gateway.clients import ClientKind
 from agentrl.gateway.program import ProgramAgent
 from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.gateway.threads import in_thread
 from agentrl.imports import resolve
-from agentrl.rollout.adapters.adapt import load_env_class
+from agentrl.rollout.adapters.adapt import is_agent, load_env_class
 from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
 from agentrl.rollout.records import LoopParts
 from agentrl.rollout.sandbox import SharedSandbox
@@ -28,7 +29,8 @@ from agentrl.rollout.watch import DeadlineWatch
 from agentrl.types import SamplingParams, Task
 
 AgentFunction = Callable[..., Any]
-"""`async def agent(task, client, **args)`; a parameter called `context` gets the `EnvContext`."""
+"""`async def agent(task, client, **args)`; a parameter called `context` gets the `EnvContext`. One
+without `async` runs in a thread."""
 
 
 def load_env(target: str, *, side_calls: SideCalls, base: Path | None = None) -> Callable[..., Any]:
@@ -64,11 +66,11 @@ def _agent_function(target: str, base: Path | None) -> AgentFunction | None:
         found = resolve(target, base=base)
     except ConfigError:
         return None  # the loader of classes knows files that cannot be imported as they are
-    return found if inspect.iscoroutinefunction(found) else None
+    return found if is_agent(found) else None
 
 
 class FunctionAgent(OwnLoop):
-    """Runs one rollout of an agent that is a coroutine function."""
+    """Runs one rollout of an agent that is a function."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class FunctionAgent(OwnLoop):
                 f"and the env.args {sorted(self._args)}: {error}"
             ) from None
         self._client: ClientKind = client or _kind_of_client(signature)
+        self._threaded = not inspect.iscoroutinefunction(function)
 
     def loop(
         self,
@@ -127,11 +130,19 @@ class FunctionAgent(OwnLoop):
             watch=watch,
         )
         return AgentLoop(
-            parts, session, watch=watch, sandbox=sandbox, agent=self._called, client=self._client
+            parts,
+            session,
+            watch=watch,
+            sandbox=sandbox,
+            agent=self._called,
+            client=self._client,
+            threaded=self._threaded,
         )
 
     async def _called(self, task: Task, client: Any) -> Any:
         given = {"context": self.context} if self._wants_context else {}
+        if self._threaded:
+            return await in_thread(lambda: self._function(task, client, **self._args, **given))
         return await self._function(task, client, **self._args, **given)
 
 

@@ -153,15 +153,17 @@ class AgentLoop(SessionLoop):
         sandbox: SharedSandbox,
         agent: Callable[[Task, Any], Awaitable[Any]],
         client: ClientKind,
+        threaded: bool,
     ) -> None:
         clock = RolloutClock(parts.limits.timeout_s)
         super().__init__(parts, session, watch=watch, sandbox=sandbox, clock=clock)
         self._agent = agent
         self._client: ClientKind = client
+        self._threaded = threaded
 
     async def _played(self, task: Task) -> StepResult:
         gateway, session = Gateway(), self._session
-        client = bound_client(self._client, gateway, session)
+        client = bound_client(self._client, gateway, session, threaded=self._threaded)
         gateway.open(session)
         try:
             with self._watch.limit(self._parts.limits.timeout_s):
@@ -173,7 +175,8 @@ class AgentLoop(SessionLoop):
             raise crash("agent", error) from error
         finally:
             await gateway.close(session)
-            await client.close()
+            if not self._threaded:  # a thread that goes on is told by the gateway that it is over
+                await client.close()
         return _graded(agreed(session.posted, returned))
 
 

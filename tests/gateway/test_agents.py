@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -18,7 +21,7 @@ from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.gateway.gateway_fakes import agent_worker
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
+    from anthropic import Anthropic, AsyncAnthropic
 
 USER: Any = [{"role": "user", "content": "Begin."}]
 
@@ -232,11 +235,78 @@ async def test_rollouts_of_a_group_have_sessions_of_their_own(chat):
         assert {row.turns[0].text for row in rows} == {rows[0].rollout_id}
 
 
+def asked(client: Any, messages: Any = USER) -> str:
+    turn = client.chat.completions.create(model="policy", messages=messages)
+    return turn.choices[0].message.content
+
+
+async def test_agents_without_coroutines_block_neither_the_loop_nor_one_another(chat):
+    # Fails if an agent runs in the thread of the loop, or waits for another's.
+    both = threading.Barrier(2, timeout=20)
+
+    def agent(task: Task, client: openai.OpenAI, *, weight: float) -> float:
+        both.wait()
+        return weight * (asked(client) == task.label)
+
+    group, _ = await group_of(chat, agent, n=2, args={"weight": 2.0})
+    assert [(row.reward, row.termination) for row in group.trajectories] == [
+        (2.0, Termination.ENV_DONE)
+    ] * 2
+
+
+async def test_what_ends_an_agent_in_a_thread(chat):
+    ended = threading.Event()
+
+    def broken(task: Task, client: Any) -> float:
+        asked(client)
+        raise StopIteration("bug of the agent")
+
+    def leaves(task: Task, client: Any) -> float:
+        asked(client)
+        sys.exit(3)
+
+    def slow(task: Task, client: Any) -> float:
+        asked(client)
+        time.sleep(0.5)
+        try:
+            asked(client, [{"role": "user", "content": "Other."}])
+        except openai.APIStatusError:  # its rollout is over
+            ended.set()
+        return 1.0
+
+    def limited(task: Task, client: Any) -> float:
+        for number in itertools.count():
+            asked(client, [{"role": "user", "content": str(number)}])
+        return 1.0
+
+    for agent, said in ((broken, "StopIteration"), (leaves, "SystemExit(3)")):
+        row = await one(chat, agent)
+        assert row.termination is Termination.ENV_CRASHED
+        assert said in row.termination_detail
+    row = await one(chat, slow, timeout_s=0.2)
+    assert row.termination is Termination.ENV_CRASHED
+    assert row.termination_detail.startswith("timeout_s: 0.2 s of 0.2 s")
+    assert await asyncio.to_thread(ended.wait, 20)
+    row = await one(chat, limited, max_assistant_turns=2)
+    assert (row.termination, row.reward) == (Termination.MAX_TURNS, 0.0)
+
+
+async def test_the_client_of_anthropic_works_in_a_thread(chat):
+    def agent(task: Task, client: Anthropic) -> float:
+        turn = client.messages.create(model="policy", messages=USER, max_tokens=99)
+        return float(turn.content[0].type == "text")
+
+    assert (await one(chat, agent)).reward == 1.0
+
+
 # -- env.target -----------------------------------------------------------------------------------
 
 AGENT_FILE = """
 async def agent(task, client, weight=1.0):
     return weight
+
+def in_a_thread(task, client):
+    return 1.0
 
 class NotAnAgent:
     pass
@@ -248,12 +318,15 @@ def test_a_target_is_an_agent_or_an_environment(tmp_path):
     make = load_env("mine.py:agent", side_calls="train", base=tmp_path)
     assert isinstance(make(), FunctionAgent)
     assert isinstance(make(weight=2.0), FunctionAgent)
+    plain = load_env("mine.py:in_a_thread", side_calls="train", base=tmp_path)
+    assert isinstance(plain(), FunctionAgent)
     with pytest.raises(ConfigError, match=r"cannot be called .* \['wieght'\]"):
         make(wieght=2.0)
     with pytest.raises(ConfigError, match="has no method 'reset'"):
         load_env("mine.py:NotAnAgent", side_calls="train", base=tmp_path)
-    with pytest.raises(ConfigError, match="an agent"):
-        load_env_class("mine.py:agent", base=tmp_path)
+    for name in ("agent", "in_a_thread"):
+        with pytest.raises(ConfigError, match="an agent"):
+            load_env_class(f"mine.py:{name}", base=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,23 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
         raise ConfigError(
             f"env.target {target!r} names a {type(found).__name__}, expected an environment class"
         )
-    if inspect.iscoroutinefunction(found):
+    if is_agent(found):
         raise ConfigError(
-            f"env.target {target!r} names {found.__name__}, an agent (async def); it drives its "
-            "rollout itself, so it can be trained and evaluated, but not be checked or attacked "
-            "as an environment"
+            f"env.target {target!r} names {found.__name__}, an agent (a function of task and "
+            "client); it drives its rollout itself, so it can be trained and evaluated, but not be "
+            "checked or attacked as an environment"
         )
     return lambda **args: adapt_env(found(**args))
+
+
+def is_agent(value: Any) -> bool:
+    """True for the function of an agent: a coroutine function, or one of `task` and `client`."""
+    if inspect.iscoroutinefunction(value):
+        return True
+    return inspect.isfunction(value) and [*inspect.signature(value).parameters][:2] == [
+        "task",
+        "client",
+    ]
 
 
 class DictEnv(AgentInstance):
