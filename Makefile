@@ -79,8 +79,9 @@ $(VENV)/.gpu: $(VENV)/.train
 	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
-# Worlds of others (BFCL, tau2, OpenEnv, verifiers) and two trackers of experiments (MLflow, trackio)
-# live in packages that ask for much more than we import, or for other versions, hence --no-deps.
+# Worlds of others (BFCL, tau2, OpenEnv, verifiers), two trackers of experiments (MLflow, trackio) and
+# four agent libraries live in packages that ask for much more than we import, or for other versions,
+# hence --no-deps.
 # Without vLLM, Ray and DeepSpeed their tests are skipped, with a reason; never in CI.
 $(VENV)/.test: $(VENV)/.train
 	@$(MAKE) --no-print-directory $(VENV)/.fleet || test -z "$$CI"
