@@ -16,17 +16,14 @@ from agentrl.env import AgentInstance, ProgramEnv
 from agentrl.errors import ConfigError
 from agentrl.gateway.agent_loop import AgentLoop
 from agentrl.gateway.clients import ClientKind
+from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.program import ProgramAgent
-from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.gateway.side_model import SideCalls
 from agentrl.gateway.threads import in_thread
 from agentrl.imports import resolve
 from agentrl.rollout.adapters.adapt import is_agent, load_env_class
-from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
-from agentrl.rollout.records import LoopParts
-from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.under_way.in_flight import Activity
-from agentrl.rollout.watch import DeadlineWatch
-from agentrl.types import SamplingParams, Task
+from agentrl.rollout.own_loop import RolloutLoop
+from agentrl.types import Task
 
 AgentFunction = Callable[..., Any]
 """`async def agent(task, client, **args)`; a parameter called `context` gets the `EnvContext`. One
@@ -69,7 +66,7 @@ def _agent_function(target: str, base: Path | None) -> AgentFunction | None:
     return found if is_agent(found) else None
 
 
-class FunctionAgent(OwnLoop):
+class FunctionAgent(SessionAgent):
     """Runs one rollout of an agent that is a function."""
 
     def __init__(
@@ -91,9 +88,9 @@ class FunctionAgent(OwnLoop):
         Raises:
             ConfigError: its parameters do not fit.
         """
+        super().__init__(side_calls=side_calls)
         self._function = function
         self._args = dict(args)
-        self._side_calls: SideCalls = side_calls
         signature = inspect.signature(function)
         self._wants_context = "context" in signature.parameters and "context" not in args
         given = {"context": None} if self._wants_context else {}
@@ -107,37 +104,9 @@ class FunctionAgent(OwnLoop):
         self._client: ClientKind = client or _kind_of_client(signature)
         self._threaded = not inspect.iscoroutinefunction(function)
 
-    def loop(
-        self,
-        parts: LoopParts,
-        *,
-        sandbox: SharedSandbox,
-        sampling: SamplingParams,
-        seed: int,
-        session_id: str,
-        activity: Activity,
-    ) -> RolloutLoop:
-        """Do what `OwnLoop.loop` says."""
-        watch = DeadlineWatch()
-        sandbox.watch, sandbox.activity = watch, activity
-        session = GatewaySession(
-            parts,
-            sampling=sampling,
-            seed=seed,
-            session_id=session_id,
-            activity=activity,
-            side_calls=self._side_calls,
-            watch=watch,
-        )
-        return AgentLoop(
-            parts,
-            session,
-            watch=watch,
-            sandbox=sandbox,
-            agent=self._called,
-            client=self._client,
-            threaded=self._threaded,
-        )
+    def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
+        """Do what `SessionAgent.session_loop` says."""
+        return AgentLoop(opened, agent=self._called, client=self._client, threaded=self._threaded)
 
     async def _called(self, task: Task, client: Any) -> Any:
         given = {"context": self.context} if self._wants_context else {}

@@ -11,15 +11,13 @@ from agentrl.env import StepResult
 from agentrl.errors import EngineError, EnvError
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
+from agentrl.gateway.opened import OpenedRollout
 from agentrl.gateway.posted import agreed
-from agentrl.gateway.session import GatewaySession
-from agentrl.rollout.clock import RolloutClock, in_ticks
+from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.coerce import as_step_result, number
 from agentrl.rollout.endings import RolloutEnded, crash, ended
 from agentrl.rollout.limits import Reached
-from agentrl.rollout.records import LoopParts, Rollout
-from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.watch import DeadlineWatch
+from agentrl.rollout.records import Rollout
 from agentrl.types import Task, Termination
 
 
@@ -30,20 +28,13 @@ class SessionLoop(ABC):
     reward is 0. Any other error of it is a crash of the environment.
     """
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        session: GatewaySession,
-        *,
-        watch: DeadlineWatch,
-        sandbox: SharedSandbox,
-        clock: RolloutClock,
-    ) -> None:
-        self._parts = parts
-        self._session = session
-        self._watch = watch
-        self._sandbox = sandbox
-        self._clock = clock
+    def __init__(self, opened: OpenedRollout) -> None:
+        """Take a rollout that has begun."""
+        self._parts = opened.parts
+        self._session = opened.session
+        self._watch = opened.guard.watch
+        self._sandbox = opened.sandbox
+        self._clock = opened.clock
         self._took_s = 0.0
         self._detail = ""
 
@@ -146,17 +137,14 @@ class AgentLoop(SessionLoop):
 
     def __init__(
         self,
-        parts: LoopParts,
-        session: GatewaySession,
+        opened: OpenedRollout,
         *,
-        watch: DeadlineWatch,
-        sandbox: SharedSandbox,
         agent: Callable[[Task, Any], Awaitable[Any]],
         client: ClientKind,
         threaded: bool,
     ) -> None:
-        clock = RolloutClock(parts.limits.timeout_s)
-        super().__init__(parts, session, watch=watch, sandbox=sandbox, clock=clock)
+        """Take the agent and the kind of its client; other arguments as `SessionLoop`."""
+        super().__init__(opened)
         self._agent = agent
         self._client: ClientKind = client
         self._threaded = threaded

@@ -23,18 +23,15 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.gateway.agent_loop import SessionLoop
 from agentrl.gateway.app import Gateway, Receive, Scope, Send, until_gone
 from agentrl.gateway.listen import listening
+from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.posted import agreed
 from agentrl.gateway.records import RefusalReason, RequestRefused
-from agentrl.gateway.session import GatewaySession, SideCalls
+from agentrl.gateway.session import GatewaySession
+from agentrl.gateway.side_model import SideCalls
 from agentrl.gateway.wires.wire import as_json
-from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.coerce import as_step_result
-from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
-from agentrl.rollout.records import LoopParts
-from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.under_way.in_flight import Activity
-from agentrl.rollout.watch import DeadlineWatch
-from agentrl.types import SamplingParams, Task
+from agentrl.rollout.own_loop import RolloutLoop
+from agentrl.types import Task
 
 NEXT = "sessions/next"
 """Path below `/v1/` that hands out a rollout."""
@@ -219,7 +216,7 @@ _DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], Agent
 )
 
 
-class OutsideAgent(OwnLoop):
+class OutsideAgent(SessionAgent):
     """An environment whose rollouts are played by agents that ask for them over HTTP."""
 
     def __init__(
@@ -243,6 +240,7 @@ class OutsideAgent(OwnLoop):
         Raises:
             ConfigError: the variable is not set.
         """
+        super().__init__(side_calls=side_calls)
         self._token = os.environ.get(token_env, "").strip() if token_env else None
         if token_env and not self._token:
             raise ConfigError(
@@ -250,33 +248,11 @@ class OutsideAgent(OwnLoop):
             )
         self._where = (host, port)
         self._claim_timeout_s = claim_timeout_s
-        self._side_calls: SideCalls = side_calls
 
-    def loop(
-        self,
-        parts: LoopParts,
-        *,
-        sandbox: SharedSandbox,
-        sampling: SamplingParams,
-        seed: int,
-        session_id: str,
-        activity: Activity,
-    ) -> RolloutLoop:
-        """Do what `OwnLoop.loop` says."""
-        watch = DeadlineWatch()
-        sandbox.watch, sandbox.activity = watch, activity
-        session = GatewaySession(
-            parts,
-            sampling=sampling,
-            seed=seed,
-            session_id=session_id,
-            activity=activity,
-            side_calls=self._side_calls,
-            watch=watch,
-        )
-        rollout_id = self.context.rollout_id
+    def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
+        """Do what `SessionAgent.session_loop` says."""
         return OutsideLoop(
-            parts, session, watch=watch, sandbox=sandbox, desk=self._desk(), rollout_id=rollout_id,
+            opened, desk=self._desk(), rollout_id=self.context.rollout_id,
             claim_timeout_s=self._claim_timeout_s,
         )  # fmt: skip
 
@@ -292,19 +268,10 @@ class OutsideLoop(SessionLoop):
     """One rollout that waits for an agent, and then for its reward."""
 
     def __init__(
-        self,
-        parts: LoopParts,
-        session: GatewaySession,
-        *,
-        watch: DeadlineWatch,
-        sandbox: SharedSandbox,
-        desk: AgentDesk,
-        rollout_id: str,
-        claim_timeout_s: float,
+        self, opened: OpenedRollout, *, desk: AgentDesk, rollout_id: str, claim_timeout_s: float
     ) -> None:
         """Wait at `desk`; other arguments as `SessionLoop`."""
-        clock = RolloutClock(parts.limits.timeout_s)
-        super().__init__(parts, session, watch=watch, sandbox=sandbox, clock=clock)
+        super().__init__(opened)
         self._desk = desk
         self._rollout_id = rollout_id
         self._claim_timeout_s = claim_timeout_s

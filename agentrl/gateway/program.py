@@ -22,17 +22,13 @@ from agentrl.errors import EnvError
 from agentrl.gateway.agent_loop import SessionLoop
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.listen import http_handler
+from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.records import MODEL
-from agentrl.gateway.session import GatewaySession, SideCalls
-from agentrl.rollout.clock import RolloutClock
+from agentrl.gateway.side_model import SideCalls
 from agentrl.rollout.coerce import as_step_result
 from agentrl.rollout.endings import RolloutEnded, crash
-from agentrl.rollout.guard import EnvGuard
-from agentrl.rollout.own_loop import OwnLoop, RolloutLoop
-from agentrl.rollout.records import LoopParts
-from agentrl.rollout.sandbox import SharedSandbox
-from agentrl.rollout.under_way.in_flight import Activity
-from agentrl.types import SamplingParams, Task, Termination
+from agentrl.rollout.own_loop import RolloutLoop
+from agentrl.types import Task, Termination
 
 LEFT_S = 20.0
 """Seconds that a program gets to end by itself when no turn will be sampled any more."""
@@ -40,8 +36,10 @@ MOST_BYTES = 4 * 2**20
 """Most bytes of a request from a sandbox; several are read at once, and by the event loop."""
 
 
-class ProgramAgent(OwnLoop):
+class ProgramAgent(SessionAgent):
     """Plays the rollouts of a `ProgramEnv`."""
+
+    takes_reward = False
 
     def __init__(self, env: ProgramEnv, *, side_calls: SideCalls = "train") -> None:
         """Take the parts.
@@ -54,41 +52,14 @@ class ProgramAgent(OwnLoop):
             ConfigError: the server of the gateway is not installed.
         """
         http_handler(Gateway())  # a missing package is named before the run, not in each rollout
+        super().__init__(side_calls=side_calls)
         self._env = env
-        self._side_calls: SideCalls = side_calls
         self.reward_range = env.reward_range
 
-    def loop(
-        self,
-        parts: LoopParts,
-        *,
-        sandbox: SharedSandbox,
-        sampling: SamplingParams,
-        seed: int,
-        session_id: str,
-        activity: Activity,
-    ) -> RolloutLoop:
-        """Do what `OwnLoop.loop` says."""
+    def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
+        """Do what `SessionAgent.session_loop` says."""
         self._env.context = self.context
-        clock = RolloutClock(parts.limits.timeout_s)
-        guard = EnvGuard(
-            clock=clock,
-            sandbox=sandbox,
-            env_timeout_s=parts.limits.env_timeout_s,
-            turn_limit_s=parts.limits.turn_limit_s,
-            activity=activity,
-        )
-        session = GatewaySession(
-            parts,
-            sampling=sampling,
-            seed=seed,
-            session_id=session_id,
-            activity=activity,
-            side_calls=self._side_calls,
-            watch=guard.watch,
-            takes_reward=False,
-        )
-        return ProgramLoop(parts, session, guard=guard, sandbox=sandbox, clock=clock, env=self._env)
+        return ProgramLoop(opened, env=self._env)
 
     async def reset(self, task: Task) -> Observation:
         """Begin without a model; see `ProgramEnv`."""
@@ -115,18 +86,10 @@ class ProgramLoop(SessionLoop):
     Afterwards the model may have caused whatever happens: what there is is judged.
     """
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        session: GatewaySession,
-        *,
-        guard: EnvGuard,
-        sandbox: SharedSandbox,
-        clock: RolloutClock,
-        env: ProgramEnv,
-    ) -> None:
-        super().__init__(parts, session, watch=guard.watch, sandbox=sandbox, clock=clock)
-        self._guard = guard
+    def __init__(self, opened: OpenedRollout, *, env: ProgramEnv) -> None:
+        """Take what runs the program; other arguments as `SessionLoop`."""
+        super().__init__(opened)
+        self._guard = opened.guard
         self._env = env
 
     async def _played(self, task: Task) -> StepResult:

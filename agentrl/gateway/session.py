@@ -1,4 +1,4 @@
-"""One rollout as the gateway serves it: requests in, sampled turns out, rows at the end.
+"""One rollout as the gateway serves it: requests in, sampled turns out.
 
 A request is placed in the message tree, what is new of it is rendered, and one turn is sampled
 behind it. The turn runs in a task of the session, so that a connection that breaks changes nothing
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from agentrl.engine import TURN_CLOCK
 from agentrl.errors import ChatError, ServedModelError
@@ -22,7 +21,8 @@ from agentrl.gateway.known import KnownParts
 from agentrl.gateway.posted import PostedReward, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
-from agentrl.gateway.side_model import SideModel
+from agentrl.gateway.session_record import SessionRecord
+from agentrl.gateway.side_model import SideCalls, SideModel
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.guard import bounded_turn
@@ -31,34 +31,23 @@ from agentrl.rollout.history import (
     ConversationKind,
     HeardMessage,
     HistoryPlacer,
-    MessageTree,
     NodeKind,
     SampledText,
     TreeNode,
     answer_key,
-    branches_of,
     hear,
-    kinds_of,
-    record_rows,
 )
 from agentrl.rollout.history.kinds import kind_of_next
-from agentrl.rollout.history.requests import RequestLog
-from agentrl.rollout.history.rows import RowPlace
 from agentrl.rollout.history.tree import has_turns
 from agentrl.rollout.limits import Reached, RolloutProgress
-from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import LoopParts
 from agentrl.rollout.seeds import turn_seed
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
-from agentrl.types import AgentRequest, Message, SamplingParams, Termination
-
-SideCalls = Literal["train", "context"] | SideModel
-"""`train` trains on titles, summaries and sub-agents as on all else, `context` does not; a served
-model answers them in place of the policy."""
+from agentrl.types import SamplingParams, Termination
 
 
-class GatewaySession:
+class GatewaySession(SessionRecord):
     """One rollout; whoever knows its secret may ask for turns."""
 
     def __init__(
@@ -88,14 +77,11 @@ class GatewaySession:
             takes_reward: whether the agent may post the reward. One that runs what the policy wrote
                 beside it may not: the policy could ask for its own.
         """
+        super().__init__(side_calls=side_calls)
         self.secret = secrets.token_urlsafe(24)
         """Names the session in a path, a header or as an API key."""
-        self.tree = MessageTree()
-        """Everything said in it."""
         self.known = KnownParts()
         """What was read of its requests."""
-        self.counts: Counter[str] = Counter()
-        """Retries, token counts and refused requests of it, by name."""
         self.limit: Reached | None = None
         """Limit of the rollout that turned a request away; None if none has."""
         self.failure: Reached | None = None
@@ -115,19 +101,13 @@ class GatewaySession:
         self._seed = seed
         self._session_id = session_id
         self._activity = activity
-        self._side_calls = side_calls
-        self._frozen_said: dict[str, tuple[Message, tuple[Message, ...]]] = {}
         # What a served model costs is booked on the rollout, whatever task a request comes in.
         self._context = copy_context()
         self._watch = watch
         self._takes_reward = takes_reward
         self._turns: dict[bytes, asyncio.Task[TurnAnswer]] = {}
-        self._answers: dict[str, tuple[TreeNode, tuple[Message, ...]]] = {}
         self._progress = RolloutProgress()
         self._counted: set[TreeNode] = set()
-        self._log = RequestLog()
-        self._places: dict[TreeNode, RowPlace] = {}
-        self._retried: Counter[asyncio.Task[TurnAnswer]] = Counter()
         self._started = 0
         self._waiting = 0
         # Messages are placed and rendered by one request at a time, so that none stands twice.
@@ -228,17 +208,6 @@ class GatewaySession:
         self.counts["retries"] += 1
         self._retried[turn] += 1
         return turn
-
-    def refuse(self, refused: RequestRefused) -> None:
-        """Count and note a request that gets an error."""
-        self.counts[f"refused_{refused.reason}"] += 1
-        why = f"{refused.reason}: {refused}".removesuffix(": ")
-        self._log.note_refused(self.tree, why, behind=refused.behind)
-
-    def deliver(self, answer: TurnAnswer) -> None:
-        """Note that an answer reached the agent; others are never trained on."""
-        if answer.id not in self._frozen_said:
-            self._answers[answer.id][0].delivered = True
 
     def _check_open(self) -> None:
         if self.failure is not None:
@@ -514,31 +483,6 @@ class GatewaySession:
 
     # -- the end ----------------------------------------------------------------------------
 
-    @property
-    def sampled_tokens(self) -> int:
-        """Tokens the policy has sampled so far."""
-        return sum(len(node.ids) for node in self.tree.sampled)
-
-    @property
-    def truncated(self) -> TreeNode | None:
-        """The latest turn that reached the agent, if it was cut off at its token limit."""
-        node = next((node for node in reversed(self.tree.sampled) if node.delivered), None)
-        return node if node is not None and node.said and node.said.truncated else None
-
-    @property
-    def heard(self) -> bool:
-        """True if a turn reached the agent."""
-        return any(node.delivered for node in self.tree.sampled)
-
-    @property
-    def last_words(self) -> str:
-        """Words of the latest turn of the agent's own conversation; empty without one."""
-        kinds = kinds_of(self.tree)
-        for node in reversed(self.tree.sampled):
-            if node.delivered and node.said and kinds[node.root] is ConversationKind.MAIN:
-                return node.said.served.content
-        return ""
-
     async def close(self) -> None:
         """Take no more requests, and end the turns that are under way. Idempotent."""
         self.closed = True
@@ -546,50 +490,6 @@ class GatewaySession:
         for turn in under_way:
             turn.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-
-    def rows(self, reward: float) -> Recorder | None:
-        """The rows of the rollout; None where nothing was sampled that is trained on."""
-        kinds = kinds_of(self.tree)
-        roots = [root for root, kind in kinds.items() if kind is ConversationKind.MAIN]
-        kept = {root for root, kind in kinds.items() if kind in self._trained_kinds}
-        self._places.clear()
-        return record_rows(
-            self.tree,
-            trained=lambda node: (
-                node.kind is NodeKind.SAMPLED and node.delivered and node.root in kept
-            ),
-            main_roots=roots,
-            reward=reward,
-            places=self._places,
-        )
-
-    def requests(self) -> tuple[AgentRequest, ...]:
-        """All requests of the session for the record; their rows are those that `rows` made."""
-        for turn, times in self._retried.items():
-            if not turn.done() or turn.cancelled() or turn.exception() is not None:
-                continue
-            if (known := self._answers.get(turn.result().id)) is not None:
-                self._log.retries[known[0]] = times
-        return self._log.records(
-            self.tree,
-            kinds=kinds_of(self.tree),
-            trained_kinds=self._trained_kinds,
-            places=self._places,
-        )
-
-    @property
-    def _trained_kinds(self) -> frozenset[ConversationKind]:
-        if self._side_calls == "train":
-            return frozenset(ConversationKind)
-        return frozenset({ConversationKind.MAIN})
-
-    def report(self) -> dict[str, float]:
-        """Numbers of the session for the log: side calls, branches by reason, retries, refusals."""
-        kinds = Counter(kinds_of(self.tree).values())
-        side = {f"side_{kind}": n for kind, n in kinds.items() if kind != ConversationKind.MAIN}
-        branches = {f"branch_{reason}": n for reason, n in branches_of(self.tree).items()}
-        numbers = {**side, **branches, **self.counts}
-        return {f"gateway_{name}": float(number) for name, number in sorted(numbers.items())}
 
 
 def _refused_by_template(error: ChatError) -> RequestRefused:

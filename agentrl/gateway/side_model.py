@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.types import Message, ToolCall
 
@@ -50,3 +50,8 @@ class SideModel(Protocol):
     ) -> SideTurn:
         """The next turn; raises `ServedModelError` where there is none."""
         ...
+
+
+SideCalls = Literal["train", "context"] | SideModel
+"""`train` trains on titles, summaries and sub-agents as on all else, `context` does not; a served
+model answers them in place of the policy."""

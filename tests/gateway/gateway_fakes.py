@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.chat import ChatFormat, build_parser
 from agentrl.config.schema import RolloutSection
 from agentrl.gateway import FunctionAgent, Gateway, GatewaySession
-from agentrl.gateway.session import SideCalls
+from agentrl.gateway.side_model import SideCalls
 from agentrl.rollout import RolloutLimits, RolloutWorker
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.recorder import Recorder

@@ -33,7 +33,7 @@ from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.gateway import load_env
-from agentrl.gateway.session import SideCalls
+from agentrl.gateway.side_model import SideCalls
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
