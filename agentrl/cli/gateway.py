@@ -33,7 +33,10 @@ def serve(
         str, typer.Option(help="Variable that holds the access token; needed beyond loopback.")
     ] = "",
     n: Annotated[
-        int | None, typer.Option("--n", min=1, help="Only the first so many tasks.")
+        int | None,
+        typer.Option(
+            "--n", min=0, help="Only the first so many tasks; 0: those that agents bring alone."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for the rollouts, where nothing is trained.")
@@ -45,7 +48,8 @@ def serve(
     """Serve the policy of a run file; agents ask for a task, play it, and post its reward.
 
     With train.steps above 0 the run trains on their rollouts, as agentrl train does on those of an
-    environment. With train.steps=0 the rollouts are recorded, each group as soon as it has ended.
+    environment. With train.steps=0 the rollouts are recorded, each group as soon as it has ended,
+    and agents may bring tasks of their own.
     """
     from agentrl.gateway.outside import PORT
 
@@ -76,10 +80,13 @@ def serve(
         from agentrl.cli.train import train_from
 
         raise typer.Exit(train_from(config, words, resume=resume, inspect=False))
-    _record(config, words, n=n, out=out)
+    _record(config, words, args, n=n, out=out)
 
 
-def _record(config: Path, words: list[str], *, n: int | None, out: Path | None) -> None:
+def _record(
+    config: Path, words: list[str], args: dict[str, Any], *, n: int | None, out: Path | None
+) -> None:
+    from agentrl.gateway.outside import OutsideAgent
     from agentrl.runtime.sample import collect
 
     settings, base = read_config(config, words)
@@ -96,6 +103,7 @@ def _record(config: Path, words: list[str], *, n: int | None, out: Path | None) 
             out=target,
             progress=progress,
             each_stored=True,
+            taking_tasks=lambda begin, most: OutsideAgent(**args).taking_tasks(begin, most=most),
         ),
         stopped=f"stopped; what had ended is in {target}",
     )

@@ -1,6 +1,7 @@
 """Rollouts whose agent lives elsewhere: it asks for a task, plays it, and posts a reward.
 
     POST /sessions/next   a rollout that waits: task, secret and address of its session
+    POST /sessions        a rollout of a task that the agent brings, where the run takes those
     POST /s/SECRET/...    turns, as everywhere; then POST /s/SECRET/v1/reward ends the rollout
 
 `OutsideAgent` is an environment like any other. Its rollouts wait at the desk of their process
@@ -10,10 +11,10 @@ until an agent takes them, so groups, limits, retries, resume and training are t
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from agentrl.env import StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.gateway.agent_loop import SessionLoop
 from agentrl.gateway.app import Gateway, Receive, Scope, Send, until_gone
+from agentrl.gateway.asked import own_task, wanted_rollout
 from agentrl.gateway.listen import listening
 from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.posted import agreed
@@ -35,10 +37,12 @@ from agentrl.types import Task
 
 NEXT = "sessions/next"
 """Path below `/v1/` that hands out a rollout."""
+OWN = "sessions"
+"""Path below `/v1/` that begins a rollout of a task of the agent's own."""
 PORT = 8642
 """Port where rollouts wait if the config names none."""
-MOST_WAIT_S = 60.0
-"""Longest time that a request for a rollout waits for one."""
+_BEGIN_S = 60.0
+"""Longest time from a task that an agent brings to its session."""
 
 
 @dataclass(eq=False)
@@ -55,6 +59,20 @@ class WaitingRollout:
     """Set once an agent has it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunTask:
+    """The group of a task that an agent brought."""
+
+    group: str
+    """Its id; it has one rollout."""
+    running: asyncio.Task[None]
+    """Ends when the group is recorded; cancelling it ends the group without a record."""
+
+
+BeginTask = Callable[[Task], BegunTask]
+"""Begins the group of a task that an agent brought."""
+
+
 class AgentDesk(Gateway):
     """Serves sessions on a port, and hands waiting rollouts to the agents that ask."""
 
@@ -68,6 +86,9 @@ class AgentDesk(Gateway):
         self._came = asyncio.Event()
         self._opening = asyncio.Lock()  # one rollout starts the server, the others wait for it
         self._server: asyncio.Task[None] | None = None
+        self._begin: BeginTask | None = None
+        self._most_own = 0
+        self._own: dict[str, asyncio.Future[WaitingRollout]] = {}
 
     async def start(self) -> None:
         """Listen, until the event loop ends; once for all rollouts.
@@ -111,9 +132,29 @@ class AgentDesk(Gateway):
                 body = as_json({"error": {"message": "this run has ended"}})
                 await send({"type": "http.response.body", "body": body})
 
+    @contextlib.contextmanager
+    def taking_tasks(self, begin: BeginTask, *, most: int) -> Iterator[None]:
+        """Take tasks that agents bring while the block runs, at most so many at once."""
+        self._begin, self._most_own = begin, most
+        try:
+            yield
+        finally:
+            self._begin = None
+
     def publish(self, rollout: WaitingRollout) -> None:
-        """Let the next agent that asks have a rollout."""
+        """Let the next agent that asks have a rollout, or the one that brought its task.
+
+        Raises:
+            EnvError: the agent that brought the task has had it, and failed.
+        """
+        caller = self._own.get(rollout.names["group"])
+        if caller is not None and caller.done():
+            raise EnvError("the agent that brought this task did not play it to its end")
         self.open(rollout.session)
+        if caller is not None:
+            rollout.taken.set()
+            caller.set_result(rollout)
+            return
         self._waiting.append(rollout)
         self._came.set()
 
@@ -123,13 +164,17 @@ class AgentDesk(Gateway):
             self._waiting.remove(rollout)
 
     async def other(self, method: str, path: str, raw: bytes, receive: Receive, send: Send) -> bool:
-        """Do what `Gateway.other` says: hand a rollout out."""
-        if path != NEXT or method not in ("GET", "POST"):
+        """Do what `Gateway.other` says: hand a rollout out, or begin one."""
+        asked = path == NEXT and method in ("GET", "POST")
+        if not asked and (path, method) != (OWN, "POST"):
             return False
-        wanted, wait_s = _wanted(raw)
         gone = asyncio.create_task(until_gone(receive))
         try:
-            found = await self._next(wanted, wait_s, gone)
+            if asked:
+                wanted, wait_s = wanted_rollout(raw)
+                found = await self._next(wanted, wait_s, gone)
+            else:
+                found = await self._begun(own_task(raw), gone)
         finally:
             gone.cancel()
         body = {"object": "session", "session": None} if found is None else self._told(found)
@@ -164,6 +209,39 @@ class AgentDesk(Gateway):
                 came.cancel()
         return None
 
+    async def _begun(self, task: Task, gone: asyncio.Task[None]) -> WaitingRollout | None:
+        """The rollout of a task that an agent brought; None for an agent that is gone.
+
+        Raises:
+            RequestRefused: this run takes none, or has as many as it can.
+        """
+        if self._begin is None:
+            raise RequestRefused(
+                RefusalReason.BAD_REQUEST,
+                "this run takes the tasks of its dataset alone: a group that is trained needs its "
+                "task before its first rollout. Start agentrl gateway serve with train.steps=0 to "
+                "record rollouts of tasks of your own, or put them into the dataset",
+            )
+        if len(self._own) >= self._most_own:
+            raise RequestRefused(
+                RefusalReason.BUSY,
+                f"{len(self._own)} rollouts of tasks that agents brought are under way, at most "
+                f"{self._most_own} may be; post a reward first",
+            )
+        caller: asyncio.Future[WaitingRollout] = asyncio.get_running_loop().create_future()
+        begun = self._begin(task)
+        self._own[begun.group] = caller
+        begun.running.add_done_callback(lambda done: self._own.pop(begun.group, None))
+        await asyncio.wait(
+            (caller, begun.running, gone), timeout=_BEGIN_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        if caller.done() and not gone.done():
+            return caller.result()
+        begun.running.cancel()
+        if gone.done():
+            return None
+        raise RequestRefused(RefusalReason.ENGINE, "the rollout of this task could not begin")
+
     def _told(self, rollout: WaitingRollout) -> dict[str, Any]:
         task, secret = rollout.task, rollout.session.secret
         prompt = task.prompt
@@ -183,32 +261,6 @@ class AgentDesk(Gateway):
             },
             **rollout.names,
         }
-
-
-def _wanted(raw: bytes) -> tuple[str, float]:
-    """The id of the task that is asked for, empty for any, and how long to wait."""
-    try:
-        body = json.loads(raw) if raw.strip() else {}
-    except ValueError as error:
-        raise RequestRefused(RefusalReason.BAD_REQUEST, f"the body is not JSON: {error}") from None
-    known = ("task", "wait_s")
-    if not isinstance(body, dict) or set(body) - set(known):
-        raise RequestRefused(
-            RefusalReason.BAD_REQUEST,
-            f"got {ascii(body)[:80]}, expected an object with {' and '.join(known)}, or nothing",
-        )
-    wanted, wait_s = body.get("task", ""), body.get("wait_s", 0)
-    if not isinstance(wanted, str):
-        raise RequestRefused(
-            RefusalReason.BAD_REQUEST,
-            "task is no text; give the id of a task of the dataset. Tasks of your own cannot be "
-            "sent: put them into the dataset of the run",
-        )
-    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not wait_s >= 0:
-        raise RequestRefused(
-            RefusalReason.BAD_REQUEST, f"wait_s is {ascii(wait_s)[:40]}, expected seconds"
-        )
-    return wanted, min(float(wait_s), MOST_WAIT_S)
 
 
 _DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], AgentDesk]] = (
@@ -255,6 +307,22 @@ class OutsideAgent(SessionAgent):
             opened, desk=self._desk(), rollout_id=self.context.rollout_id,
             claim_timeout_s=self._claim_timeout_s,
         )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def taking_tasks(self, begin: BeginTask, *, most: int) -> AsyncIterator[None]:
+        """Listen, and take tasks that agents bring while the block runs.
+
+        Args:
+            begin: begins the group of a task.
+            most: such groups at once.
+
+        Raises:
+            ConfigError: the port is taken, or other machines could reach it without a token.
+        """
+        desk = self._desk()
+        await desk.start()
+        with desk.taking_tasks(begin, most=most):
+            yield
 
     def _desk(self) -> AgentDesk:
         desks = _DESKS.setdefault(asyncio.get_running_loop(), {})

@@ -37,6 +37,8 @@ class RefusalReason(StrEnum):
     """The conversation leaves no room for a sampled token."""
     LIMIT = "limit"
     """The rollout used all turns or tokens it may take."""
+    BUSY = "busy"
+    """As many rollouts as may be are under way."""
     ENGINE = "engine"
     """The engine failed; no fault of the request."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +19,7 @@ from agentrl.errors import RunError
 from agentrl.runtime.api import ApiUse, open_api_policy, write_evaluation
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.policy import open_policy
+from agentrl.runtime.brought_tasks import BroughtTasks, TakingTasks
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
@@ -217,12 +219,14 @@ async def collect(
     out: Path,
     progress: Progress,
     each_stored: bool = False,
+    taking_tasks: TakingTasks | None = None,
 ) -> Collection:
     """Roll the first `tasks` training tasks out, `rollout.n_samples_per_prompt` times each.
 
     Args and errors as `evaluate`; the sampling is that of training. Without a number of tasks, all
     are rolled out. With `each_stored` a group is on disk, as a step of its own, as soon as it has
-    ended: what a kill loses are the rollouts under way.
+    ended: what a kill loses are the rollouts under way. With `taking_tasks`, tasks that agents
+    bring are rolled out once each beside them; with 0 tasks, they alone, until the run is stopped.
     """
 
     stop = StopSwitch()
@@ -242,21 +246,27 @@ async def collect(
             config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
         ) as policy:
             progress.started(plan_of(policy, out, len(chosen)))
-            groups = await stop.guard(
-                _roll_out(
-                    policy,
-                    chosen,
-                    name="rollout",
-                    phase="rollout",
-                    n=n,
-                    sampling=policy_sampling(config.rollout, policy, config.rollout.temperature),
-                    seed=config.run.seed,
-                    limit=RolloutLimit(in_flight(config)),
-                    progress=progress,
-                    on_group=keep,
+            sampling = policy_sampling(config.rollout, policy, config.rollout.temperature)
+            seed, most = config.run.seed, in_flight(config)
+            brought = BroughtTasks(policy.rollouts, sampling=sampling, seed=seed, on_group=keep)
+            async with brought.taken(taking_tasks, most=most):
+                groups = await stop.guard(
+                    _roll_out(
+                        policy,
+                        chosen,
+                        name="rollout",
+                        phase="rollout",
+                        n=n,
+                        sampling=sampling,
+                        seed=seed,
+                        limit=RolloutLimit(most),
+                        progress=progress,
+                        on_group=keep,
+                    )
                 )
-            )
-        made = [handle.group for handle in groups]
+                unending = taking_tasks is not None and not chosen
+                await stop.guard(asyncio.Event().wait() if unending else brought.rest())
+        made = [handle.group for handle in (*groups, *brought.groups)]
         if not each_stored:
             store.write(0, "train", made, None)
     last = rollouts_of(made)

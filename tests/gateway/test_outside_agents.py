@@ -11,8 +11,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,16 @@ from agentrl.config.schema import RolloutSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.gateway import OutsideAgent
+from agentrl.gateway.app import TOKEN_HEADER
+from agentrl.gateway.asked import MOST_TASK_BYTES
+from agentrl.gateway.outside import AgentDesk
 from agentrl.metrics.sinks import read_metrics
 from agentrl.rollout import RolloutWorker
+from agentrl.runtime.brought_tasks import BroughtTasks
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
+from tests.gateway.gateway_fakes import send
 from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "outside_agent.py"
@@ -53,19 +58,28 @@ def _played(server: str, reward: Any, **wanted: Any) -> dict[str, Any]:
     return session
 
 
-def _group(
-    chat: ChatFormat, port: int, *, task: Task, n: int = 1, timeout_s: float = 300.0, **args: Any
-) -> asyncio.Task[TrajectoryGroup]:
-    worker = RolloutWorker(
+def _worker(
+    chat: ChatFormat, port: int, *, timeout_s: float = 300.0, retries: int = 0, **args: Any
+) -> RolloutWorker:
+    return RolloutWorker(
         generator=TokenClient([ScriptedEngine(["hi"], ByteTokenizer())]),
         chat=chat,
         parser=build_parser("hermes"),
         make_env=lambda: OutsideAgent(port=port, **args),
-        section=RolloutSection(retries=0, timeout_s=timeout_s),
+        section=RolloutSection(retries=retries, timeout_s=timeout_s),
     )
-    sampling = SamplingParams(max_tokens=100, stop_token_ids=chat.stop_token_ids)
+
+
+def _sampling(chat: ChatFormat) -> SamplingParams:
+    return SamplingParams(max_tokens=100, stop_token_ids=chat.stop_token_ids)
+
+
+def _group(
+    chat: ChatFormat, port: int, *, task: Task, n: int = 1, **more: Any
+) -> asyncio.Task[TrajectoryGroup]:
+    worker = _worker(chat, port, **more)
     return asyncio.create_task(
-        worker.run_group(task, group_id=f"g/{task.id}", n=n, sampling=sampling, seed=1)
+        worker.run_group(task, group_id=f"g/{task.id}", n=n, sampling=_sampling(chat), seed=1)
     )
 
 
@@ -142,6 +156,80 @@ async def test_a_wrong_question_for_a_rollout_is_refused(chat: ChatFormat, body:
     await asyncio.gather(group, return_exceptions=True)
 
 
+# -- tasks of an agent's own ----------------------------------------------------------------------
+
+HELLO = [{"role": "user", "content": "go"}]
+MINE: dict[str, Any] = {"task": {"id": "mine/1", "prompt": "go", "label": 3, "metadata": {"a": 1}}}
+
+
+async def test_a_task_that_an_agent_brings_is_a_group_of_its_own(chat: ChatFormat) -> None:
+    # Fails if it is handed to another agent, is recorded under another task, waits for what the
+    # dataset's rollouts wait for, or if more of them run at once than may.
+    port = _free_port()
+    server = f"http://127.0.0.1:{port}"
+    ended: list[TrajectoryGroup] = []
+
+    @asynccontextmanager
+    async def taking(**limits: Any) -> AsyncIterator[BroughtTasks[TrajectoryGroup]]:
+        brought = BroughtTasks(
+            _worker(chat, port, **limits), sampling=_sampling(chat), seed=1, on_group=ended.append
+        )
+        desk = OutsideAgent(port=port)
+        async with brought.taken(lambda begin, most: desk.taking_tasks(begin, most=most), most=1):
+            yield brought
+            await brought.rest()
+
+    async with taking():
+        session = await asyncio.to_thread(_post, f"{server}/sessions", MINE)
+        with pytest.raises(urllib.error.HTTPError, match="429"):
+            await asyncio.to_thread(_post, f"{server}/sessions", MINE)
+        assert session["task"] == {
+            "id": "mine/1", "messages": HELLO, "label": 3, "metadata": {"a": 1}
+        }  # fmt: skip
+        assert (await asyncio.to_thread(_post, f"{server}/sessions/next", {}))["session"] is None
+        ask = {"model": "policy", "messages": HELLO}
+        await asyncio.to_thread(_post, f"{session['base_url']}/chat/completions", ask)
+        await asyncio.to_thread(_post, f"{session['base_url']}/reward", 0.5)
+    async with taking(timeout_s=0.2, retries=1):
+        unnamed = {"task": {"messages": HELLO}}
+        left = await asyncio.to_thread(_post, f"{server}/sessions", unnamed)
+    (row,), (failed,) = (group.trajectories for group in ended)
+    assert (row.task_id, row.reward, row.termination) == ("mine/1", 0.5, Termination.ENV_DONE)
+    assert row.group_id == session["group"] == "own/0000-mine/1"
+    assert sum(row.response_mask)
+    assert (failed.task_id, failed.reward) == (left["task"]["id"], None)
+    assert failed.termination is Termination.ENV_CRASHED
+    assert "did not play it to its end" in failed.termination_detail
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"[", 400, "not JSON"),
+        (b'{"task": {"prompt": NaN}}', 400, "not JSON"),
+        (b'{"task": {"prompt": "\\ud800"}}', 400, ""),
+        (b'{"tusk": 1}', 400, "expected an object with task"),
+        (b'{"task": "mine"}', 400, "expected an object with id, prompt"),
+        (b'{"task": {"prompt": "a", "lable": 1}}', 400, "did you mean 'label'"),
+        (b'{"task": {}}', 400, "give task.prompt"),
+        (b'{"task": {"prompt": "a", "messages": []}}', 400, "give task.prompt"),
+        (b'{"task": {"prompt": ""}}', 400, "is empty"),
+        (b'{"task": {"prompt": 3}}', 400, "the prompt of the task is int 3"),
+        (b'{"task": {"messages": [{"role": "boss", "content": "a"}]}}', 400, "unknown role"),
+        (b'{"task": {"prompt": "a", "metadata": 1}}', 400, "task.metadata is 1"),
+        (b'{"task": {"prompt": "a", "id": "a b"}}', 400, "task.id is 'a b'"),
+        pytest.param(b" " * MOST_TASK_BYTES + b"{}", 413, "at most 1048576", id="large"),
+        (b'{"task": {"prompt": "a"}}', 400, "train.steps=0"),
+    ],
+)
+async def test_a_task_that_cannot_be_taken_is_refused(body: bytes, status: int, said: str) -> None:
+    desk = AgentDesk(host="127.0.0.1", port=1, token="letmein")
+    assert (await send(desk, "POST", "/sessions", body, {}))[0] == 401
+    got, answer = await send(desk, "POST", "/sessions", body, {TOKEN_HEADER: "letmein"})
+    assert got == status
+    assert said in json.loads(answer)["error"]["message"]
+
+
 def test_a_token_that_is_not_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_TOKEN"):
         OutsideAgent(token_env="NO_SUCH_TOKEN")
@@ -202,14 +290,18 @@ def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Pa
     process.wait_for("sessions/next")
     _first_rollouts(server, 4)
     deadline = time.monotonic() + 30
-    while not TrajectoryStore(killed / "trajectories").steps("train"):
+    mine = _post(f"{server}/sessions", MINE)
+    _post(f"{mine['base_url']}/chat/completions", {"model": "policy", "messages": HELLO})
+    _post(f"{mine['base_url']}/reward", 1)
+    while len(TrajectoryStore(killed / "trajectories").steps("train")) < 2:
         assert time.monotonic() < deadline, process.text()
         time.sleep(0.05)
     _post(f"{server}/sessions/next", {"wait_s": 10})
     process.send(signal.SIGKILL)
     process.wait()
     rows = [item.trajectory for item in TrajectoryStore(killed / "trajectories").read("train")]
-    assert len({row.rollout_id for row in rows}) == 4
+    assert len({row.rollout_id for row in rows}) == 4 + 1
+    assert [row.reward for row in rows if row.task_id == "mine/1"] == [1.0]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
 

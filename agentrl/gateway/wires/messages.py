@@ -35,6 +35,7 @@ _STATUS: Mapping[RefusalReason, tuple[int, str]] = {
     RefusalReason.TOO_LARGE: (413, "request_too_large"),
     RefusalReason.CONTEXT_FULL: (400, "invalid_request_error"),
     RefusalReason.LIMIT: (400, "invalid_request_error"),
+    RefusalReason.BUSY: (429, "rate_limit_error"),
     RefusalReason.ENGINE: (500, "api_error"),
 }
 _BILLING = "x-anthropic-billing-header"

@@ -23,6 +23,7 @@ _STATUS: Mapping[RefusalReason, tuple[int, str, str | None]] = {
     RefusalReason.CONTEXT_FULL: (400, "invalid_request_error", "context_length_exceeded"),
     # 400, so that no client tries again what cannot succeed.
     RefusalReason.LIMIT: (400, "invalid_request_error", "rollout_limit"),
+    RefusalReason.BUSY: (429, "rate_limit_error", "too_many_rollouts"),
     RefusalReason.ENGINE: (500, "server_error", "engine_failed"),
 }
 
