@@ -11,16 +11,12 @@ A session is a capability: whoever sends its secret, as part of the path, in the
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
-import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from pydantic_core import from_json
 
 from agentrl.errors import choices
 from agentrl.gateway.posted import PostedReward
@@ -189,14 +185,13 @@ class Gateway:
             await _send_json(send, 200, self._listed(place.path.partition("/")[2]))
             return
         raw = await _read_body(headers, receive, self._most_bytes)
-        body = _parsed(raw)
+        body, digest = _parsed(raw, place, session)
         self._check_model(body)
         if place.path == _COUNT:
             tokens = await session.count(_MESSAGES.read_count(body, session.known))
             await _send_json(send, 200, {"input_tokens": tokens})
             return
         request = place.wire.read(body, session.known)
-        digest = hashlib.sha256(place.path.encode() + b"\0" + raw).digest()
         turn = await session.ask(request, body=digest)
         gone = asyncio.create_task(until_gone(receive))
         try:
@@ -353,26 +348,18 @@ def _unreadable(why: str) -> RequestRefused:
     return RequestRefused(RefusalReason.BAD_REQUEST, f"the request cannot be read: {why}")
 
 
-def _parsed(raw: bytes) -> Mapping[str, Any]:
+def _parsed(raw: bytes, place: _Place, session: GatewaySession) -> tuple[Mapping[str, Any], bytes]:
+    """The body of a request, and what is the same for the same request."""
     try:
-        body = _json(raw)
+        body = session.known.bodies.read(raw, path=place.path, field=place.wire.history)
     except ValueError as error:
         raise RequestRefused(RefusalReason.BAD_REQUEST, f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
+    if not isinstance(body.value, dict):
         raise RequestRefused(
             RefusalReason.BAD_REQUEST,
-            f"the body is a JSON {type(body).__name__}, expected an object",
+            f"the body is a JSON {type(body.value).__name__}, expected an object",
         )
-    return body
-
-
-def _json(raw: bytes) -> Any:
-    """The value of a JSON text, whole numbers of any length as they are."""
-    try:
-        return from_json(raw)
-    except ValueError:
-        # Takes half of a pair of surrogates and deep nesting, and says what is wrong.
-        return json.loads(raw)
+    return body.value, body.digest
 
 
 def _result(turn: asyncio.Task[TurnAnswer]) -> TurnAnswer:

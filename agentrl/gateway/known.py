@@ -8,38 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, TypeVar
 
 import orjson
 
-from agentrl.rollout.history.meaning import HeardMessage, tools_key
+from agentrl.gateway.bodies import BodyReader
+from agentrl.rollout.history.meaning import HeardMessage, hear, tools_key
 from agentrl.tool import Tool
 from agentrl.types import Message
 
 _MOST_BYTES = 16 * 2**20
 """Most bytes of items that are kept; beyond it everything is read anew once."""
+K = TypeVar("K", str, bytes)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _KnownItem:
     """One item of a history, read."""
 
     item: Any
+    """As it came the latest time."""
     messages: tuple[Message, ...]
-    exact: bool
-    """Whether only an item of the same spelling is equal to it: `1 == True == 1.0`."""
+    """Messages that it stands for."""
 
 
 class KnownParts:
-    """Items, tools and messages that a session has read before."""
+    """Bodies, items, tools and messages that a session has read before."""
 
     def __init__(self) -> None:
-        self.heard: dict[int, HeardMessage] = {}
+        self.bodies = BodyReader()
+        """Reads the bodies of its requests."""
+        self._heard: dict[int, HeardMessage] = {}
         """Messages with their meaning, by the identity of the message; see `hear`."""
+        self._said: tuple[tuple[Message, ...], tuple[HeardMessage, ...]] = (), ()
+        """The latest conversation, and what was heard of it."""
         self._items: dict[bytes, _KnownItem] = {}
-        self._last: list[_KnownItem] = []
+        self._same: dict[int, _KnownItem] = {}
+        """The same by the identity of the item."""
+        self._systems: dict[str, Message] = {}
         self._tools: dict[bytes, tuple[Tool, ...]] = {}
+        self._offered: tuple[Sequence[Any], tuple[Tool, ...]] | None = None
+        """The latest offer of tools, as it came and read."""
         self._tool_keys: dict[int, tuple[tuple[Tool, ...], str]] = {}
         self._bytes = 0
 
@@ -54,13 +65,11 @@ class KnownParts:
             where: name of an item, with `{}` for its position.
         """
         found: list[Message] = []
-        last, self._last = self._last, []
+        same = self._same
         for at, item in enumerate(items):
-            if at < len(last) and last[at].exact and last[at].item == item:
-                one = last[at]
-            else:
+            one = same.get(id(item))
+            if one is None:
                 one = self._item(item, read, where.format(at))
-            self._last.append(one)
             found += one.messages
         return found
 
@@ -70,11 +79,47 @@ class KnownParts:
         spelled = _spelled(item)
         known = self._items.get(spelled) if spelled else None
         if known is None:
-            known = _KnownItem(
-                item=item, messages=tuple(read(item, where)), exact=_has_no_numbers(item)
-            )
-            self._keep(self._items, spelled, known)
+            known = _KnownItem(item=item, messages=tuple(read(item, where)))
+            self._keep(self._items, spelled, known, size=len(spelled))
+        if spelled:
+            # The one that is kept holds the item, so no other one has that identity.
+            self._same.pop(id(known.item), None)
+            known.item = item
+            self._same[id(item)] = known
         return known
+
+    def system(self, text: str) -> Message:
+        """The message of a system prompt that stands beside the history."""
+        if text not in self._systems:
+            message = Message(role="system", content=text)
+            self._keep(self._systems, text, message, size=len(text))
+            return message
+        return self._systems[text]
+
+    def hear(self, messages: tuple[Message, ...]) -> tuple[HeardMessage, ...]:
+        """The messages that say something; see `agentrl.rollout.history.meaning.hear`.
+
+        Where they go on behind those of the latest time, only the rest is looked at: neither joined
+        messages nor the order of results reaches over a message of the assistant that says
+        something.
+        """
+        before, known = self._said
+        if messages is before:
+            return known
+        rest = messages[len(before) :]
+        if (
+            known
+            and rest
+            and rest[0].role == "assistant"
+            and (rest[0].tool_calls or rest[0].content.strip())
+            and not known[-1].spoken
+            and all(map(is_, before, messages))  # `1 == True` makes other calls equal
+        ):
+            heard = known + hear(rest, self._heard)
+        else:
+            heard = hear(messages, self._heard)
+        self._said = messages, heard
+        return heard
 
     def tools(self, items: Sequence[Any], read: Callable[[], Iterable[Tool]]) -> tuple[Tool, ...]:
         """The tools that a request offers.
@@ -83,11 +128,14 @@ class KnownParts:
             items: all that say what the tools are.
             read: gives the tools.
         """
+        if self._offered is not None and self._offered[0] is items:
+            return self._offered[1]
         spelled = _spelled(items)
         known = self._tools.get(spelled) if spelled else None
         if known is None:
             known = tuple(read())
-            self._keep(self._tools, spelled, known)
+            self._keep(self._tools, spelled, known, size=len(spelled))
+        self._offered = items, known
         return known
 
     def tools_key(self, tools: tuple[Tool, ...]) -> str:
@@ -96,22 +144,18 @@ class KnownParts:
             self._tool_keys[id(tools)] = tools, tools_key(tools)
         return self._tool_keys[id(tools)][1]
 
-    def _keep(self, known: dict[bytes, T], spelled: bytes, value: T) -> None:
-        self._bytes += len(spelled)
+    def _keep(self, known: dict[K, T], spelled: K, value: T, *, size: int) -> None:
+        self._bytes += size
         if self._bytes > _MOST_BYTES:
-            self._bytes = len(spelled)
-            for each in (self.heard, self._items, self._tools, self._tool_keys):
-                each.clear()
+            self._bytes = size
+            self._heard.clear()
+            self._items.clear()
+            self._same.clear()
+            self._systems.clear()
+            self._tools.clear()
+            self._tool_keys.clear()
         if spelled:
             known[spelled] = value
-
-
-def _has_no_numbers(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_has_no_numbers, value.values()))
-    if isinstance(value, list):
-        return all(map(_has_no_numbers, value))
-    return value is None or isinstance(value, str)
 
 
 def _spelled(item: Any) -> bytes:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from agentrl.engine import TURN_CLOCK
@@ -35,7 +36,6 @@ from agentrl.rollout.history import (
     SampledText,
     TreeNode,
     answer_key,
-    hear,
 )
 from agentrl.rollout.history.kinds import kind_of_next
 from agentrl.rollout.history.tree import has_turns
@@ -247,7 +247,7 @@ class GatewaySession(SessionRecord):
     # -- placing ----------------------------------------------------------------------------
 
     def _heard(self, request: TurnRequest) -> tuple[HeardMessage, ...]:
-        heard = hear(request.messages, self.known.heard)
+        heard = self.known.hear(request.messages)
         if not heard:
             raise RequestRefused(
                 RefusalReason.BAD_REQUEST,
@@ -387,11 +387,8 @@ class GatewaySession(SessionRecord):
 
     def _fresh_tokens(self, node: TreeNode) -> int:
         """Tokens behind first prompts that no turn has followed yet."""
-        return sum(
-            len(one.ids)
-            for one in node.upward()
-            if one.parent is not None and one not in self._counted
-        )
+        new = takewhile(lambda one: one not in self._counted, node.upward())
+        return sum(len(one.ids) for one in new if one.parent is not None)
 
     async def _sample(
         self, node: TreeNode, request: TurnRequest, sampling: SamplingParams, number: int
@@ -463,7 +460,7 @@ class GatewaySession(SessionRecord):
         )
         self.tree.add(sampled)
         self._progress.response_tokens += self._fresh_tokens(sampled)
-        self._counted.update(sampled.upward())
+        self._counted.update([*takewhile(lambda one: one not in self._counted, sampled.upward())])
         self._answers[answer.id] = sampled, request.messages
         return answer
 

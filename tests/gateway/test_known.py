@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import pytest
 
 from agentrl.gateway.known import KnownParts
 from agentrl.rollout.history.meaning import hear
-from agentrl.types import Message
+from agentrl.types import Message, ToolCall
 from tests.gateway.gateway_fakes import CALL, MESSAGES_TOOLS, serve
 
 
@@ -32,8 +35,8 @@ def test_what_is_kept_is_bounded():
     known = KnownParts()
     for number in range(40):
         items = [{"content": f"{number}" * 2**20}]
-        hear(known.messages(items, read, "[{}]"), known.heard)
-    assert 0 < len(known.heard) < 20
+        known.hear(tuple(known.messages(items, read, "[{}]")))
+    assert 0 < len(known._heard) < 20
 
 
 async def test_an_argument_that_is_true_instead_of_1_is_an_edit(chat):
@@ -49,3 +52,28 @@ async def test_an_argument_that_is_true_instead_of_1_is_an_edit(chat):
                    {"role": "user", "content": [result]}]  # fmt: skip
         await served.post("messages", {**body, "messages": history})
     assert served.session.report() == {"gateway_branch_edited": 1.0}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_history_that_goes_on_is_heard_as_a_whole(seed):
+    """Fails if messages are joined, or results put into order, over the end of what is known."""
+    rng, known = random.Random(seed), KnownParts()
+    messages: tuple[Message, ...] = ()
+    for _ in range(20):
+        more: list[Message] = []
+        for _ in range(rng.randrange(1, 4)):
+            calls = tuple(ToolCall(id=f"{n}", name="f", arguments={}, raw="") for n in range(2))
+            more.append(
+                rng.choice(
+                    [
+                        Message(role="assistant", content=rng.choice(["", " ", "said"])),
+                        Message(role="assistant", content="", tool_calls=calls),
+                        Message(role="user", content=rng.choice(["", "asked"])),
+                        Message(role="tool", content="r", tool_call_id=rng.choice("012")),
+                    ]
+                )
+            )
+        messages += tuple(more)
+        assert known.hear(messages) == hear(messages)
+        if rng.random() < 0.2:
+            messages = messages[: rng.randrange(len(messages))]

@@ -41,6 +41,7 @@ class ChatWire(Wire):
     """Reads and writes OpenAI's chat completions."""
 
     path = "chat/completions"
+    history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""

@@ -46,6 +46,7 @@ class MessagesWire(Wire):
     """Reads and writes Anthropic's messages."""
 
     path = "messages"
+    history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""
@@ -65,7 +66,7 @@ class MessagesWire(Wire):
     def _read(self, body: Mapping[str, Any], known: KnownParts, most: int | None) -> TurnRequest:
         messages: list[Message] = []
         if system := _system(body.get("system")):
-            messages.append(Message(role="system", content=system))
+            messages.append(known.system(system))
         messages += known.messages(list_at(body, "messages"), _messages, "messages.{}")
         given = body.get("tool_choice")
         choice = object_in(given, "tool_choice") if given is not None else {}

@@ -40,13 +40,14 @@ class ResponsesWire(Wire):
     """Reads and writes OpenAI's responses."""
 
     path = "responses"
+    history = "input"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Do what `Wire.read` says."""
         one_answer(body)
         messages: list[Message] = []
         if instructions := text_of(body.get("instructions"), "instructions"):
-            messages.append(Message(role="system", content=instructions))
+            messages.append(known.system(instructions))
         given = body.get("input")
         if isinstance(given, str):
             messages.append(Message(role="user", content=given))

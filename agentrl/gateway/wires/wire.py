@@ -18,6 +18,8 @@ class Wire(ABC):
 
     path: str
     """Path of its requests, below `/v1/`."""
+    history: str
+    """Field of a body that lists the messages."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:

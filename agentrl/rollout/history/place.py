@@ -77,8 +77,10 @@ class HistoryPlacer:
                 )
             )  # fmt: skip
         for one in node.upward():
-            if one.kind is NodeKind.SAMPLED:
-                one.delivered = True
+            if one.delivered:
+                break  # all before it are, since the agent sent them with the request for it
+            one.delivered = one.kind is NodeKind.SAMPLED
+        self.tree.placed(node, heard)
         return node
 
     async def rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import is_
 
 from agentrl.rollout.history.meaning import HeardMessage, Key
 from agentrl.types import Generation, Message, ToolCall, ToolResult
@@ -120,7 +121,10 @@ class TreeNode:
     @property
     def root(self) -> TreeNode:
         """The first prompt of its path."""
-        return [*self.upward()][-1]
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
 
     def upward(self) -> Iterator[TreeNode]:
         """The nodes of its path from it to the root."""
@@ -161,6 +165,10 @@ class MessageTree:
         """Turns of the policy, oldest first."""
         self.appended = 0
         """Tokens behind first prompts, those of turns put back in another branch included."""
+        self._placed: dict[TreeNode, tuple[tuple[HeardMessage, ...], TreeNode]] = {}
+        """Of each root: the history placed last, and its node."""
+        self._branched: set[TreeNode] = set()
+        """Roots behind which a node has several children."""
         self._by_call: dict[str, TreeNode] = {}
         self._by_key: dict[Key, TreeNode] = {}
 
@@ -169,6 +177,8 @@ class MessageTree:
         parent = node.parent
         node.length = len(node.ids) + (parent.length if parent is not None else 0)
         self.appended += 0 if parent is None else len(node.ids)
+        if parent is not None and parent.children:
+            self._branched.add(node.root)
         (self.roots if parent is None else parent.children).append(node)
         if node.kind is NodeKind.SAMPLED:
             self.sampled.append(node)
@@ -187,6 +197,8 @@ class MessageTree:
             for root in self.roots
             if root.tools == tools and _begins(heard, 0, root)
         ]
+        if len(waiting) == 1 and (last := self._continued(waiting[0][0], heard)) is not None:
+            waiting = [(last[1], len(last[0]), 0)]
         visited = 0
         while waiting:
             node, known, same_ids = waiting.pop(0)
@@ -206,6 +218,19 @@ class MessageTree:
                     # Agents drop a turn in which nothing was said.
                     waiting.append((child, known, same_ids))
         return None if best is None else best[1]
+
+    def placed(self, node: TreeNode, heard: Sequence[HeardMessage]) -> None:
+        """Note the node behind which the next turn of a history is sampled."""
+        self._placed[node.root] = tuple(heard), node
+
+    def _continued(
+        self, root: TreeNode, heard: Sequence[HeardMessage]
+    ) -> tuple[tuple[HeardMessage, ...], TreeNode] | None:
+        """The history placed last, where this one goes on behind it and no other path can match."""
+        last = self._placed.get(root) if root not in self._branched else None
+        if last is None or len(last[0]) > len(heard) or not all(map(is_, last[0], heard)):
+            return None
+        return last
 
     def sampled_as(self, item: HeardMessage) -> TreeNode | None:
         """A turn of the policy that a message of the assistant repeats, wherever it stands."""
