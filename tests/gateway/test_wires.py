@@ -351,6 +351,45 @@ async def test_a_dropped_stream_is_sampled_to_its_end_but_only_trained_if_it_is_
     assert served.session.report() == {"gateway_dropped": 1.0, "gateway_retries": 1.0}
 
 
+async def test_streams_dropped_half_way_leave_nothing_behind(chat):
+    """Fails if a task stays, if a part of a turn is recorded, or if others wait for the dropped."""
+    served = serve(chat, lambda ids, session: "some words", max_assistant_turns=200)
+    before = asyncio.all_tasks()
+    for number in range(100):
+        wire = ("chat/completions", "messages", "responses")[number % 3]
+        body = {"model": "policy", "max_tokens": 900, "stream": True, "metadata": {"n": number}}
+        raw = json.dumps({**body, "messages": USER, "input": USER}).encode()
+        waiting = [{"type": "http.request", "body": raw, "more_body": False}]
+        gone, sent = asyncio.Event(), 0
+
+        async def receive(waiting=waiting, gone=gone):
+            if waiting:
+                return waiting.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def reply(message, gone=gone, last=1 + number % 4):
+            nonlocal sent
+            sent += 1
+            if sent == last:
+                gone.set()
+                await asyncio.sleep(0.001)  # the server hears of it
+
+        path = f"/s/{served.session.secret}/v1/{wire}"
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        counting = served.post(
+            "messages/count_tokens", {"model": "policy", "messages": USER, "tools": []}
+        )
+        _, (status, counted) = await asyncio.gather(served.gateway(scope, receive, reply), counting)
+        assert (status, counted["input_tokens"] > 0, sent) == (200, True, 1 + number % 4)
+    assert served.gateway.dropped == 100
+    assert asyncio.all_tasks() == before
+    assert served.session.rows(1.0) is None
+    await served.chat(USER)
+    (row,) = served.rows().rows
+    assert sum(row.mask) == len(served.engine.requests[-1].generation.ids)
+
+
 async def test_a_reply_prefix_is_given_before_every_turn(chat):
     """The prefix is part of what is read, and never trained on."""
     section = ChatSection(tool_parser="hermes", reply_prefix="<tool_call>\n")
