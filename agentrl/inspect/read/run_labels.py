@@ -31,7 +31,7 @@ def agreements_of(reader: RunReader, found: Iterable[RolloutLabel]) -> list[Revi
     reader.rows.refresh()
     index = reader.rows.table().select(["kind", "step", "rollout_id", "task_id"]).to_pydict()
     keys = zip(index["kind"], index["step"], index["rollout_id"], strict=True)
-    tasks = dict(zip(keys, index["task_id"], strict=True))
+    tasks: dict[object, str] = dict(zip(keys, index["task_id"], strict=True))
     # A rollout that is no longer stored stands for itself.
     return reviewer_agreements(
         ((one.by, one.key, one.label) for one in whole), task_of=lambda key: tasks.get(key, key)

@@ -227,7 +227,7 @@ def test_untrusted_rewards_are_not_ranked(run: Path) -> None:
 def test_list_counts_and_averages(run: Path) -> None:
     lines = [line.replace("\u2502", " ").split() for line in call("list", run).splitlines()]
     assert ["train", "1", "2", "6", "0", "1", "env_done", "6"] in lines
-    assert ["eval/held", "out", "0", "1", "1", "1", "0.5", "env_done", "1"] in lines
+    assert ["eval/held", "out", "0", "1", "1", "1", "0.500", "env_done", "1"] in lines
 
 
 def test_export_as_json_lines(run: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path, tmp_path: Path) 
     assert ["lost", "1", "0", "-1", "1", "/", "1"] in lines
     assert ["won", "0", "1", "+1", "1", "/", "1"] in lines
     assert text.splitlines()[-1].startswith(
-        "eval/held step 0 against step 3: 0.5 -> 0.5, 0 [-2.48, +2.48] by task; 1 gained"
+        "eval/held step 0 against step 3: 0.500 -> 0.500, 0 [-2.48, +2.48] by task; 1 gained"
     )
     assert "\x1b" not in text
     one = json.loads(call("tasks", run, "--find", "WON", "--json"))
