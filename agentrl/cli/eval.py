@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -14,6 +15,13 @@ from agentrl.cli.console.start import free_directory, open_console, prepare, rea
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, choices
 from agentrl.served import ServedSettings, read_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentrl.runtime.api import ApiUse
+    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scoring.stored_scores import PolicyScores
 
 _TOOLS = ("native", "text")
 
@@ -88,11 +96,8 @@ def command(
     messages: same environments, datasets, limits and tools. `model.path` then names the model
     whose tokenizer counts the tokens of the limits; it is not loaded.
     """
-    from agentrl.cli.console.live import watch
-    from agentrl.cli.console.report import api_use_line, beside_table, score_table
-    from agentrl.runtime.sample import evaluate, evaluate_api
-    from agentrl.runtime.scoring.stored_scores import PolicyScores, read_scores
-    from agentrl.runtime.stop import Interrupted
+    from agentrl.cli.console.report import api_use_line
+    from agentrl.runtime.scoring.stored_scores import read_scores
 
     prepare()
     others = [read_scores(folder) for folder in beside or ()]
@@ -104,42 +109,80 @@ def command(
         )  # fmt: skip
         if tools not in _TOOLS:
             raise ConfigError(f"--tools: {choices(tools, _TOOLS)}")
-    words = list(overrides or [])
-    if config is not None and "=" in config:
-        words.insert(0, config)
-        config = None
+    config, words = _file_and_overrides(config, overrides or ())
     settings, base = _settings(config, words, env, dataset)
     settings = _narrow(settings, dataset=dataset, env=env, n=n, limit=limit)
     if api is None and model is None and config is not None and Path(config).is_dir():
         model = config
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
-    use = None
-    try:
-        with watch(console) as progress:
-            if served is not None:
-                scores, use = asyncio.run(
-                    evaluate_api(
-                        settings, served, base=base, out=target, progress=progress,
-                        native_tools=tools == "native",
-                    )
-                )  # fmt: skip
-            else:
-                scores = asyncio.run(
-                    evaluate(settings, base=base, model_path=model, out=target, progress=progress)
-                )
-    except Interrupted as stop:
-        console.print("stopped")
-        raise typer.Exit(128 + stop.signal) from None
-    console.print(score_table(scores))
-    if others:
-        name = model or settings.model.path
-        mine = PolicyScores(policy=name, by_dataset={item.name: item for item in scores})
-        console.print(beside_table(mine, others))
+    scores, use = _scored(
+        settings, served, base=base, model=model, out=target, console=console,
+        native_tools=tools == "native",
+    )  # fmt: skip
+    _print_scores(console, model or settings.model.path, scores, others)
     if use is not None:
         line = api_use_line(use, priced=bool(price_in or price_out))
         console.print(line, markup=False, soft_wrap=True)
     console.print(f"best and worst: agentrl traj show {target}", markup=False, soft_wrap=True)
+
+
+def _file_and_overrides(
+    config: str | None, overrides: Sequence[str]
+) -> tuple[str | None, list[str]]:
+    """The run file and the overrides; without a file the first override stands in its place."""
+    if config is not None and "=" in config:
+        return None, [config, *overrides]
+    return config, list(overrides)
+
+
+def _scored(
+    settings: RunConfig,
+    served: ServedSettings | None,
+    *,
+    base: Path,
+    model: str | None,
+    out: Path,
+    console: Console,
+    native_tools: bool,
+) -> tuple[Sequence[EvalSummary], ApiUse | None]:
+    """Scores of a checkpoint, or of a model behind an API with what it used.
+
+    Raises:
+        typer.Exit: stopped by a signal.
+    """
+    from agentrl.cli.console.live import watch
+    from agentrl.runtime.sample import evaluate, evaluate_api
+    from agentrl.runtime.stop import Interrupted
+
+    try:
+        with watch(console) as progress:
+            if served is None:
+                return asyncio.run(
+                    evaluate(settings, base=base, model_path=model, out=out, progress=progress)
+                ), None
+            return asyncio.run(
+                evaluate_api(
+                    settings, served, base=base, out=out, progress=progress,
+                    native_tools=native_tools,
+                )
+            )  # fmt: skip
+    except Interrupted as stop:
+        console.print("stopped")
+        raise typer.Exit(128 + stop.signal) from None
+
+
+def _print_scores(
+    console: Console, policy: str, scores: Sequence[EvalSummary], others: Sequence[PolicyScores]
+) -> None:
+    """The table of the scores, and one beside other policies where there are any."""
+    from agentrl.cli.console.report import beside_table, score_table
+    from agentrl.runtime.scoring.stored_scores import PolicyScores
+
+    console.print(score_table(scores))
+    if others:
+        mine = PolicyScores(policy=policy, by_dataset={item.name: item for item in scores})
+        console.print(beside_table(mine, others))
 
 
 def _api_settings(
