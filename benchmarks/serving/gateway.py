@@ -15,10 +15,12 @@ Parts:
     agents    wall time of 256 agents at once over that of 256 tasks that only sleep, with an engine
               that sleeps `--delay` seconds a turn, half more or half less. `sdk`: agents with the
               client of the OpenAI SDK, which works in the same process and on the same core.
-              `bytes`: agents that send JSON.
-    proxy     sessions of `tests/gateway/test_hostile_echoes.py` (1,000), whose agents respell what
-              they echo, through the gateway and through a minimal proxy that renders each history
-              with the chat template; then the same with tools and echoes as they were served.
+              `bytes`: agents that send JSON. `sdk apart`: those with the SDK in a process of their
+              own, over a port; `sdk apart, echo`: the same against a server that knows nothing and
+              gives prepared answers after the same sleeps, which no gateway can be faster than.
+    proxy     sessions of `tests/gateway/test_hostile_echoes.py` (1,000 a line), whose agents
+              respell what they echo, through the gateway and through a minimal proxy that renders
+              each history with the chat template; then the same with tools and exact echoes.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.gateway import FunctionAgent, Gateway, GatewaySession
 from agentrl.gateway.known import KnownParts
+from agentrl.gateway.listen import listening
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import TurnAnswer
 from agentrl.gateway.wires import ChatWire, MessagesWire
@@ -58,6 +61,7 @@ from agentrl.types import FinishReason, Generation, SamplingParams, Task
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.orchestration import (
+    STEP,
     SleepingEngine,
     encode_ms,
     load_tokenizer,
@@ -237,7 +241,10 @@ def cpu(options: argparse.Namespace, tokenizer: Any) -> list[str]:
     ]
     for size, path in itertools.product(SIZES, WIRES):
         outputs = outputs_of(text, size)
-        asyncio.run(turns_cpu(chat, path, 5, outputs))  # word caches fill up
+        for _ in range(TURNS[-1] * (options.repeats + 1)):
+            chat.encode_plain(next(outputs))  # word caches fill up, for all wires alike
+        outputs = outputs_of(text, size)
+        asyncio.run(turns_cpu(chat, path, 5, outputs))
         runs: list[list[float]] = []
         encoded: list[float] = []
         for _ in range(options.repeats):
@@ -320,15 +327,19 @@ def make_agents(
 def agents(options: argparse.Namespace, tokenizer: Any) -> list[str]:
     """The lines of the part `agents`."""
     chat = build_chat(tokenizer, ChatSection(tool_parser="hermes"))
-    text, count, turns = numbered_lines(), 256, 8
+    text, count, turns = numbered_lines(), options.agents, 8
     shape = {"turns": turns, "delay_s": options.delay}
     lines = [
         f"{count} agents, {turns} turns of {options.delay:g} s each, half more or half less.",
         "",
-        "| agents | wall s | ideal s | ratio of each try | median | within 1.1 | CPU s |",
+        "| agents | wall s | ideal s | ratio of each try | median | within 1.1 "
+        "| CPU s, of the clients apart |",
         "|--|--|--|--|--|--|--|",
     ]
-    for kind in ("bytes", "sdk"):
+    for kind in ("bytes", "sdk", "sdk apart, echo", "sdk apart"):
+        if kind.startswith("sdk apart"):
+            lines.append(_apart_line(options, chat, kind, agents=count, **shape))
+            continue
         # Imports, and word caches.
         measure(make_agents(chat, kind=kind, agents=8, text=text, **{**shape, "delay_s": 0.0}))
         walls, ideals, spent = [], [], 0.0
@@ -344,6 +355,96 @@ def agents(options: argparse.Namespace, tokenizer: Any) -> list[str]:
             f"{'yes' if middle <= 1.1 else '**no**'} | {spent:.1f} |"
         )
     return lines
+
+
+def _apart_line(
+    options: argparse.Namespace, chat: ChatFormat, kind: str, *, agents: int, **shape: Any
+) -> str:
+    walls, ideals, found = [], [], {}
+    for _ in range(options.tries):
+        ideals.append(measure(make_bare(conversations=agents, spread=0.5, **shape))[0])
+        found = asyncio.run(apart(chat, echo=kind.endswith("echo"), agents=agents, **shape))
+        walls.append(found["wall"])
+    ratios = [wall / ideal for wall, ideal in zip(walls, ideals, strict=True)]
+    middle = statistics.median(ratios)
+    return (
+        f"| {kind} | {statistics.median(walls):.2f} | {statistics.median(ideals):.2f} | "
+        f"{', '.join(f'{ratio:.3f}' for ratio in ratios)} | {middle:.3f} | "
+        f"{'yes' if middle <= 1.1 else '**no**'} | {found['server']:.1f}, {found['cpu']:.1f} |"
+    )
+
+
+class EchoGateway(Gateway):
+    """Prepared answers after a sleep: what the server and its clients cost without a gateway."""
+
+    def __init__(self, *, turns: int, delay_s: float) -> None:
+        super().__init__()
+        self._turns = turns
+        self._delay_s = delay_s
+        self._random = random.Random(0)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request of chat completions."""
+        raw, more = b"", True
+        while more:
+            message = await receive()
+            raw, more = raw + message["body"], message.get("more_body", False)
+        turn = raw.count(b'"assistant"')
+        await asyncio.sleep(self._delay_s * (1 + self._random.uniform(-0.5, 0.5)))
+        function = {"name": "show", "arguments": '{"page": 23}'}
+        call = {"id": f"call_{turn}", "type": "function", "function": function}
+        said = {"role": "assistant", "content": f"{STEP}{turn}."}
+        calls = {"tool_calls": [call]} if turn < self._turns - 1 else {}
+        choice = {"index": 0, "message": {**said, **calls}, "finish_reason": "stop"}
+        body = {"id": "x", "object": "chat.completion", "created": 0, "model": "policy",
+                "choices": [choice]}  # fmt: skip
+        data = json.dumps(body).encode()
+        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": data})
+
+
+async def sdk_clients(addresses: Sequence[str]) -> None:
+    """Agents with the SDK of OpenAI, one at each address; prints wall and CPU seconds."""
+    import httpx2
+    from openai import AsyncOpenAI
+
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    outputs = outputs_of(numbered_lines(), 400)
+    async with httpx2.AsyncClient(limits=limits, timeout=None) as http:
+
+        async def play(address: str) -> None:
+            client = AsyncOpenAI(api_key="x", base_url=address, http_client=http, max_retries=0)
+            history: list[Any] = [*BEGIN]
+            while True:
+                turn = await client.chat.completions.create(**chat_body(history))
+                if not turn.choices[0].message.tool_calls:
+                    return
+                history += chat_next(turn.model_dump(), next(outputs))
+
+        cpu_s, started = time.process_time(), time.perf_counter()
+        await asyncio.gather(*map(play, addresses))
+        wall_s = time.perf_counter() - started
+    print(json.dumps({"wall": wall_s, "cpu": time.process_time() - cpu_s}))
+
+
+async def apart(
+    chat: ChatFormat, *, echo: bool, agents: int, turns: int, delay_s: float
+) -> dict[str, float]:
+    """Wall and CPU seconds of agents in a process of their own, and CPU seconds of the server."""
+    gateway = EchoGateway(turns=turns, delay_s=delay_s) if echo else Gateway()
+    engine = SleepingEngine(chat, turns=turns, delay_s=delay_s, spread=0.5, call=CALL)
+    secrets = [opened(chat, engine, gateway).secret for _ in range(agents)]
+    async with listening(gateway) as address:
+        addresses = [f"{address}/s/{secret}/v1" for secret in secrets]
+        spent = time.process_time()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--clients",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, _ = await child.communicate(json.dumps(addresses).encode())
+        assert child.returncode == 0
+        return {**json.loads(out), "server": time.process_time() - spent}
 
 
 # -- a proxy that renders again --------------------------------------------------------------------
@@ -465,7 +566,7 @@ def proxy(options: argparse.Namespace, tokenizer: Any) -> list[str]:
     ]
     chat = build_chat(model("qwen2_5"), ChatSection(tool_parser="hermes"))
     for talk in (echoes.chat_session, echoes.messages_session, exact_session):
-        found = [asyncio.run(hostile(chat, talk, n)) for n in range(options.sessions // 2)]
+        found = [asyncio.run(hostile(chat, talk, n)) for n in range(options.sessions)]
         name = talk.__name__.removesuffix("_session")
         ours = [sum(row[at] for _, row in found) for at in range(3)]
         rows, sampled, other = (
@@ -489,10 +590,15 @@ def main() -> None:
     parser.add_argument("--tokenizer", default="smollm2", help="as in benchmarks/orchestration.py")
     parser.add_argument("--repeats", type=int, default=7, help="conversations of a wire")
     parser.add_argument("--tries", type=int, default=3, help="runs of all agents")
+    parser.add_argument("--agents", type=int, default=256, help="at once")
     parser.add_argument("--delay", type=float, default=4.0, help="seconds of a turn")
-    parser.add_argument("--sessions", type=int, default=1000, help="sessions of the proxy")
+    parser.add_argument("--sessions", type=int, default=1000, help="of each line of the proxy")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--clients", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.clients:
+        asyncio.run(sdk_clients(json.load(sys.stdin)))
+        return
     tokenizer = load_tokenizer(options.tokenizer)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
           f"load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}\n")  # fmt: skip
