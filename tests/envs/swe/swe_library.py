@@ -86,7 +86,7 @@ PASSING = (
     "tests/test_numbers.py::test_mean",
     "tests/test_more.py::test_nothing",
 )
-_UNUSED = ("doctest", "junitxml", "logging", "unittest", "debugging", "pastebin", "faulthandler")
+_UNUSED = ("doctest", "junitxml", "logging", "debugging", "pastebin", "faulthandler")
 RUNNER_ENV = {
     "PYTHONHASHSEED": "0",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -103,7 +103,7 @@ async def test_source_that_does_not_load_or_never_ends_earns_nothing(backend, se
     step = await play(backend, seen, "echo '(' >repo/tinylib/numbers.py")
     assert (step.rewards, step.extra_logs["kept"]) == (0.0, 0.0)
     loop = "echo 'while True: __import__(\"time\").sleep(1)' >>repo/tinylib/numbers.py"
-    step = await play(backend, seen, GOLD, loop, test_wall_s=12.0)
+    step = await play(backend, seen, GOLD, loop, test_wall_s=20.0)
     assert (step.rewards, step.extra_logs["tests_timed_out"]) == (0.0, 1.0)
 
 

@@ -126,7 +126,7 @@ async def test_an_agent_cannot_make_itself_infrastructure(trick, backend, tmp_pa
         tmp_path / "tasks/hello", test=TEST.replace("if ", "export LOGS=/logs/verifier\nif ")
     )
     (folder / "tests/check.py").write_text(LOADS)
-    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 3.0\n")
+    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 5.0\n")
     (task,) = load(tmp_path / "tasks", image="none")
     _, step = await play(backend, task, RUINS[trick], reward="all")
     assert (step.rewards, step.done) == (0.0, True)

@@ -120,7 +120,7 @@ def test_every_hole_of_a_naive_environment_is_named_with_advice() -> None:
     """A judge in the trainer's process, eval, what raises, and state that outlives a rollout."""
     names = (*list(NAIVELY)[:-1], "says something in one rollout", "lists all choices",
              *(f"says {text!r}" for text in ("0", "1", "-1", "2", "yes", "no")))  # fmt: skip
-    results = run_attacks(plan("Quiz", file=NAIVE, names=names, silence_s=4.0))
+    results = run_attacks(plan("Quiz", file=NAIVE, names=names, silence_s=6.0))
     found = {result.attack: result for result in results}
     for name, (verdict, advice) in NAIVELY.items():
         assert found[name].count(verdict), (name, found[name].as_dict())
