@@ -63,16 +63,16 @@ def _doubts_of_samples(
         failed = next(answer for answer in answers if answer.reward is None)
         found.append(f"{len(answers) - len(trusted)} could not be scored: {reason_of(failed)}")
         fixes.append(_CHECK_ENV)
-    truncated = sum(answer.termination in LIMITS for answer in trusted) / len(trusted)
-    if truncated > _MOST_TRUNCATED:
-        found.append(f"{truncated:.3f} of them were cut off by a limit of tokens or turns")
+    truncated = sum(answer.termination in LIMITS for answer in trusted)
+    if truncated / len(trusted) > _MOST_TRUNCATED:
+        found.append(f"{truncated} of them were cut off by a limit of tokens or turns")
         fixes.append("raise rollout.max_turn_tokens or max_response_tokens")
     groups: dict[str, set[float]] = {}
     for answer in trusted:
         groups.setdefault(answer.group_id, set()).add(answer.reward or 0.0)
-    flat = sum(len(values) == 1 for values in groups.values()) / len(groups)
-    if flat > _MOST_FLAT and min(rewards) < max(rewards):
-        found.append(f"in a share of {flat:.3f} of {len(groups)} groups all earned the same")
+    flat = sum(len(values) == 1 for values in groups.values())
+    if flat / len(groups) > _MOST_FLAT and min(rewards) < max(rewards):
+        found.append(f"in {flat} of {len(groups)} groups all earned the same")
         fixes.append("agentrl tasks profile, then dataset.difficulty; or reward.dynamic_filtering")
     scores = [answer.score for answer in trusted if answer.score is not None]
     if scores and not _HARD <= fmean(scores) <= _EASY:

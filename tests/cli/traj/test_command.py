@@ -91,7 +91,7 @@ def test_what_is_chosen(options: list[object], ids: list[str], run: Path) -> Non
 def test_a_rollout_is_told_turn_by_turn(run: Path) -> None:
     text = call("show", run, "--rollout", "2-add-2")
     for part in (
-        "reward = score 1 (tests 1)  advantage +0.75  ended by env_done",
+        "reward = score 1 (tests 1)  advantage +0.750  ended by env_done",
         "prompt 3 tokens, response 4 (3 sampled), weights 3-4, temperature 1",
         "logs (depth 2)",
         "-- prompt (3 tokens)\nadd 1",
