@@ -61,7 +61,7 @@ class SandboxLimits:
     more than sixteen times as much is killed with `OUTPUT_LIMIT`."""
     disk_bytes: int = 64 * 2**20
     """Bytes the sandbox may write."""
-    open_files: int = 256
+    open_files: int = 1024
     """File descriptors per process."""
     cpus: float = 1.0
     """CPU cores of all processes together; kept by backends with cgroups (docker) only."""
