@@ -100,8 +100,13 @@ async def train(
             directory.close()
 
 
-def check_parts(config: RunConfig, *, base: Path) -> None:
+def check_parts(config: RunConfig, *, base: Path, model_path: str | None = None) -> None:
     """Resolve what the config names before anything is opened or loaded.
+
+    Args:
+        config: the run.
+        base: where relative paths of it start.
+        model_path: policy that takes the place of `model.path`, which then need not be there.
 
     Raises:
         AgentrlError: the first thing that does not resolve.
@@ -114,7 +119,8 @@ def check_parts(config: RunConfig, *, base: Path) -> None:
     check_estimator(config, base=base)
     check_sinks(config.log)
     check_health(config.health, datasets=config.eval.datasets)
-    check_model_path(resolve_model_path(config.model.path))
+    key = "--model" if model_path else "model.path"
+    check_model_path(resolve_model_path(model_path or config.model.path), key=key)
     build_parser(config.chat.tool_parser, base=base)
     find_transfer(config.sync.backend, base=base)
     make_tools(config.env, base=base)

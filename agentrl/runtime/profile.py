@@ -125,7 +125,7 @@ async def profile(
 
     stop = StopSwitch()
     with stop.on_signals():
-        check_parts(config, base=base)
+        check_parts(config, base=base, model_path=model_path)
         model = resolve_model_path(model_path or config.model.path)
         everything = {"difficulty": None}
         tasks = load_tasks(config.dataset.model_copy(update=everything), base=base)

@@ -117,7 +117,7 @@ async def score_policy(
     stop: StopSwitch,
 ) -> list[EvalSummary]:
     """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
-    check_parts(config, base=base)
+    check_parts(config, base=base, model_path=model_path)
     await stop.guard(require_engines(config, model_path=model_path))
     opened = open_policy(
         config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
@@ -231,7 +231,7 @@ async def collect(
 
     stop = StopSwitch()
     with stop.on_signals():
-        check_parts(config, base=base)
+        check_parts(config, base=base, model_path=model_path)
         await stop.guard(require_engines(config, model_path=model_path))
         chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
         n = config.rollout.n_samples_per_prompt

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl.config import RunConfig, load_config
 from agentrl.distribution import install_command
+from agentrl.errors import ConfigError
 from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
@@ -74,6 +75,16 @@ def test_reward_functions_are_resolved_before_a_run_opens_anything(project: Path
     config: RunConfig = load_config(project, ["reward.functions={f: {target: 'mine.py:long'}}"])
     with pytest.raises(ValueError, match="has no 'long'"):
         check_parts(config, base=project.parent)
+
+
+def test_only_the_policy_that_is_scored_must_exist(project: Path) -> None:
+    """Fails if `--model` cannot score before what `model.path` names was made."""
+    config: RunConfig = load_config(project, ["model.path=./nowhere"])
+    with pytest.raises(ConfigError, match=r"model\.path './nowhere' does not exist"):
+        check_parts(config, base=project.parent)
+    check_parts(config, base=project.parent, model_path="quickstart")
+    with pytest.raises(ConfigError, match=r"--model '\./none' does not exist"):
+        check_parts(config, base=project.parent, model_path="./none")
 
 
 CUT = ["runtime=ray", "serving.engine=vllm"]
