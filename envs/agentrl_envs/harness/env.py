@@ -47,6 +47,9 @@ class HarnessTask(ProgramEnv):
             None leaves it to `grade`.
         instruction: text behind that of the task; None leaves it to `grade`.
         variables: environment variables of the agent, beside its own.
+        options: shell text behind the agent's command: options of its own, as its system prompt.
+        files: texts by their path below the agent's home folder: settings beside its own. As in
+            `options`, `{home}` and the other placeholders of a `HarnessAgent` may stand in them.
     """
 
     def __init__(
@@ -59,8 +62,15 @@ class HarnessTask(ProgramEnv):
         answer: str | None = None,
         instruction: str | None = None,
         variables: Mapping[str, str] | None = None,
+        options: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        self.agent = find_agent(agent)
+        known = find_agent(agent)
+        self.agent = dataclasses.replace(
+            known,
+            command=f"{known.command} {options}".strip(),
+            files={**known.files, **(files or {})},
+        )
         self._bin = bin or _installed(self.agent)
         kind = _environment(grade)
         given = {

@@ -74,6 +74,10 @@ HUNGRY = agent_of(
     'while True:\n    kept.append(b"x" * 2**20 + b"")\n    time.sleep(0.005)'
 )
 LOUD = agent_of('print(ask("one"))\nfor n in range(200_000): print("line", n)')
+RUNS_A_FILE = agent_of(
+    "import sys\nfrom pathlib import Path\nhere = Path(sys.argv[1])\n"
+    'say = lambda text: print(text, (here.parent / "x/y").read_text())\nexec(here.read_text())'
+)
 ABSENT = HarnessAgent(name="absent", wire="chat", command="no-such-agent-program {prompt_file}")
 
 

@@ -88,6 +88,16 @@ async def test_a_function_is_tested_as_the_agent_left_it(strongest):
     assert row.reward == 0.0
 
 
+async def test_settings_of_a_config_reach_the_agent(strongest):
+    # Options come behind the command, files into its home folder.
+    files = {"given.py": "say(ask('one'))", "x/y": "{model}"}
+    args = {"options": "{home}/given.py", "files": files}
+    (row,) = await rolled_out(strongest, YES, ["yes"], agent=named("RUNS_A_FILE"), args=args)
+    assert row.reward == 1.0
+    assert row.explanation is not None
+    assert row.explanation.grader_output.endswith("yes policy\n")
+
+
 async def test_a_harbor_task_is_judged_by_its_own_tests(strongest, tmp_path):
     write(tmp_path / "tasks/hello")
     (task,) = load(tmp_path / "tasks", image="none")
