@@ -43,8 +43,8 @@ class HarnessTask(ProgramEnv):
         bin: folder of the agent's programs inside the sandbox, where it is part of an image; empty
             takes the folder that `agentrl harness install` has made, which the sandbox must show.
         folder: where the agent starts, below the work directory; None leaves it to `grade`.
-        answer: file in that folder whose text is graded, instead of the last words of the model;
-            None leaves it to `grade`.
+        answer: file in that folder whose text is graded, instead of the last words of the model,
+            which then count for nothing; None leaves it to `grade`.
         instruction: text behind that of the task; None leaves it to `grade`.
         variables: environment variables of the agent, beside its own.
         options: shell text behind the agent's command: options of its own, as its system prompt.
@@ -116,7 +116,8 @@ class HarnessTask(ProgramEnv):
     async def step(self, action: Action) -> StepResult:
         """Grade what the agent left."""
         run = self._run
-        text = await self._answer(run.sandbox, action.text)
+        found = await self._answer(run.sandbox, action.text)
+        text = found or ""
         words = dataclasses.replace(
             action, text=text, raw_text=text, last=True, tool_calls=(), tool_results=()
         )
@@ -127,7 +128,7 @@ class HarnessTask(ProgramEnv):
             done=True,
             environment_feedback="",
             extra_logs={**step.extra_logs, **logs},
-            explanation=_with_agent(step.explanation, run),
+            explanation=self._explained(step.explanation, answered=found is not None),
         )
 
     async def close(self) -> None:
@@ -142,8 +143,11 @@ class HarnessTask(ProgramEnv):
             texts = [message.content for message in shown.content if message.role in kept]
         return "\n\n".join(filter(None, (*map(str.strip, texts), self._handover.instruction)))
 
-    async def _answer(self, sandbox: Sandbox, words: str) -> str:
-        """The text that is graded."""
+    async def _answer(self, sandbox: Sandbox, words: str) -> str | None:
+        """The text that is graded; None if the agent left no file where one is expected.
+
+        Words instead of the file would pay for not using the agent's tools.
+        """
         handover = self._handover
         if not handover.answer:
             return words
@@ -151,8 +155,16 @@ class HarnessTask(ProgramEnv):
         try:
             text = (await sandbox.read_file(path, max_bytes=_ANSWER_BYTES)).decode("utf-8")
         except (OSError, ValueError):
-            return words  # none that can be read, which is the agent's doing
+            return None  # none that can be read, which is the agent's doing
         return f"```python\n{text}\n```" if path.endswith(".py") else text
+
+    def _explained(self, explanation: Explanation | None, *, answered: bool) -> Explanation:
+        """The reasons of the reward, with what became of the file and what the agent printed."""
+        explanation = explanation or Explanation()
+        if not answered:
+            reason = f"The agent left no text file {self._handover.answer}. {explanation.reason}"
+            explanation = dataclasses.replace(explanation, reason=reason.strip())
+        return _with_printed(explanation, self._run)
 
 
 def _installed(agent: HarnessAgent) -> str:
@@ -190,9 +202,8 @@ def _made(kind: type[AgentInstance], args: Mapping[str, Any]) -> AgentInstance:
         ) from error
 
 
-def _with_agent(explanation: Explanation | None, run: AgentRun) -> Explanation:
+def _with_printed(explanation: Explanation, run: AgentRun) -> Explanation:
     """The reasons of the reward, with the end of what the agent printed."""
-    explanation = explanation or Explanation()
     if not run.printed:
         return explanation
     said = f"{run.agent.name} printed:\n{run.printed}"

@@ -83,9 +83,11 @@ async def test_a_function_is_tested_as_the_agent_left_it(strongest):
     write = bash(f"cat > solution.py <<'END'\n{reference}\nEND")
     (row,) = await rolled_out(strongest, task, [write, "Written."], grade=CODE)
     assert (row.termination, row.reward) == (Termination.ENV_DONE, 1.0)
-    wrong = bash("echo 'def f(): pass' > solution.py")
-    (row,) = await rolled_out(strongest, task, [wrong, "Written."], grade=CODE)
+    # A right answer in words is no file.
+    (row,) = await rolled_out(strongest, task, [f"```python\n{reference}\n```"], grade=CODE)
     assert row.reward == 0.0
+    assert row.explanation is not None
+    assert "left no text file solution.py" in row.explanation.reason
 
 
 async def test_settings_of_a_config_reach_the_agent(strongest):
