@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from agentrl_envs.harness.agents import AgentValues, HarnessAgent, agents, find_agent
 from agentrl_envs.harness.agents.record import PLACEHOLDERS
 
+from agentrl.config import load_config
+from agentrl.config.fit import FitConfig
 from agentrl.errors import ConfigError
 
 VALUES = AgentValues(
@@ -169,3 +172,15 @@ def test_an_agent_of_the_user_is_named_by_import_string(tmp_path: Path) -> None:
         find_agent("my_agents.py:other", base=tmp_path)
     with pytest.raises(ConfigError, match=r"did you mean 'claude-code'.*my_agents\.py:my_agent"):
         find_agent("claude-cod")
+
+
+def test_the_run_file_of_an_agent_is_whole() -> None:
+    # Fails if its keys are refused, its agent is not known, or the fit before it has other calls.
+    folder = Path(__file__).parents[4] / "configs"
+    config = load_config(folder / "harness_code.yaml")
+    agent = find_agent(config.env.args["agent"])
+    command = replace(agent, command=f"{agent.command} {config.env.args['options']}")
+    words = shlex.split(command.started(VALUES))
+    assert words[words.index("--tools") + 1] == "write"
+    fit = FitConfig.model_validate(yaml.safe_load((folder / "sft_harness.yaml").read_text()))
+    assert fit.chat == config.chat
