@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,13 +75,23 @@ def test_kill_9_at_random_moments(project: Path, tmp_path: Path) -> None:
     assert not list(run.rglob(".making-*"))
 
 
+def live_state(run: Path) -> Any:
+    """The first look at the run that knows its engines: steps of a tiny run outpace the looks."""
+    for _ in range(200):
+        live = json.loads((run / "live.json").read_bytes())
+        if live["engines"] and live["rollouts"]:
+            return live
+        time.sleep(0.05)
+    raise AssertionError(f"no engines after 10 s: {live}")
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_cleanly(project: Path, tmp_path: Path, number: int, status: int) -> None:
     path = fresh(project, tmp_path, env__args={"delay_s": 0.05}, train__steps=200)
     process = Agentrl(tmp_path / "out.txt", "train", path)
     process.wait_for("step 3/")
     run = tmp_path / "runs" / "tiny"
-    live = json.loads((run / "live.json").read_bytes())
+    live = live_state(run)
     assert (live["steps"], live["engines"][0]["slots"]) == (200, 16)
     assert live["rollouts"]["count"] == sum(w["count"] for w in live["rollouts"]["waits"].values())
     assert f"watch it: agentrl inspect {run}" in process.text()

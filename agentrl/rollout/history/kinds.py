@@ -33,7 +33,7 @@ class ConversationKind(StrEnum):
 
 _NO_TOOLS = tools_key(())
 _TIME = re.compile(
-    r"\S*\d\S*|\b(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
+    r"(?<!\S)[^\s\d]*+\d\S*|\b(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
     r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
     r"|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?|[ap]\.?m)\b",
     re.IGNORECASE,

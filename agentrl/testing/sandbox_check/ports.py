@@ -11,7 +11,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import Outcome, Sandbox, SandboxBackend, SandboxPort
 from agentrl.testing.sandbox_check.check import check, expect, good, opened, python, refused
 
-WAIT_S = 8.0
+WAIT_S = 20.0
 MEGABYTE = 2**20
 CONNECT = """
 import socket, sys, time

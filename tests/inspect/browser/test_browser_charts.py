@@ -91,9 +91,9 @@ def test_what_never_moves_is_named_and_an_agentic_run_shows_its_tools(
         name = text.partition(" = ")[0]
         expect(page.get_by_role("slider", name=f"{name} by step", exact=True)).to_have_count(0)
     # A band of the dashboard, where the policy is that which sampled.
-    assert "Largest importance ratio = 1" in flat
+    assert "Largest importance ratio = 1.00" in flat
     # Each turn has one call that works and one that does not.
-    assert "Tool errors by tool = 0.5" in flat
+    assert "Tool errors by tool = 0.500" in flat
     turns = page.locator(".curve-card", has_text="Turns of a rollout")
     expect(turns.locator("polyline.curve")).to_have_count(1)
     expect(

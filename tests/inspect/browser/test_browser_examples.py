@@ -36,7 +36,7 @@ def example_at(fits: str, fit: str, fit_run: Path, place: int, **more: object) -
 
 def shown_number(value: float, digits: int) -> str:
     """A number as the page shows it, without a plus."""
-    return ("\u2212" if value < 0 else "") + f"{abs(value):.{digits}g}"
+    return ("\u2212" if value < 0 else "") + f"{abs(value):#.{digits}g}"
 
 
 def test_a_run_leads_to_its_pairs_by_keys_alone(page: Page, fits: str, fit: str) -> None:

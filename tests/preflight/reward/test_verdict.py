@@ -214,7 +214,7 @@ def test_samples_of_a_model_are_judged() -> None:
     flat = [answer("sample", float(n // 8), group_id=str(n // 4)) for n in range(16)]
     assert "in 4 of 4 groups all earned the same" in judge_samples(flat).detail
     cut = [answer("sample", r, termination="max_tokens") for r in (0.0, 1.0)]
-    assert "1.000 of them were cut off" in judge_samples(cut).detail
+    assert "2 of them were cut off" in judge_samples(cut).detail
     cheap = [answer("sample", r, tokens=1, text="\x1b[31m") for r in (0.0, 1.0)]
     assert "2 tokens were paid: '\\x1b[31m'" in judge_samples(cheap).detail
 

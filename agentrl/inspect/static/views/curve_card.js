@@ -4,7 +4,7 @@
 import { lineChart } from "../chart.js";
 import { follow } from "../cursor.js";
 import { h } from "../dom.js";
-import { bounds, num } from "../format.js";
+import { bounds, num, short } from "../format.js";
 import { ema } from "../scale.js";
 
 // spec: what `lineChart` takes, and {title, unit?, what?, source?, mono?, plain?}.
@@ -85,7 +85,7 @@ function legendOf(series, last) {
 
 function about({ healthy, red, what, source, key }) {
   const [low, high] = red ?? [null, null];
-  const flags = [low !== null && `below ${num(low)}`, high !== null && `above ${num(high)}`];
+  const flags = [low !== null && `below ${short(low)}`, high !== null && `above ${short(high)}`];
   const said = [
     healthy && bounds(healthy) && `healthy ${bounds(healthy)}`,
     flags.some(Boolean) && `flag ${flags.filter(Boolean).join(" or ")}`,
