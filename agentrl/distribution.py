@@ -17,6 +17,7 @@ DISTRIBUTION = "agentrl-platform"
 _OTHER = "agentrl"
 """Name of the other program on PyPI."""
 _EXTRAS = {
+    "PIL": "images",
     "aiodocker": "docker",
     "anthropic": "gateway",
     "gguf": "quickstart",

@@ -15,7 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentrl.types import Generation, SamplingParams
+from agentrl.errors import EngineRefused
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 LONGEST_TURN_S = 24 * 3600.0
 """Seconds after which a connection gives up a turn of which nothing was heard, pauses included. The
@@ -61,11 +62,32 @@ def turn_held() -> collections.abc.Generator[None]:
         clock.release()
 
 
+def refuse_images(name: str, images: Sequence[ImageSpan]) -> None:
+    """Turn away a request with images at an engine that reads text only.
+
+    Args:
+        name: of the engine.
+        images: of the request.
+
+    Raises:
+        EngineRefused: there are images.
+    """
+    if images:
+        raise EngineRefused(
+            f"engine {name} reads text only, and the prompt has {len(images)} images; images are "
+            "read by serving.engine: embedded"
+        )
+
+
 class Generator(Protocol):
     """Samples turns. What `ToolAgentLoop` is given."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Sample one turn after `prompt_ids`.
 
@@ -74,9 +96,11 @@ class Generator(Protocol):
                 the live list of a rollout: read it during the call, never change or keep it.
             sampling: how to sample; `max_tokens` is a hard bound.
             session_id: the same for all turns of a rollout, so that caches can be reused.
+            images: among `prompt_ids`, by position; callers leave it out where there are none.
 
         Raises:
-            EngineRefused: the request was turned away before anything was sampled.
+            EngineRefused: the request was turned away before anything was sampled; so is one with
+                images at an engine that reads text only.
             EngineError: the engine failed.
         """
         ...
@@ -130,7 +154,11 @@ class Engine(ABC):
 
     @abstractmethod
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Do what `Generator.generate` says."""
 

@@ -18,6 +18,9 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 
+IMAGE_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands in the text of a message or tool result where one of its images is."""
+
 
 class Termination(StrEnum):
     """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage.
@@ -189,6 +192,58 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """A picture that the model is shown, as the bytes of its file. `agentrl.images` reads them.
+
+    Example:
+        >>> Image(digest="9f86d081884c7d65", data=b"...", width=64, height=48).width
+        64
+    """
+
+    digest: str
+    """First 32 hexadecimal digits of the SHA-256 of `data`; two images are equal if it is."""
+    data: bytes = field(repr=False, compare=False)
+    """A whole PNG, JPEG, WebP, GIF or BMP file."""
+    width: int
+    """Columns of pixels."""
+    height: int
+    """Rows of pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """The tokens of one image in a row of training data.
+
+    Example:
+        Six tokens of an image behind four tokens of text, two rows of three features each:
+
+        >>> span = ImageSpan(digest="9f86d081884c7d65", start=4, tokens=6, grid=(1, 2, 3))
+        >>> span.end, span.features
+        (10, 6)
+    """
+
+    digest: str
+    """`Image.digest`; the file is kept under it in the folder `images` of the run."""
+    start: int
+    """Position of its first placeholder in `prompt_ids` + `response_ids`."""
+    tokens: int
+    """Tokens from its first to its last placeholder; some families write markers between them."""
+    grid: tuple[int, int, int]
+    """Features as (frames or tiles, rows, columns); their product is the number of placeholders."""
+
+    @property
+    def end(self) -> int:
+        """One past the position of its last placeholder."""
+        return self.start + self.tokens
+
+    @property
+    def features(self) -> int:
+        """Placeholders of the image, each of which stands for one feature vector."""
+        frames, rows, columns = self.grid
+        return frames * rows * columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message of a chat.
 
@@ -200,13 +255,16 @@ class Message:
     role: Role
     """Role of the speaker."""
     content: str
-    """Plain text."""
+    """Text, with `IMAGE_MARK` where an image stands; `agentrl.images.message` makes it of parts."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls made by an assistant message."""
     tool_call_id: str | None = None
     """For a `tool` message: the call it answers."""
     name: str | None = None
     """For a `tool` message: the tool that answered."""
+    images: tuple[Image, ...] = ()
+    """Images of the message, in the order of their marks; without marks they stand before the
+    text. Only for models that read images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +319,9 @@ class ToolResult:
     """Whether `text` was shortened to the limit of the loop."""
     data: Any = None
     """Anything a tool hands to the environment and not to the model."""
+    images: tuple[Any, ...] = ()
+    """Images that the model is shown with the text, as in `Message.images`; a tool may give
+    whatever `agentrl.images.read_image` reads, the loop makes `Image` records of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,6 +565,8 @@ class Trajectory:
     """Sampling temperature of the action tokens; the trainer divides logits by it."""
     duration_s: float = 0.0
     """Wall time of the rollout in seconds."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among the tokens, by position; empty for rows of text alone."""
 
     def __post_init__(self) -> None:
         lengths = {

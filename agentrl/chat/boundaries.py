@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.chat.pictures.slots import IMAGE_SLOT
 from agentrl.chat.template import (
     PROBE_CALL_ID,
     PROBE_TOOL,
@@ -56,6 +57,8 @@ class RolePiece:
     """Name of the filter the template applies to the content."""
     generation: str
     """The generation prompt after a message of this role."""
+    before_image: str | None = None
+    """Text before a message that begins with an image, where it is not `before`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,8 @@ class Boundaries:
     openers: Mapping[Role, int] = field(default_factory=dict[Role, int])
     """By role, the special token with which its messages begin, where a turn has no token of its
     own to end with: the model ends it by sampling the first token of the next message (GLM)."""
+    image: str = ""
+    """What the template writes for an image; empty for a model that reads text only."""
 
     def opener(self, messages: Sequence[Message]) -> int | None:
         """Token of `openers` with which these messages begin; None where turns are closed."""
@@ -106,7 +111,10 @@ class Boundaries:
             for index, message in enumerate(run):
                 if message.role == "tool" and role == "user":
                     contents[index] = wrap_tool_text(contents[index])
-            parts += _write_run(self.pieces[role], run, contents)
+            written = _write_run(self.pieces[role], run, contents)
+            if self.image:
+                written = [part.replace(IMAGE_SLOT, self.image) for part in written]
+            parts += written
             generation = self.pieces[role].generation
         parts.append(generation)
         return parts
@@ -153,6 +161,12 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
             "the chat template rewrites the text of user messages in a way that is neither "
             "trimming nor JSON; deltas cannot be exact"
         )
+    image = "" if template.images is None else _image_text(template)
+    if image:
+        pieces = {
+            role: _with_image_start(piece, template, role, close + separator, image)
+            for role, piece in pieces.items()
+        }
     return Boundaries(
         close_id=close_id,
         close=close,
@@ -161,7 +175,33 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
         generation=generation,
         pieces=pieces,
         openers={} if close else _openers(pieces, codec),
+        image=image,
     )
+
+
+def _image_text(template: GuardedTemplate) -> str:
+    """What the template writes for an image; empty where it shows none."""
+    content = _USER + IMAGE_SLOT + _AFTER
+    whole = template.attempt([_entry("user", content)], generate=True, needles=[_USER, _AFTER])
+    if whole is None or template.images is None:
+        return ""
+    text = whole[whole.index(_USER) + len(_USER) : whole.index(_AFTER)]
+    return text if text.count(template.images.token) == 1 else ""
+
+
+def _with_image_start(
+    piece: RolePiece, template: GuardedTemplate, role: Role, closing: str, image: str
+) -> RolePiece:
+    """The piece with what stands before a message that begins with an image."""
+    entry = _entry(role, IMAGE_SLOT + _NEXT)
+    for said in (_entry("assistant", _ANSWER), calling_assistant()):
+        history = [_entry("user", _USER), said]
+        single = template.attempt([*history, entry], generate=True, needles=[image + _NEXT])
+        start = None if single is None else _message_start(template, history, single, closing)
+        if single is not None and start is not None:
+            before = _slots(single[start : single.index(image + _NEXT)])
+            return piece if before == piece.before else replace(piece, before_image=before)
+    return piece
 
 
 def _stays_open(template: GuardedTemplate, history: list[dict[str, Any]]) -> bool:
@@ -336,16 +376,32 @@ def _runs(
 
 
 def _write_run(piece: RolePiece, run: Sequence[Message], contents: Sequence[str]) -> list[str]:
-    change = _FILTERS[piece.content]
-    first, last = _fill(piece.before, run[0]), _fill(piece.after, run[-1])
+    first, last = _fill(_start_of(piece, contents[0]), run[0]), _fill(piece.after, run[-1])
     if piece.between is None:
-        return [first, change("\n\n".join(contents)), last]
-    parts = [first, change(contents[0])]
+        return [first, _filtered(piece, "\n\n".join(contents)), last]
+    parts = [first, _filtered(piece, contents[0])]
     for previous, message, content in zip(run, run[1:], contents[1:], strict=False):
         end, start = _halves(piece)
-        parts += [_fill(end, previous), _fill(start, message), change(content)]
+        if start == piece.before:
+            start = _start_of(piece, content)
+        parts += [_fill(end, previous), _fill(start, message), _filtered(piece, content)]
     parts.append(last)
     return parts
+
+
+def _start_of(piece: RolePiece, content: str) -> str:
+    """Text before a message with this content."""
+    if piece.before_image is not None and content.startswith(IMAGE_SLOT):
+        return piece.before_image
+    return piece.before
+
+
+def _filtered(piece: RolePiece, content: str) -> str:
+    """The content as the template writes it; what it does to text it does to each part."""
+    change = _FILTERS[piece.content]
+    if IMAGE_SLOT not in content:
+        return change(content)
+    return IMAGE_SLOT.join(change(part) if part else "" for part in content.split(IMAGE_SLOT))
 
 
 def _halves(piece: RolePiece) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from agentrl.chat.boundaries import find_boundaries
 from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
 from agentrl.chat.json_calls import HermesParser
 from agentrl.chat.parsers import build_parser
+from agentrl.chat.pictures.slots import ImageReader
 from agentrl.chat.proof import prove
 from agentrl.chat.template import GuardedTemplate
 from agentrl.chat.tokenizer import Codec, TokenizerLike
@@ -43,13 +44,16 @@ TEMPLATES = ("auto", *sorted(FAMILIES), "generic", "raw")
 """Valid values of `chat.template`."""
 
 
-def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
+def build_chat(
+    tokenizer: TokenizerLike, section: ChatSection, *, images: ImageReader | None = None
+) -> ChatFormat:
     """The format of a model's conversations.
 
     Args:
         tokenizer: a `transformers` tokenizer, or anything like it.
         section: template, tool parser (without one, tools are described as for `hermes`), system
             prompt, and how a reply begins and stops.
+        images: the image processor of the model; None for a run that reads text only.
 
     Raises:
         ConfigError: an unknown template or parser, or a tokenizer without a template.
@@ -61,12 +65,14 @@ def build_chat(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
             "chat.reply_prefix and chat.stop belong to templated turns, but chat.template is "
             "'raw'; write the prefix into the environment's own text, or choose another template"
         )
-    chat = _build(tokenizer, section)
+    chat = _build(tokenizer, section, images)
     chat.set_reply(prefix=section.reply_prefix, stop=section.stop)
     return chat
 
 
-def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
+def _build(
+    tokenizer: TokenizerLike, section: ChatSection, images: ImageReader | None
+) -> ChatFormat:
     if section.template not in TEMPLATES:
         raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
     parser = build_parser(section.tool_parser)
@@ -74,13 +80,15 @@ def _build(tokenizer: TokenizerLike, section: ChatSection) -> ChatFormat:
     syntax, system_prompt = parser or HermesParser(), section.system_prompt
     if section.template == "raw":
         return RawChat(codec, syntax=syntax, system_prompt=system_prompt)
-    template = GuardedTemplate(codec, syntax=syntax)
+    template = GuardedTemplate(codec, syntax=syntax, images=images)
     name = _family_of(template, section.template)
     boundaries = find_boundaries(template, codec)
     findings = prove(template, boundaries, codec, known_family=name != "generic")
     for finding in findings:
         if finding.status is Status.WARN:
             logger.warning("%s", finding.detail)
+        elif finding.name == "images":
+            logger.warning("%s; conversations with images are refused", finding.detail)
         elif finding.name == "system" and system_prompt is not None:
             raise ChatError(f"chat.system_prompt is set, but {finding.detail}")
     if any(finding.name == "tool results" for finding in findings):

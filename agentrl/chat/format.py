@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from agentrl.chat.assistant_text import TurnWriter, joined_turn, written_calls
 from agentrl.chat.boundaries import Boundaries
 from agentrl.chat.call_syntax import CallSyntax
+from agentrl.chat.pictures.slots import expand_all, find_spans, images_of
 from agentrl.chat.spans import TokenMap
 from agentrl.chat.template import GuardedTemplate, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
-from agentrl.errors import ChatError
+from agentrl.errors import ChatError, DataError
 from agentrl.finding import Finding, Status
 from agentrl.tool import Tool
-from agentrl.types import Message, ToolCall
+from agentrl.types import Image, ImageSpan, Message, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,21 @@ class ChatFormat(ABC):
                 with the first token of the next message, a delta that begins with another one
                 keeps it: what was sampled stays as it was sampled.
         """
+
+    def image_spans(
+        self, ids: Sequence[int], messages: Sequence[Message], *, turn: int = 0
+    ) -> tuple[ImageSpan, ...]:
+        """The images among the ids that `render_prompt` or `turn_delta` made of these messages.
+
+        Args:
+            ids: as they came.
+            messages: as they were given.
+            turn: number of the turn, for the message of an error.
+
+        Raises:
+            ChatError: the number of placeholders is not that of the features.
+        """
+        return ()
 
     def stop_before(self, messages: Sequence[Message]) -> int:
         """The stop token of an assistant turn that these messages follow; none may be there."""
@@ -203,7 +219,10 @@ class TemplateChat(ChatFormat):
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
         """Do what `ChatFormat.render_prompt` says."""
-        return self._codec.encode(self._render(messages, tools)) + self.reply_prefix_ids
+        text = self._render(messages, tools)
+        if images := images_of(messages):
+            text = self._expand(text, images)
+        return self._codec.encode(text) + self.reply_prefix_ids
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Do what `ChatFormat.render_text` says."""
@@ -214,14 +233,33 @@ class TemplateChat(ChatFormat):
     ) -> tuple[int, ...]:
         """Do what `ChatFormat.turn_delta` says."""
         pieces = self.boundaries
-        ids = self._codec.encode_parts(
-            pieces.compose(messages, self._template.guard), after=pieces.close_id
-        )
+        parts = pieces.compose(messages, self._template.guard)
+        if images := images_of(messages):
+            parts = [self._expand("".join(parts), images)]
+        ids = self._codec.encode_parts(parts, after=pieces.close_id)
         if pieces.openers:
             sampled = ended and stop_id in (None, *ids[:1])
             return (*(ids[1:] if sampled else ids), *self.reply_prefix_ids)
         close = () if ended else (pieces.close_id,)
         return (*close, *ids, *self.reply_prefix_ids)
+
+    def image_spans(
+        self, ids: Sequence[int], messages: Sequence[Message], *, turn: int = 0
+    ) -> tuple[ImageSpan, ...]:
+        """Do what `ChatFormat.image_spans` says."""
+        reader, images = self._template.images, images_of(messages)
+        return find_spans(ids, images, reader, turn=turn) if images and reader else ()
+
+    def _expand(self, text: str, images: Sequence[Image]) -> str:
+        """Rendered text with its images expanded, once and for all."""
+        if "images" in self._refused:
+            raise ChatError(self._refused["images"].detail)
+        reader = self._template.images
+        assert reader is not None  # `guard` has refused the images
+        try:
+            return expand_all(text, images, reader)
+        except DataError as error:
+            raise ChatError(str(error)) from error
 
     def stop_before(self, messages: Sequence[Message]) -> int:
         """Do what `ChatFormat.stop_before` says."""
@@ -278,6 +316,7 @@ class RawChat(ChatFormat):
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The contents one after another; a description of the tools before them."""
+        _refuse_raw_images(messages)
         messages = self._with_system_prompt(messages)
         if tools:
             messages = with_system(messages, self.syntax.describe(tools) + "\n\n")
@@ -287,6 +326,7 @@ class RawChat(ChatFormat):
         self, messages: Sequence[Message], *, ended: bool, stop_id: int | None = None
     ) -> tuple[int, ...]:
         """The contents one after another. Tool results cannot bring markers of their own."""
+        _refuse_raw_images(messages)
         guarded = [
             self._codec.guard(message.content, everything=True)
             if message.role == "tool"
@@ -299,3 +339,11 @@ class RawChat(ChatFormat):
         """Do what `ChatFormat.assistant_texts` says; special tokens in the content are real."""
         calls = written_calls(self._codec, self.syntax, message.tool_calls)
         return [joined_turn(self._codec, clean(message.content), calls)]
+
+
+def _refuse_raw_images(messages: Sequence[Message]) -> None:
+    if images_of(messages):
+        raise ChatError(
+            "a message has images, but chat.template is 'raw', which writes nothing for them; use "
+            "the template of the model"
+        )

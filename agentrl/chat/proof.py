@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.chat.boundaries import Boundaries
+from agentrl.chat.pictures.proof import prove_images
 from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, GuardedTemplate
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.finding import Finding, fail, warn
 from agentrl.types import Message
 
-Feature = Literal["system", "tools", "tool results", "reasoning"]
+Feature = Literal["system", "tools", "tool results", "reasoning", "images"]
 """Part of a conversation that a template may rewrite; the name of the finding."""
 
 _REFUSED = "it refuses the conversation"
@@ -100,6 +101,10 @@ def prove(
             findings.append(_results(difference))
     if not thinking and check.compare([_OPENING], _THOUGHT, [[_FEEDBACK], [_FEEDBACK]]):
         findings.append(_reasoning())
+    if template.images is not None and (difference := prove_images(template, boundaries, codec)):
+        findings.append(
+            fail("images", f"images cannot be appended with the chat template: {difference}")
+        )
     return findings
 
 
@@ -179,7 +184,7 @@ class _PrefixCheck:
         codec, pieces = self._codec, self._boundaries
         full = codec.encode(rendered)
         reference = codec.tokenizer.apply_chat_template(
-            list(whole),
+            self._template.entries(whole),
             tools=list(tools) or None,
             add_generation_prompt=True,
             tokenize=True,

@@ -15,7 +15,8 @@ from hashlib import blake2b
 from typing import Any
 
 from agentrl.chat.call_syntax import CallSyntax
-from agentrl.chat.tokenizer import Codec
+from agentrl.chat.pictures.slots import IMAGE_SLOT, ImageReader, as_parts, slotted
+from agentrl.chat.tokenizer import CUT, Codec
 from agentrl.errors import ChatError
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, Message, ToolCall
@@ -36,6 +37,7 @@ PROBE_SCHEMA: Mapping[str, Any] = {
     },
 }
 
+_ALPHA: Mapping[str, Any] = {"role": "user", "content": "Alpha"}
 _UNSAFE = re.compile(r"[^\w.:-]")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -57,9 +59,17 @@ class Abilities:
 class GuardedTemplate:
     """`apply_chat_template` of one tokenizer, made safe."""
 
-    def __init__(self, codec: Codec, *, syntax: CallSyntax) -> None:
+    def __init__(
+        self, codec: Codec, *, syntax: CallSyntax, images: ImageReader | None = None
+    ) -> None:
         self._codec = codec
         self._syntax = syntax
+        self.images = images
+        """Expands images; None for a model that reads text only."""
+        self._parts_only = False
+        if images is not None:
+            # Some templates of such models show the text of parts and no plain text.
+            self._parts_only = not self.attempt([_ALPHA], generate=True, needles=["Alpha"])
         end = codec.tokenizer.eos_token_id
         self.end_of_text = codec.special_text(end) if end in codec.special_ids else ""
         self.abilities = self._find_abilities()
@@ -76,9 +86,10 @@ class GuardedTemplate:
         Raises:
             ChatError: the template raised.
         """
+        messages = self.entries(messages)
         try:
             text = self._codec.tokenizer.apply_chat_template(
-                list(messages),
+                messages,
                 tools=list(tools) or None,
                 add_generation_prompt=generate,
                 tokenize=False,
@@ -91,6 +102,17 @@ class GuardedTemplate:
                 f"{type(error).__name__}: {error}"
             ) from error
         return str(text)
+
+    def entries(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Messages as the template takes them: with parts where it needs them."""
+        if self.images is None:
+            return list(messages)
+        return [
+            as_parts(message)
+            if self._parts_only or IMAGE_SLOT in str(message["content"])
+            else message
+            for message in messages
+        ]
 
     def attempt(
         self,
@@ -130,7 +152,18 @@ class GuardedTemplate:
         Tool output is foreign text. In other roles, added tokens that the tokenizer does not call
         special stay what they are: a user may well speak of `<tool_call>`.
         """
-        return self._codec.guard(message.content, everything=message.role == "tool")
+        everything = message.role == "tool"
+        reader = self.images
+        if reader is None:
+            return self._codec.guard(slotted(message, image_slots=False)[0], everything=everything)
+        texts = slotted(message, image_slots=True)
+        for token in (reader.token, reader.placeholder):
+            # A tokenizer may have added it without calling it special.
+            texts = [text.replace(token, token[0] + CUT + token[1:]) for text in texts]
+        return IMAGE_SLOT.join(self._guarded(text, everything=everything) for text in texts)
+
+    def _guarded(self, text: str, *, everything: bool) -> str:
+        return CUT.join(self._codec.guard(part, everything=everything) for part in text.split(CUT))
 
     def _entry(self, message: Message) -> dict[str, Any]:
         entry: dict[str, Any] = {"role": message.role, "content": self.guard(message)}
@@ -156,7 +189,7 @@ class GuardedTemplate:
         return {"type": "function", "id": call.id, "function": function}
 
     def _find_abilities(self) -> Abilities:
-        user = {"role": "user", "content": "Alpha"}
+        user = _ALPHA
         assistant = {"role": "assistant", "content": "Beta"}
         answer = {
             "role": "tool",
@@ -238,7 +271,7 @@ def wrap_tool_text(text: str) -> str:
 def with_system(messages: Sequence[Message], text: str) -> list[Message]:
     """`messages` with `text` added at the end of the system message."""
     if messages and messages[0].role == "system":
-        first = Message(role="system", content=f"{messages[0].content}\n\n{text}")
+        first = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
         return [first, *messages[1:]]
     return [Message(role="system", content=text), *messages]
 
@@ -251,9 +284,9 @@ def _system_into_user(messages: Sequence[Message]) -> list[Message]:
     for index, message in enumerate(rest):
         if message.role == "user":
             content = f"{system.content}\n\n{message.content}"
-            rest[index] = Message(role="user", content=content)
+            rest[index] = replace(message, content=content, images=system.images + message.images)
             return rest
-    return [Message(role="user", content=system.content), *rest]
+    return [replace(system, role="user"), *rest]
 
 
 def to_json(text: str) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.chat.truncate import surely_fits
-from agentrl.errors import EnvError, ToolError, choices
+from agentrl.errors import DataError, EnvError, ToolError, choices
+from agentrl.images import placed
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -139,8 +140,13 @@ class CallRunner:
         return await self._finish(call, result, in_ticks(time.monotonic() - started))
 
     async def _finish(self, call: ToolCall, result: ToolResult, duration_s: float) -> ToolResult:
+        if result.images:
+            try:
+                result = placed(result)
+            except DataError as error:
+                raise EnvError(f"tool {call.name!r}: {error}") from None
         text, truncated, most = result.text, False, self.limits.max_tool_tokens
-        if not surely_fits(text, most):
+        if not result.images and not surely_fits(text, most):
             text, truncated = await self.long_texts.run(
                 len(text), self.chat.truncate_middle, text, most
             )
@@ -152,6 +158,7 @@ class CallRunner:
             duration_s=duration_s,
             truncated=result.truncated or truncated,
             data=result.data,
+            images=result.images,
         )
 
 

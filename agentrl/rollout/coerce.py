@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.env import Observation, StepResult
-from agentrl.errors import EnvError, GraderError, choices
+from agentrl.errors import DataError, EnvError, GraderError, choices
 from agentrl.explanation import read_explanation
 from agentrl.history import read_history
+from agentrl.images import message as message_of
+from agentrl.images import placed
 from agentrl.types import (
     TERMINATION_RULES,
     Explanation,
@@ -55,7 +57,8 @@ def as_observation(value: Any) -> Observation:
                 f"reset returned a dictionary with the keys {sorted(map(str, value))}, expected "
                 "'observation'"
             )
-        return Observation(content=_messages(value["observation"], "reset: 'observation'"))
+        content = _messages(value["observation"], "reset: 'observation'")
+        return Observation(content=_with_pictures(content, value, "reset"))
     if isinstance(value, (str, tuple, list)):
         return Observation(content=_messages(value, "reset"))
     raise EnvError(
@@ -166,16 +169,10 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
             f"step returned a dictionary with the keys {sorted(map(str, value))}; "
             f"{' and '.join(map(repr, missing))} missing"
         )
-    for key in ("environment_images", "images"):
-        # An empty list and None say that there are none; `or` would ask a tensor for its truth.
-        if value.get(key) is not None and len(value[key]):
-            raise EnvError(
-                f"step returned {len(value[key])} {key}; only text can be given to a language "
-                "model here, so leave them out"
-            )
+    feedback = _or(value.get("environment_feedback"), "")
     return StepResult(
         rewards=value["rewards"],
-        environment_feedback=_or(value.get("environment_feedback"), ""),
+        environment_feedback=_with_pictures(feedback, value, "step"),
         done=value["done"],
         scores=value.get("scores"),
         extra_logs=_or(value.get("extra_logs"), {}),
@@ -184,6 +181,33 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
         explanation=value.get("explanation"),
         history=value.get("history"),
     )
+
+
+def _with_pictures(content: Any, given: Mapping[str, Any], what: str) -> Any:
+    """`content` with the images that an OpenRLHF environment gives beside it, before its text."""
+    for key in ("environment_images", "images"):
+        # An empty list and None say that there are none; `or` would ask a tensor for its truth.
+        if given.get(key) is None or not len(given[key]):
+            continue
+        if not isinstance(content, str):
+            raise EnvError(
+                f"{what} returned {len(given[key])} {key} beside messages; make them parts of a "
+                "message, or give the text alone"
+            )
+        return (_parts("user", [*map(_as_part, given[key]), content], what),)
+    return content
+
+
+def _as_part(image: Any) -> Any:
+    """An image in a list of images, where text is a path or a data URL."""
+    return {"image": image} if isinstance(image, str) else image
+
+
+def _parts(role: Role, parts: Any, what: str) -> Message:
+    try:
+        return message_of(role, parts)
+    except DataError as error:
+        raise EnvError(f"{what}: {error}") from None
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -242,12 +266,17 @@ def _messages(value: Any, what: str) -> str | tuple[Message, ...]:
 
 def _message(item: Any, what: str) -> Message:
     if isinstance(item, Message):
-        return item
-    if isinstance(item, Mapping) and isinstance(item.get("content"), str):
+        if not item.images:
+            return item
+        try:
+            return placed(item)
+        except DataError as error:
+            raise EnvError(f"{what}: {error}") from None
+    if isinstance(item, Mapping) and isinstance(item.get("content"), (str, list, tuple)):
         roles: tuple[Role, ...] = ("system", "user", "assistant", "tool")
         for role in roles:
             if item.get("role") == role:
-                return Message(role=role, content=item["content"])
+                return _parts(role, item["content"], what)
         raise EnvError(f"{what}: unknown role: {choices(str(item.get('role')), roles)}")
     raise EnvError(
         f"{what} holds {_kind(item)}, expected Message or a dictionary with 'role' and 'content'"

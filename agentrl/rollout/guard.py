@@ -22,7 +22,7 @@ from agentrl.rollout.endings import crash, ended
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
-from agentrl.types import Generation, SamplingParams, Termination, ToolCall, ToolResult
+from agentrl.types import Generation, ImageSpan, SamplingParams, Termination, ToolCall, ToolResult
 
 
 class EnvGuard:
@@ -52,6 +52,7 @@ class EnvGuard:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """A turn of at least one and at most `max_tokens` tokens.
 
@@ -61,7 +62,13 @@ class EnvGuard:
         self._activity.turn += 1
         self._activity.wait(WaitsFor.MODEL)
         return await bounded_turn(
-            self.watch, generator, prompt_ids, sampling, session_id, limit_s=self._turn_limit_s
+            self.watch,
+            generator,
+            prompt_ids,
+            sampling,
+            session_id,
+            limit_s=self._turn_limit_s,
+            images=images,
         )
 
     async def run(self, runner: CallRunner, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
@@ -143,6 +150,7 @@ async def bounded_turn(
     session_id: str,
     *,
     limit_s: float,
+    images: Sequence[ImageSpan] = (),
 ) -> Generation:
     """A turn of at least one and at most `max_tokens` tokens.
 
@@ -153,6 +161,7 @@ async def bounded_turn(
         sampling: how it is sampled.
         session_id: conversation with the engines.
         limit_s: seconds of decoding that it may take.
+        images: among `prompt_ids`.
 
     Raises:
         RolloutEnded: the engine failed, or took longer than the limit.
@@ -160,7 +169,11 @@ async def bounded_turn(
     started = time.monotonic()
     try:
         with watch.limit(limit_s):
-            generation = await generator.generate(prompt_ids, sampling, session_id)
+            if images:
+                turn = generator.generate(prompt_ids, sampling, session_id, images)
+            else:
+                turn = generator.generate(prompt_ids, sampling, session_id)
+            generation = await turn
         if not 0 < len(generation.ids) <= sampling.max_tokens:
             raise EngineError(
                 f"the engine returned {len(generation.ids)} tokens, expected 1 to "

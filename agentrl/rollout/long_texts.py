@@ -16,6 +16,8 @@ from typing import TypeVar
 
 from agentrl.chat.tokenizer import LONG_TEXT
 
+IMAGE_WORK = LONG_TEXT + 1
+"""Characters whose encoding takes as long as reading an image, at least: it is done in a thread."""
 T = TypeVar("T")
 _MOST_THREADS = 4
 

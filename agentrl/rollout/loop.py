@@ -20,6 +20,7 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.explanation import later
+from agentrl.images import without_images, words
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock, in_ticks
 from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
@@ -49,6 +50,10 @@ from agentrl.types import (
 _NO_MESSAGES = (
     "step: history in a rollout whose Observation has raw=True; its text has no messages, so leave "
     "raw out of the Observation, or history out of the step"
+)
+_NO_IMAGES = (
+    "images in a rollout whose environment says wants_history = True; histories are of text only "
+    "yet, so leave wants_history out, or describe the images in words"
 )
 _NOT_NOTED = (
     "step: history, but the class of the environment does not say wants_history = True; set it, so "
@@ -178,7 +183,9 @@ class ToolAgentLoop:
 
     def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], observation: Observation) -> None:
         parts, raw = self._parts, observation.raw
-        self._recorder = Recorder(prompt.ids, temperature=self._base.temperature)
+        self._recorder = Recorder(
+            prompt.ids, temperature=self._base.temperature, images=prompt.images
+        )
         self._result.rows = self._recorder.rows
         self._result.prompt_text = prompt.text
         self._seen_text = prompt.text
@@ -199,6 +206,8 @@ class ToolAgentLoop:
         self._own_tools = tools
         self._offered = tuple(tools.values())
         if self._env.wants_history and not raw:
+            if prompt.images:
+                raise crash("reset", EnvError(_NO_IMAGES))
             self._history = LoopHistory(parts, prompt.ids, observation.content, self._offered)
         self._progress.context_tokens = len(prompt.ids)
 
@@ -209,7 +218,11 @@ class ToolAgentLoop:
         sampling = self._sampling()
         started = time.monotonic()
         generation = await self._guard.generate(
-            self._parts.generator, self._recorder.ids, sampling, self._session_id
+            self._parts.generator,
+            self._recorder.ids,
+            sampling,
+            self._session_id,
+            self._recorder.images,
         )
         self._turn = turn = self._read(generation)
         turn.duration_s = in_ticks(time.monotonic() - started)
@@ -312,7 +325,15 @@ class ToolAgentLoop:
                 return await self._change_history(step, results, duration_s)
             if feedback:
                 room = limits.delta_room(progress)
-                delta = await self._deltas.build(results, feedback, stop_id=turn.stop_id, room=room)
+                delta = await self._deltas.build(
+                    results,
+                    feedback,
+                    stop_id=turn.stop_id,
+                    room=room,
+                    turn=progress.assistant_turns,
+                )
+            if self._history is not None and delta is not None and delta.images:
+                raise EnvError(_NO_IMAGES)
         except Exception as error:  # recording boundary: feedback and overrides may be anything
             raise crash("step", error) from error
         if delta is None:
@@ -325,8 +346,9 @@ class ToolAgentLoop:
             delta.ids,
             role=delta.role,
             text=delta.text,
-            tool_results=results,
+            tool_results=without_images(results),
             duration_s=duration_s,
+            images=delta.images,
         )
         progress.user_turns += 1
         self._count()
@@ -351,8 +373,10 @@ class ToolAgentLoop:
         if not results:
             return None
         try:
-            return await self._deltas.of_results(results, stop_id=turn.stop_id)
-        except ChatError as error:
+            return await self._deltas.of_results(
+                results, stop_id=turn.stop_id, turn=self._progress.assistant_turns
+            )
+        except (ChatError, EnvError) as error:
             raise crash("tool results", error) from error
 
     async def _step(
@@ -413,7 +437,12 @@ class ToolAgentLoop:
         duration_s: float,
     ) -> None:
         """Keep what the model never got to see, as a turn without tokens."""
-        text = feedback if isinstance(feedback, str) else "\n".join(m.content for m in feedback)
+        text = (
+            feedback
+            if isinstance(feedback, str)
+            else "\n".join(words(m.content, m.images) for m in feedback)
+        )
+        results = without_images(results)
         if results or text:
             unseen = _unseen(results, text, duration_s)
             if self._history is not None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from agentrl.env import Observation
 from agentrl.errors import EnvError
-from agentrl.rollout.long_texts import LongTexts
+from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
 from agentrl.tool import Tool
-from agentrl.types import Message
+from agentrl.types import ImageSpan, Message
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
@@ -25,6 +25,8 @@ class Prompt:
     """[_P] What the engine sees."""
     text: str
     """`ids` decoded with their special tokens."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `ids`."""
 
 
 class PromptCache:
@@ -63,7 +65,9 @@ class PromptCache:
 
     def _render(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
         ids = self._ids(observation, tools)
-        return Prompt(ids=ids, text=self._chat.decode_raw(ids))
+        content = observation.content
+        images = () if isinstance(content, str) else self._chat.image_spans(ids, content)
+        return Prompt(ids=ids, text=self._chat.decode_raw(ids), images=images)
 
     def _ids(self, observation: Observation, tools: Sequence[Tool]) -> tuple[int, ...]:
         content = observation.content
@@ -80,7 +84,7 @@ def _characters(observation: Observation) -> int:
     content = observation.content
     if isinstance(content, str):
         return len(content)
-    return sum(len(message.content) for message in content)
+    return sum(len(message.content) + IMAGE_WORK * len(message.images) for message in content)
 
 
 def _same_offer(ours: Sequence[Tool], theirs: Sequence[Tool]) -> bool:

@@ -16,6 +16,7 @@ from agentrl.errors import EngineError
 from agentrl.types import (
     FinishReason,
     Generation,
+    ImageSpan,
     Role,
     ToolCall,
     ToolResult,
@@ -41,6 +42,8 @@ class RecordedRow:
     """[_T] -1 where the mask is 0."""
     turns: list[Turn] = field(default_factory=list)
     """Spans over the response."""
+    images: list[ImageSpan] = field(default_factory=list)
+    """Images among `ids`, by position."""
 
     def check(self) -> None:
         """Raise if the arrays have drifted apart.
@@ -81,18 +84,26 @@ class Recorder:
 
     _row: RecordedRow
 
-    def __init__(self, prompt_ids: Sequence[int], *, temperature: float) -> None:
+    def __init__(
+        self, prompt_ids: Sequence[int], *, temperature: float, images: Sequence[ImageSpan] = ()
+    ) -> None:
         self.rows: list[RecordedRow] = []
         """Rows so far; the last one grows."""
         self.response_tokens = 0
         """Response positions of all rows."""
         self._open: _OpenTurn | None = None
         self.start_row(prompt_ids, temperature=temperature)
+        self._row.images.extend(images)
 
     @property
     def ids(self) -> list[int]:
         """[_P + _T] Everything the engine sees next. Read it, never change it."""
         return self._row.ids
+
+    @property
+    def images(self) -> list[ImageSpan]:
+        """Images among `ids`. Read it, never change it."""
+        return self._row.images
 
     @property
     def temperature(self) -> float:
@@ -109,7 +120,10 @@ class Recorder:
         """
         self._close_turn(None)
         ids = list(self._row.ids if prompt_ids is None else prompt_ids)
-        self._row = RecordedRow(ids=ids, prompt_length=len(ids), temperature=temperature)
+        images = list(self._row.images) if prompt_ids is None else []
+        self._row = RecordedRow(
+            ids=ids, prompt_length=len(ids), temperature=temperature, images=images
+        )
         self.rows.append(self._row)
 
     def add_assistant(
@@ -148,6 +162,7 @@ class Recorder:
         text: str,
         tool_results: tuple[ToolResult, ...] = (),
         duration_s: float = 0.0,
+        images: Sequence[ImageSpan] = (),
     ) -> None:
         """Append what the environment put there; none of it is an action.
 
@@ -157,10 +172,12 @@ class Recorder:
             text: what was encoded into `ids`.
             tool_results: what the calls gave.
             duration_s: wall time of tools and step.
+            images: among `ids`, from its first one.
         """
         self._close_turn(None)
         row = self._row
         count = len(ids)
+        row.images.extend(replace(span, start=span.start + len(row.ids)) for span in images)
         row.ids.extend(ids)
         row.mask.extend([0] * count)
         row.log_probs.extend([0.0] * count)

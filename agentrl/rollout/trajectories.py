@@ -74,6 +74,7 @@ def trajectories(
                 policy_versions=tuple(row.versions),
                 turns=tuple(row.turns),
                 temperature=row.temperature,
+                images=tuple(row.images),
                 **common,
             )
         )

@@ -29,7 +29,7 @@ from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, RECOVER_LIMIT_S, Fleet
 from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import Member, TakenAway
 from agentrl.serving.records import EngineState, Routed, Served, total
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,11 @@ class TokenClient(Fleet):
     # -- Generator --------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `Generator.generate`; which failures are tried again says the module.
 
@@ -117,10 +121,14 @@ class TokenClient(Fleet):
             EngineError: the engine of the session failed.
         """
         with self._clocks.turn():
-            return await self._generate(prompt_ids, sampling, session_id)
+            return await self._generate(prompt_ids, sampling, session_id, images)
 
     async def _generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan],
     ) -> Generation:
         refused: list[str] = []
         lost = False
@@ -133,7 +141,7 @@ class TokenClient(Fleet):
                 refused.clear()
             name, member = self._seat(session_id, len(prompt_ids), refused)
             try:
-                return await self._ask_turn(name, member, prompt_ids, sampling, session_id)
+                return await self._ask_turn(name, member, prompt_ids, sampling, session_id, images)
             except EngineRefused:
                 refused.append(name)
                 member.served.refusals += 1
@@ -194,13 +202,14 @@ class TokenClient(Fleet):
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         session_id: str,
+        images: Sequence[ImageSpan],
     ) -> Generation:
         try:
             if (goodbye := self._goodbyes.get((name, session_id))) is not None:
                 # The session is back before its end arrived, and must not end later.
                 await asyncio.wait([goodbye])
             version = member.engine.version
-            generation = await member.generate(prompt_ids, sampling, session_id)
+            generation = await member.generate(prompt_ids, sampling, session_id, images)
         finally:
             self.balancer.release(name)
         tokens = len(prompt_ids) + len(generation.ids)

@@ -13,7 +13,7 @@ from agentrl.engine import Engine, EngineHealth
 from agentrl.errors import EngineError
 from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.records import Served
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,11 @@ class Member:
     _check: asyncio.Task[EngineHealth] | None = None
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Sample one turn, and count it.
 
@@ -70,7 +74,12 @@ class Member:
         try:
             async with scope:
                 self._running.add(scope)
-                generation = await self.engine.generate(prompt_ids, sampling, session_id)
+                asked = self.engine.generate
+                generation = await (
+                    asked(prompt_ids, sampling, session_id, images)
+                    if images
+                    else asked(prompt_ids, sampling, session_id)
+                )
         except TimeoutError:
             if scope.expired():
                 why = self.why or "replaced or removed"

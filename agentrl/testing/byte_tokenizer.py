@@ -7,10 +7,40 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.images import ExpandedImage
+from agentrl.types import Image
+
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Ids 256, 257 and 258."""
 
+IMAGE = "<|endoftext|>"
+"""Written by the chat template for an image; no turn ends with it."""
+
 _OFFER = "You can call these tools with <tool_call>{{...}}</tool_call>:\n{tools}"
+
+
+class ByteImages:
+    """An `ImageReader` that needs no model: one placeholder stands for an image of any size.
+
+    Example:
+        >>> ByteImages().expand(Image(digest="d", data=b"", width=64, height=48)).features
+        1
+    """
+
+    token = placeholder = IMAGE
+    placeholder_id = 256
+
+    def expand(self, image: Image) -> ExpandedImage:
+        """Do what `ImageReader.expand` says; nothing is decoded or kept."""
+        return ExpandedImage(text=IMAGE, grid=(1, 1, 1))
+
+    def probes(self) -> tuple[Image, Image, Image]:
+        """Do what `ImageReader.probes` says."""
+        small, wide, high = (
+            Image(digest=name, data=b"", width=width, height=height)
+            for name, width, height in (("small", 8, 8), ("wide", 16, 8), ("high", 8, 16))
+        )
+        return small, wide, high
 
 
 class ByteTokenizer:
@@ -33,6 +63,8 @@ class ByteTokenizer:
     chat_template = "chatml"
     all_special_tokens = SPECIALS
     all_special_ids: tuple[int, ...] = (256, 257, 258)
+    images = ByteImages()
+    """Reads images for it, where a chat format is built with them."""
 
     def __init__(self) -> None:
         self._special_ids = dict(zip(SPECIALS, range(256, 259), strict=True))
@@ -97,12 +129,20 @@ class ByteTokenizer:
                 messages.insert(0, {"role": "system", "content": offer})
         parts: list[str] = []
         for message in messages:
+            content = _written(message["content"])
             calls = "".join(_write_call(call) for call in message.get("tool_calls") or ())
-            parts.append(f"<|im_start|>{message['role']}\n{message['content']}{calls}<|im_end|>\n")
+            parts.append(f"<|im_start|>{message['role']}\n{content}{calls}<|im_end|>\n")
         if add_generation_prompt:
             parts.append("<|im_start|>assistant\n")
         text = "".join(parts)
         return self.encode(text) if tokenize else text
+
+
+def _written(content: Any) -> str:
+    """Text, or the texts and images of parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(IMAGE if part["type"] == "image" else part["text"] for part in content)
 
 
 def _write_call(call: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from agentrl.engine import Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 
 Replies = Sequence[str] | Callable[[Sequence[int], str], str]
 """The turns of every session in order (the last one repeats), or a function of the prompt ids and
@@ -102,7 +102,11 @@ class ScriptedEngine(Engine):
         return -(1 + (31 * position + token) % 997) / 1000
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Say the next reply of the session's script."""
         if self._closed:

@@ -30,6 +30,7 @@ from agentrl.types import (
     CallStatus,
     Explanation,
     FinishReason,
+    ImageSpan,
     Termination,
     ToolCall,
     ToolResult,
@@ -104,6 +105,16 @@ _REQUESTS = pa.list_(
         ]
     )
 )
+_IMAGES = pa.list_(
+    pa.struct(
+        [
+            ("digest", pa.string()),
+            ("start", pa.int32()),
+            ("tokens", pa.int32()),
+            ("grid", pa.list_(pa.int32(), 3)),
+        ]
+    )
+)
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -122,6 +133,7 @@ SCHEMA = pa.schema(
         ("extra_logs", _NUMBERS),
         ("explanation", _EXPLANATION),
         ("requests", _REQUESTS),
+        ("images", _IMAGES),
         ("temperature", pa.float64()),
         ("duration_s", pa.float64()),
         ("prompt_text", pa.string()),
@@ -135,7 +147,7 @@ SCHEMA = pa.schema(
 )
 """Columns of a trajectory file, the short ones first."""
 
-OPTIONAL = frozenset({"explanation", "requests"})
+OPTIONAL = frozenset({"explanation", "requests", "images"})
 """Columns that files may lack, since an older version wrote them or no row has a value; they are
 read as null there."""
 
@@ -164,11 +176,13 @@ class StoredTrajectory:
 
 
 def schema_of(rows: Sequence[StoredTrajectory]) -> pa.Schema:
-    """`SCHEMA` without the requests of agents where no row has any: most runs have no agents, and
-    a column of records costs bytes even where it is empty."""
-    if any(stored.trajectory.requests for stored in rows):
-        return SCHEMA
-    return SCHEMA.remove(SCHEMA.get_field_index("requests"))
+    """`SCHEMA` without the requests of agents, and without images, where no row has any: most runs
+    have neither, and a column of records costs bytes even where it is empty."""
+    schema = SCHEMA
+    for name in ("requests", "images"):
+        if not any(getattr(stored.trajectory, name) for stored in rows):
+            schema = schema.remove(schema.get_field_index(name))
+    return schema
 
 
 def encode(rows: Sequence[StoredTrajectory], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -249,6 +263,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         "extra_logs": _numbers({**without_usage(trajectory.extra_logs), **trajectory.usage}),
         "explanation": _explanation_row(trajectory.explanation),
         "requests": [_request_row(request) for request in trajectory.requests] or None,
+        "images": [_image_row(span) for span in trajectory.images] or None,
         "temperature": trajectory.temperature,
         "duration_s": trajectory.duration_s,
         "prompt_text": escape(trajectory.prompt_text),
@@ -287,6 +302,22 @@ def _request(row: Mapping[str, Any]) -> AgentRequest:
         name: unescape(value) if isinstance(value, str) else value for name, value in row.items()
     }
     return AgentRequest(**values)
+
+
+def _image_row(span: ImageSpan) -> dict[str, Any]:
+    return {
+        "digest": span.digest,
+        "start": span.start,
+        "tokens": span.tokens,
+        "grid": list(span.grid),
+    }
+
+
+def _image(row: Mapping[str, Any]) -> ImageSpan:
+    frames, rows, columns = row["grid"]
+    return ImageSpan(
+        digest=row["digest"], start=row["start"], tokens=row["tokens"], grid=(frames, rows, columns)
+    )
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
@@ -362,6 +393,7 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         usage=usage_of(logs),
         explanation=_explanation(row["explanation"]),
         requests=tuple(_request(request) for request in row["requests"] or ()),
+        images=tuple(_image(span) for span in row["images"] or ()),
         split=unescape(row["split"]),
         temperature=row["temperature"],
         duration_s=row["duration_s"],

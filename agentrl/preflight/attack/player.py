@@ -85,7 +85,8 @@ class AttackPlayer:
         self._tools = tools
         self._backend = backend
         self._seed = seed
-        self._chat = build_chat(tokenizer, _CHAT)
+        # The tokenizer of the attacks writes images, too; they need not be read.
+        self._chat = build_chat(tokenizer, _CHAT, images=getattr(tokenizer, "images", None))
         self._attacks = {attack.name: attack for attack in attacks()}
         self._numbers = 0
 

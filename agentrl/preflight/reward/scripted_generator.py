@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from agentrl.chat import ChatFormat
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
-from agentrl.types import FinishReason, Generation, SamplingParams, ToolCall
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams, ToolCall
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -31,7 +31,11 @@ class ScriptedGenerator:
         self._scripts[group_id] = script
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """The next turn of the session's script, truncated at `sampling.max_tokens`."""
         # Sessions are called GROUP/INDEX, and GROUP/INDEX#ATTEMPT when they are tried again.

@@ -11,13 +11,20 @@ from dataclasses import replace
 
 from agentrl import usage
 from agentrl.chat import ChatFormat
-from agentrl.engine import turn_held
+from agentrl.engine import refuse_images, turn_held
 from agentrl.errors import EngineError, ServedModelError
 from agentrl.runtime.api.transcript import read_transcript
 from agentrl.runtime.api.wires import SpokenAnswer, read_turn, turn_body
 from agentrl.served import ServedModel, ServedSettings
 from agentrl.served.wire import endpoint
-from agentrl.types import FinishReason, Generation, SamplingParams, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    FinishReason,
+    Generation,
+    ImageSpan,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+)
 from agentrl.usage import counting_served, spend
 
 _FULL = ("context_length", "context length", "prompt is too long", "too many tokens")
@@ -47,13 +54,18 @@ class ApiSampler:
         self._path = endpoint(settings).removeprefix(root)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Do what `Generator.generate` says; log-probabilities are 0 and mean nothing.
 
         Raises:
             EngineError: the API could not be asked in all attempts, or refused the request.
         """
+        refuse_images(self._settings.model, images)
         transcript = read_transcript(self._chat, prompt_ids)
         body = turn_body(self._settings, transcript, sampling)
         with counting_served() as spent:

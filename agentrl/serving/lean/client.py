@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
+from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.link import LeanLink, LinkStats
 from agentrl.serving.loop_timeout import LoopTimeout
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 Locate = Callable[[], Awaitable[str]]
 """Finds the address; asked before each dialling, because a server that was started again listens
@@ -96,9 +96,14 @@ class LeanEngine(Engine):
     # -- turns ------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Sample one turn, as `Generator.generate` says."""
+        refuse_images(self.name, images)
         link = self._link
         if link is None or not link.usable:
             link = await self._connected()

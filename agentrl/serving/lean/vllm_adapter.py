@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import orjson
 
-from agentrl.engine import Engine, EngineHealth, WeightTicket
+from agentrl.engine import Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.vllm.wire import generate_body, read_version
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 
 START_VERSION = -1
 """Stands for the weights the server was started with; its user knows their number."""
@@ -39,9 +39,14 @@ class VllmAdapter(Engine):
         self._in_flight = 0
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `Generator.generate`. Cancelling it aborts the request."""
+        refuse_images(self.name, images)
         from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
         self._in_flight += 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentrl.engine import EngineHealth
+from agentrl.engine import EngineHealth, refuse_images
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.client import LeanEngine
 from agentrl.serving.lean.frames import PROTOCOL
@@ -19,7 +19,7 @@ from agentrl.serving.lean.link import LinkStats
 from agentrl.serving.lean.vllm_adapter import START_VERSION
 from agentrl.serving.lean.vllm_app import PATH
 from agentrl.serving.vllm import VllmEngine
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 
 class VllmLeanEngine(VllmEngine):
@@ -55,9 +55,14 @@ class VllmLeanEngine(VllmEngine):
         await self._lean.connect()
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `Generator.generate`. Cancelling it ends the request at the server."""
+        refuse_images(self.name, images)
         self._must_be_fit()
         if not self._connected:
             await self.connect()

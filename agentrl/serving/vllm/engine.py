@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
-from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
+from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.member import WATCH_SESSION
 from agentrl.serving.vllm.http import Http, accept
@@ -36,7 +36,7 @@ from agentrl.serving.vllm.wire import (
     read_version,
     says_cached,
 )
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -152,9 +152,14 @@ class VllmEngine(Engine):
     # -- turns ------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `agentrl.engine.Generator.generate`. Cancelling it ends the request at the server."""
+        refuse_images(self.name, images)
         self._must_be_fit()
         if not self._connected:
             await self.connect()

@@ -10,6 +10,7 @@ from agentrl.env import Observation, StepResult
 from agentrl.explanation import read_explanation
 from agentrl.finding import Finding
 from agentrl.history import read_history
+from agentrl.images import message, placed, words
 from agentrl.testing.env_check.findings import broken
 from agentrl.types import Message
 
@@ -127,7 +128,7 @@ def is_content(value: Any) -> bool:
         return True
     return isinstance(value, tuple | list) and all(
         isinstance(item, Message)
-        or (isinstance(item, Mapping) and isinstance(item.get("content"), str))
+        or (isinstance(item, Mapping) and isinstance(item.get("content"), str | list | tuple))
         for item in value
     )
 
@@ -142,7 +143,7 @@ def text_of(value: Any) -> str:
         return value
     if not is_content(value):
         return ""
-    return "".join(i.content if isinstance(i, Message) else i["content"] for i in value)
+    return "".join(words(item.content, item.images) for item in map(_as_message, value))
 
 
 def messages_of(value: Any) -> tuple[Message, ...]:
@@ -154,10 +155,18 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     if isinstance(value, str) or not is_content(value):
         text = value if isinstance(value, str) else ""
         return (Message(role="user", content=text),) if text else ()
-    return tuple(
-        item if isinstance(item, Message) else Message(role=item["role"], content=item["content"])
-        for item in value
-    )
+    return tuple(map(_as_message, value))
+
+
+def _as_message(item: Any) -> Message:
+    """A message from a record, or from a dictionary whose content may be parts.
+
+    Raises:
+        DataError: an image that cannot be read.
+    """
+    if isinstance(item, Message):
+        return placed(item)
+    return message(item["role"], item["content"])
 
 
 def shown(value: Any) -> str:

@@ -159,7 +159,7 @@ async def test_images_in_feedback_are_refused_and_not_dropped(bench, images):
     row = await bench(["a"], lambda: Talk(step)).one()
     if images:
         assert row.termination is Termination.ENV_CRASHED
-        assert "1 environment_images; only text can be given" in row.termination_detail
+        assert "step: the image 'a picture' cannot be read" in row.termination_detail
     else:
         assert (row.termination, row.reward) == (Termination.ENV_DONE, 1.0)
 

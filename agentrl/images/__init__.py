@@ -1,0 +1,16 @@
+"""Pictures of environments and tools as records, and the folder of a run that keeps their files."""
+
+from agentrl.images.folder import ImageFolder
+from agentrl.images.marks import ExpandedImage, message, placed, without_images, words
+from agentrl.images.reading import decode_image, read_image
+
+__all__ = [
+    "ExpandedImage",
+    "ImageFolder",
+    "decode_image",
+    "message",
+    "placed",
+    "read_image",
+    "without_images",
+    "words",
+]

@@ -1,0 +1,53 @@
+"""The folder of a run that keeps the files of its images, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.errors import DataError
+from agentrl.files import replacing
+from agentrl.types import Image
+
+
+class ImageFolder:
+    """Files of the images of a run, each once under its digest.
+
+    Example:
+        >>> folder = ImageFolder(Path("runs/my-run/images"))
+        >>> folder.path("9f86d081884c7d65").name
+        '9f86d081884c7d65'
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """A folder, made when the first image comes."""
+        self.directory = Path(directory)
+        self._kept: set[str] = set()
+
+    def path(self, digest: str) -> Path:
+        """The file of an image, whether or not it exists."""
+        return self.directory / digest
+
+    def keep(self, image: Image) -> None:
+        """Write an image whole, unless it is there."""
+        if image.digest in self._kept:
+            return
+        path = self.path(image.digest)
+        if not path.is_file():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as scratch:
+                scratch.write_bytes(image.data)
+        self._kept.add(image.digest)
+
+    def data(self, digest: str) -> bytes:
+        """The file of an image.
+
+        Raises:
+            DataError: it is not there.
+        """
+        try:
+            return self.path(digest).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"image {digest} cannot be read from {self.directory}: {error}; rows name their "
+                "images by digest, so keep that folder beside the trajectories of the run"
+            ) from error

@@ -1,0 +1,153 @@
+"""From what stands for a picture to the record of it, and from its file to pixels.
+
+A picture that is given as a file (bytes, path, data URL) is kept as that file; one that was drawn
+in memory becomes a PNG. Pillow is imported by the functions that read, so runs of text alone do
+without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.distribution import install_command
+from agentrl.errors import DataError
+from agentrl.types import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of files that are read."""
+MOST_PIXELS = 64_000_000
+"""Pixels of the largest image; more are a mistake, or an attack on the memory of the reader."""
+_DATA_URL = "data:"
+_ACCEPTED = "a PIL image, the bytes of a file, a path, a data URL or an Image"
+
+
+def read_image(value: Any) -> Image:
+    """An image as a record, checked as far as its header says.
+
+    Args:
+        value: a PIL image, bytes of a file, a path, a data URL, a part of a message in the form
+            of OpenAI (`image_url`) or `transformers` (`image`), or an `Image`.
+
+    Raises:
+        DataError: it is none of these, is no picture, or has more than `MOST_PIXELS` pixels.
+    """
+    if isinstance(value, Image):
+        return value
+    if isinstance(value, Mapping):
+        return read_image(_inner(value))
+    if isinstance(value, Path):
+        return _from_bytes(_file(value))
+    if isinstance(value, str):
+        return _from_bytes(_from_url(value) if value.startswith(_DATA_URL) else _file(Path(value)))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _from_bytes(bytes(value))
+    if hasattr(value, "save") and hasattr(value, "convert"):
+        buffer = io.BytesIO()
+        value.convert("RGB").save(buffer, format="PNG")
+        return _from_bytes(buffer.getvalue())
+    raise DataError(f"an image is given as {type(value).__name__}, expected {_ACCEPTED}")
+
+
+def decode_image(data: bytes, *, what: str = "an image") -> Any:
+    """The RGB picture in the bytes of a file, upright, as a PIL image.
+
+    Raises:
+        DataError: it is damaged, or larger than `MOST_PIXELS`.
+    """
+    pil = _pillow()
+    from PIL import ImageOps
+
+    opened = _open(pil, data, what)
+    try:
+        upright = ImageOps.exif_transpose(opened)
+        if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
+            # What is behind a transparent pixel is white, as a page and a screenshot are.
+            upright = upright.convert("RGBA")
+            ground = pil.new("RGBA", upright.size, "white")
+            upright = pil.alpha_composite(ground, upright)
+        return upright.convert("RGB")
+    except Exception as error:  # a damaged file may fail in any part of its decoder
+        raise DataError(f"{what} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _inner(part: Mapping[str, Any]) -> Any:
+    for key in ("image", "image_url", "url", "path", "bytes", "base64"):
+        if part.get(key) is not None:
+            value = part[key]
+            return _base64(value) if key == "base64" else value
+    raise DataError(
+        f"a part of a message has the keys {sorted(map(str, part))}; expected 'text', 'image' or "
+        "'image_url'"
+    )
+
+
+def _from_url(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise DataError(
+            f"the data URL {url[:40]!r} is not base64; write data:image/png;base64,DATA"
+        )
+    return _base64(body)
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"an image in base64 is damaged: {error}") from error
+
+
+def _file(path: Path) -> bytes:
+    try:
+        return path.expanduser().read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the image {str(path)[:200]!r} cannot be read: {error}; a string is a path or a data "
+            "URL, and nothing is fetched from the network"
+        ) from error
+
+
+def _from_bytes(data: bytes) -> Image:
+    opened = _open(_pillow(), data, "an image")
+    return Image(
+        digest=hashlib.sha256(data).hexdigest()[:32],
+        data=data,
+        width=opened.width,
+        height=opened.height,
+    )
+
+
+def _open(pil: Any, data: bytes, what: str) -> Any:
+    with warnings.catch_warnings():
+        # Pillow warns of large pictures; the bound below refuses them.
+        warnings.simplefilter("ignore")
+        try:
+            opened = pil.open(io.BytesIO(data), formats=FORMATS)
+        except Exception as error:  # a header may be wrong in any way
+            raise DataError(
+                f"{what} of {len(data)} bytes is no picture ({type(error).__name__}); expected "
+                f"{', '.join(FORMATS)}"
+            ) from error
+    if opened.width * opened.height > MOST_PIXELS:
+        raise DataError(
+            f"{what} has {opened.width}x{opened.height} pixels, more than {MOST_PIXELS:,}; make it "
+            "smaller before the model is shown it"
+        )
+    return opened
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image as pil
+    except ImportError as error:
+        raise DataError(
+            f"images need Pillow, which is not installed; run {install_command('images')}"
+        ) from error
+    return pil
