@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.batch.packing import tokens_of_path
+from agentrl.batch.packing import images_among, tokens_of_path
 from agentrl.batch.records import MicroBatch
 
 
@@ -44,6 +44,7 @@ def take_rows(micro: MicroBatch, rows: Sequence[int]) -> MicroBatch:
         rollout_log_probs_R=micro.rollout_log_probs_R[response],
         advantages_R=micro.advantages_R[response],
         weights_R=micro.weights_R[response],
+        images=images_among(micro, [tokens]),
     )
 
 

@@ -7,7 +7,7 @@ and rows do not see each other, even where they share the tokens of a common pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from agentrl.batch.prefix import (
     reading_order,
     tree_tokens,
 )
-from agentrl.batch.records import IntArray, MicroBatch, Row, RowKey
+from agentrl.batch.records import IntArray, MicroBatch, PackedImage, Row, RowKey
 from agentrl.errors import DataError
 
 
@@ -73,6 +73,10 @@ def pack_rows(
     """
     for row in rows:
         refuse_long_row(row.key, row.length, micro_batch_tokens)
+    if prefix_sharing and any(row.images for row in rows):
+        return _with_pictures(
+            rows, micro_batch_tokens=micro_batch_tokens, whole_rollouts=whole_rollouts
+        )
     items = _items(rows, prefix_sharing=prefix_sharing, whole_rollouts=whole_rollouts)
     for item in items:
         if item.tokens > micro_batch_tokens:
@@ -90,6 +94,25 @@ def pack_rows(
     return tuple(
         pack_micro_batch([rows[index] for index in members], prefix_sharing=prefix_sharing)
         for members in together
+    )
+
+
+def _with_pictures(
+    rows: Sequence[Row], *, micro_batch_tokens: int, whole_rollouts: bool
+) -> tuple[MicroBatch, ...]:
+    """Micro-batches of rows some of which have images: those of such rollouts share no prefix,
+    since the ids of two images can be equal although the images are not."""
+    pictured = {row.key.rollout_id for row in rows if row.images}
+    return tuple(
+        micro
+        for has_images in (False, True)
+        if (part := [row for row in rows if (row.key.rollout_id in pictured) is has_images])
+        for micro in pack_rows(
+            part,
+            micro_batch_tokens=micro_batch_tokens,
+            prefix_sharing=not has_images,
+            whole_rollouts=whole_rollouts,
+        )
     )
 
 
@@ -174,7 +197,20 @@ def pack_micro_batch(rows: Sequence[Row], *, prefix_sharing: bool = False) -> Mi
         rollout_log_probs_R=np.concatenate([row.rollout_log_probs_R for row in rows]),
         advantages_R=np.concatenate([row.advantages_R for row in rows]),
         weights_R=np.repeat([row.weight for row in rows], responses),
+        images=_packed_images(rows),
     )
+
+
+def _packed_images(rows: Sequence[Row]) -> tuple[PackedImage, ...]:
+    """The images of rows that lie side by side."""
+    found: list[PackedImage] = []
+    offset = 0
+    for row in rows:
+        for number, span in enumerate(row.images):
+            moved = replace(span, start=span.start + offset)
+            found.append(PackedImage(span=moved, row=row.key, number=number))
+        offset += row.length
+    return tuple(found)
 
 
 def _side_by_side(ids: Sequence[IntArray]) -> PrefixTree:
@@ -254,7 +290,26 @@ def _only(micro: MicroBatch, rows: Sequence[int]) -> MicroBatch:
         rollout_log_probs_R=micro.rollout_log_probs_R[response],
         advantages_R=micro.advantages_R[response],
         weights_R=micro.weights_R[response],
+        images=images_among(micro, paths),
     )
+
+
+def images_among(micro: MicroBatch, paths: Sequence[IntArray]) -> tuple[PackedImage, ...]:
+    """Images that begin among some packed positions of a micro-batch, put side by side.
+
+    Args:
+        micro: where they are.
+        paths: packed positions, ascending in each path.
+    """
+    found: list[PackedImage] = []
+    offset = 0
+    for path in paths if micro.images else ():
+        for image in micro.images:
+            at = int(np.searchsorted(path, image.span.start))
+            if at < len(path) and path[at] == image.span.start:
+                found.append(replace(image, span=replace(image.span, start=offset + at)))
+        offset += len(path)
+    return tuple(found)
 
 
 def tokens_of_path(micro: MicroBatch, segment: int) -> IntArray:

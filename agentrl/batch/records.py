@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import DataError
 from agentrl.metrics.bag import MetricBag
-from agentrl.types import Trajectory
+from agentrl.types import ImageSpan, Trajectory
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -69,11 +69,25 @@ class Row:
     """Aggregation weight of each trained token, global denominator included."""
     temperature: float
     """Sampling temperature; the trainer divides logits by it."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `input_ids`, by position."""
 
     @property
     def length(self) -> int:
         """Tokens the model reads."""
         return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedImage:
+    """An image among the packed tokens of a micro-batch."""
+
+    span: ImageSpan
+    """With `start` as a packed position."""
+    row: RowKey
+    """Row that shows it."""
+    number: int
+    """Number of the image in its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +137,8 @@ class MicroBatch:
     """[R] Advantage of each token."""
     weights_R: FloatArray
     """[R] Aggregation weight of each token, global denominator included."""
+    images: tuple[PackedImage, ...] = ()
+    """Images of the rows, by packed position. A row with images shares no prefix."""
 
     def __post_init__(self) -> None:
         packed, ids, positions = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from agentrl.batch.records import BoolArray, FloatArray, IntArray, Row, RowKey
 from agentrl.errors import DataError
-from agentrl.types import Trajectory
+from agentrl.types import ImageSpan, Trajectory
 
 _ROUNDING = 1e-3
 """A log-probability may be this far above 0; what is further is none."""
@@ -61,6 +61,8 @@ class CheckedRow:
     """The sampler's; any value where `sampled_R` is False."""
     temperature: float
     """Sampling temperature."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `input_ids`."""
 
     @property
     def length(self) -> int:
@@ -84,6 +86,7 @@ class CheckedRow:
             advantages_R=advantages_R,
             weight=weight,
             temperature=self.temperature,
+            images=self.images,
         )
 
 
@@ -147,4 +150,20 @@ def check_row(
         sampled_R=sampled,
         rollout_log_probs_R=log_probs,
         temperature=trajectory.temperature,
+        images=_images_within(trajectory, len(ids)),
     )
+
+
+def _images_within(trajectory: Trajectory, length: int) -> tuple[ImageSpan, ...]:
+    """Images before the end of a truncated row; what the model reads of one is all of it."""
+    images = tuple(span for span in trajectory.images if span.start < length)
+    at = 0
+    for number, span in enumerate(images):
+        if not (at <= span.start and span.features <= span.tokens and span.end <= length):
+            raise DataError(
+                f"row {RowKey.of(trajectory)}: image {number} ({span.digest[:8]}) has the tokens "
+                f"{span.start} to {span.end} for {span.features} features, which do not fit behind "
+                f"token {at} into a row of {length}"
+            )
+        at = span.end
+    return images

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batch.records import MASK_KEYS, BoolArray, MicroBatch
+from agentrl.batch.records import MASK_KEYS, BoolArray, MicroBatch, PackedImage
 from agentrl.errors import DataError
 
 
@@ -64,6 +64,8 @@ class TensorBatch:
     """Likeliest tokens whose ids and log-probabilities are wanted, without gradient."""
     entropy_gradient: bool = False
     """Whether a gradient is wanted through the entropies, too."""
+    images: tuple[PackedImage, ...] = ()
+    """Images by packed position; their pixels are read when the model needs them."""
 
 
 def to_tensors(
@@ -111,6 +113,7 @@ def to_tensors(
         rollout_log_probs_R=put(micro.rollout_log_probs_R, dtype),
         advantages_R=put(micro.advantages_R, dtype),
         weights_R=put(micro.weights_R, dtype),
+        images=micro.images,
     )
 
 

@@ -160,7 +160,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
         *(models if config.reward.models else []),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
         *(taught if teacher_section(config) is not None else []),
-        ("trainer", lambda: parts.trainer(config)),
+        ("trainer", lambda: parts.trainer(config, found)),
     ]
 
 

@@ -85,6 +85,7 @@ async def open_stages(
         model_path=str(checkpoint.path) if checkpoint else None,
         version=checkpoint.state.version if checkpoint else 0,
         train=True,
+        images=directory.path / "images",
     ) as policy:
         assert policy.pretrained is not None  # there is something to train
         write_tokenizer(directory.tokenizer_file, policy.pretrained.tokenizer)

@@ -120,8 +120,9 @@ async def score_policy(
     check_parts(config, base=base, model_path=model_path)
     await stop.guard(require_engines(config, model_path=model_path))
     opened = open_policy(
-        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
-    )
+        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note,
+        images=out / "images",
+    )  # fmt: skip
     return await _score(
         config, opened, lambda policy: None, at_once=in_flight(config), base=base, out=out,
         step=step, progress=progress, stop=stop,
@@ -243,7 +244,12 @@ async def collect(
                 store.write(next(ended), "train", [handle.group], None)
 
         async with open_policy(
-            config, base=base, model_path=model_path, logs=out / "logs", note=progress.note
+            config,
+            base=base,
+            model_path=model_path,
+            logs=out / "logs",
+            note=progress.note,
+            images=out / "images",
         ) as policy:
             progress.started(plan_of(policy, out, len(chosen)))
             sampling = policy_sampling(config.rollout, policy, config.rollout.temperature)

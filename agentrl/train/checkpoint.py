@@ -14,6 +14,7 @@ from torch import Tensor
 from agentrl.errors import RunError
 from agentrl.files import flush, replacing
 from agentrl.train.model.hub_format import save_pretrained
+from agentrl.vision.reader import reader_of
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2
@@ -102,7 +103,8 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
     """Write weights, config and tokenizer in Hugging Face format.
 
     Each file appears whole under its name or not at all; the result loads with
-    `AutoModelForCausalLM.from_pretrained(directory)`.
+    `AutoModelForCausalLM.from_pretrained(directory)`, and that of a vision-language model with
+    `AutoModelForImageTextToText`; its image processor is written, too.
 
     Args:
         model: a `transformers` model.
@@ -114,6 +116,8 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
         save_pretrained(model, Path(scratch))
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+        if (reader := reader_of(model)) is not None:
+            reader.save(Path(scratch))
         made = [path for path in Path(scratch).rglob("*") if path.is_file()]
         for path in made:
             target = directory / path.relative_to(scratch)

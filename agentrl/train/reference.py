@@ -21,6 +21,7 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.pretrained import load_pretrained
+from agentrl.vision.reader import VisionReader, attach_reader
 
 
 class Reference(LogProbWorker):
@@ -120,6 +121,7 @@ def load_reference(
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
     backend: TrainBackendSection | None = None,
     ranks: Ranks | None = None,
+    images: VisionReader | None = None,
 ) -> Reference | None:
     """The reference of a run, in the dtype and on the device of its policy.
 
@@ -132,6 +134,7 @@ def load_reference(
         backend: of the policy. One that divides the policy's weights among the ranks (FSDP2, ZeRO
             3) divides those of the reference, too, by FSDP2; others keep a copy on every rank.
         ranks: that train together, joined already; None is one process.
+        images: of the policy, whose images the reference reads, too; None for a model of text.
 
     Returns:
         None if `algorithm.kl_coef` is 0.
@@ -143,6 +146,8 @@ def load_reference(
     if not algorithm.needs_reference:
         return None
     loaded = load_pretrained(model).model
+    if images is not None:
+        attach_reader(loaded, images)
     if backend is None or not divides_weights(backend):
         asked = None
         if backend is not None:

@@ -165,3 +165,33 @@ def model(name: str) -> Any:
         specials = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
         return _wrap(_byte_level(specials), name, eos_token="<|endoftext|>")
     raise KeyError(name)
+
+
+_QWEN_VL_SPECIALS = [*_QWEN_SPECIALS, "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_SMOLVLM_SPECIALS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<end_of_utterance>",
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+]
+
+
+@cache
+def seeing_tokenizer(name: str) -> Any:
+    """The tokenizer of a vision-language family, as `model` makes those of language models."""
+    if name == "smolvlm":
+        return _wrap(
+            _byte_level(_SMOLVLM_SPECIALS),
+            "smolvlm",
+            eos_token="<end_of_utterance>",
+            pad_token="<|endoftext|>",
+        )
+    return _wrap(
+        _byte_level(_QWEN_VL_SPECIALS),
+        "qwen2_vl",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+    )

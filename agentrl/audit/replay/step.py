@@ -224,6 +224,7 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
 @contextmanager
 def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Iterator[Trainer]:
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
+    from agentrl.runtime.assembly.seeing import open_images
     from agentrl.runtime.assembly.trainer import make_trainer
 
     config = _alone(run.config)
@@ -233,6 +234,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
         config.train.lora,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
+    open_images(config, pretrained.images, run.path / "images")
     yield make_trainer(
         config, pretrained.model, base=run.base, run_dir=scratch, checkpoint=checkpoint
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentrl.preflight.reward.leaks import AnswerLeak, ShownText
     from agentrl.runtime.assembly.parts import TaskSets
     from agentrl.tool import Tool
+    from agentrl.vision.reader import VisionReader
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class PreflightFacts:
 
     tokenizer: Any = None
     """Tokenizer of the policy."""
+    images: VisionReader | None = None
+    """Image processor of the policy; None for one that reads text only."""
     chat: ChatFormat | None = None
     """Chat format made from the tokenizer."""
     make_env: Callable[[], Any] | None = None

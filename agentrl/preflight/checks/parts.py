@@ -32,9 +32,11 @@ from agentrl.runtime.assembly.metric_sinks import check_sinks
 from agentrl.runtime.assembly.parts import (
     load_task_sets,
     make_env_factory,
+    model_source,
     open_sandboxes,
 )
 from agentrl.runtime.assembly.sandbox_port import require_port
+from agentrl.runtime.assembly.seeing import check_seeing
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.disk.checkpoint import resolve_model_path
@@ -51,6 +53,7 @@ async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
         pick_device,
         refuse_scoring_model,
     )
+    from agentrl.vision.reader import load_reader
 
     path = resolve_model_path(section.path)
     check_model_path(path)
@@ -58,7 +61,9 @@ async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     device = pick_device(section.device)
     tokenizer = load_tokenizer(section.model_copy(update={"path": path}))
     found.tokenizer = tokenizer
-    return f"{path}: tokenizer with {len(tokenizer)} entries; will compute on {device}"
+    found.images = load_reader(model_source(section, path=path), tokenizer)
+    seen = "" if found.images is None else f", images as {found.images.family.name}"
+    return f"{path}: tokenizer with {len(tokenizer)} entries{seen}; will compute on {device}"
 
 
 async def tools(env: EnvSection, base: Path) -> str:
@@ -86,10 +91,12 @@ async def rewards(section: RewardSection, base: Path, *, timeout_s: float) -> st
     return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
 
 
-async def trainer(config: RunConfig) -> str:
+async def trainer(config: RunConfig, found: PreflightFacts) -> str:
     """Check that the trainer can be put together."""
     from agentrl.runtime.assembly.trainer import check_learner
 
+    if found.images is not None:
+        check_seeing(config)
     return check_learner(config)
 
 
@@ -100,7 +107,7 @@ async def chat(
     parser = build_parser(section.tool_parser, base=base)
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
-    found.chat = chat = build_chat(found.tokenizer, section)
+    found.chat = chat = build_chat(found.tokenizer, section, images=found.images)
     if parser is None and env.tools:
         return warn(
             "chat",

@@ -131,6 +131,7 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
         config,
         base=base,
         tokenizer=found.tokenizer,
+        images=found.images,
         chat=found.chat,
         tasks=tasks,
         more=spread([task for task in train if task.id not in tried_on], MORE_TASKS),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import ChatFormat
+from agentrl.chat.pictures.slots import ImageReader
 from agentrl.config import RunConfig
 from agentrl.env import Solution
 from agentrl.preflight.loop_time import held_up
@@ -63,6 +64,7 @@ async def try_answers(
     tasks: Sequence[Task],
     more: Sequence[Task] = (),
     make_env: Callable[[], Any],
+    images: ImageReader | None = None,
 ) -> TriedAnswers:
     """Put every kind of answer through the rollout loop of the run, without retries.
 
@@ -76,6 +78,7 @@ async def try_answers(
         tasks: a few.
         more: those that the solution is tried on, once, if it solves none of `tasks`.
         make_env: makes a fresh environment, which may know what solves them.
+        images: image processor of the policy; None for one that reads text only.
 
     Raises:
         AgentrlError: the loop cannot be put together, or `solution` fails.
@@ -94,6 +97,7 @@ async def try_answers(
                 sandboxes=sandboxes,
                 tools=tools,
                 base=base,
+                images=images,
             )
             player = _AnswerPlayer(config, worker=worker, scripted=scripted, chat=chat)
             async with held_up() as held:

@@ -54,6 +54,7 @@ async def sample_rewards(
         model_path=request.model,
         logs=request.out / "logs",
         note=lambda text: None,
+        images=request.out / "images",
     ) as policy:
         groups = await run_groups(
             policy.rollouts,

@@ -46,6 +46,7 @@ from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.chat.pictures.slots import ImageReader
     from agentrl.engine import Generator
     from agentrl.train.model.pretrained import Pretrained
 
@@ -259,6 +260,7 @@ def make_worker(
     tools: Sequence[Tool],
     base: Path,
     reward_models: Sequence[RewardTarget] = (),
+    images: ImageReader | None = None,
 ) -> tuple[RolloutWorker, ChatFormat]:
     """The rollout worker, and the chat format whose stop tokens end its turns.
 
@@ -270,10 +272,11 @@ def make_worker(
         tools: of the config, opened.
         base: folder that relative paths start from.
         reward_models: those of `reward.models`, opened; without them rewards lack their part.
+        images: image processor of the policy; None for one that reads text only.
     """
 
     parser = build_parser(config.chat.tool_parser, base=base)
-    chat = build_chat(tokenizer, config.chat)
+    chat = build_chat(tokenizer, config.chat, images=images)
     grade = load_reward_functions(
         config.reward,
         base=base,

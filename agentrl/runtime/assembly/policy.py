@@ -29,11 +29,13 @@ from agentrl.runtime.assembly.parts import (
     served_source,
 )
 from agentrl.runtime.assembly.reward_models import OpenRewardModels, open_reward_models
+from agentrl.runtime.assembly.seeing import open_images
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.reward_versions import RewardModelUsers
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.chat.pictures.slots import ImageReader
     from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
@@ -72,6 +74,7 @@ async def open_policy(
     model_path: str | None = None,
     version: int = 0,
     train: bool = False,
+    images: Path | None = None,
 ) -> AsyncIterator[Policy]:
     """Load the model, start the engines and the sandboxes; close them in any case.
 
@@ -83,6 +86,7 @@ async def open_policy(
         model_path: overrides `model.path`.
         version: of the weights there.
         train: whether the model is needed in this process, wherever it samples.
+        images: folder for the images that a vision-language model is shown; by default in `logs`.
 
     Raises:
         AgentrlError: whatever does not fit, named.
@@ -102,6 +106,8 @@ async def open_policy(
             else model_source(config.model, path=model_path)
         )
         pretrained, tokenizer = await _load(config, source, model_path=model_path, train=train)
+        reader = None if pretrained is None else pretrained.images
+        open_images(config, reader, images or logs / "images")
         engines = await stack.enter_async_context(
             open_engines(
                 config.serving,
@@ -120,7 +126,7 @@ async def open_policy(
             models = await stack.enter_async_context(
                 open_reward_models(config, base=base, tokenizer=tokenizer)
             )
-            opened = here.rollouts(config, engines, tokenizer, models, base=base)
+            opened = here.rollouts(config, engines, tokenizer, models, base=base, images=reader)
         else:
             opened = await stack.enter_async_context(
                 _open_children(
@@ -132,7 +138,7 @@ async def open_policy(
             model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
             engines=engines,
             rollouts=opened.rollouts,
-            chat=build_chat(tokenizer, config.chat),
+            chat=build_chat(tokenizer, config.chat, images=reader),
             sandbox_text=opened.sandbox_text,
             reward_models=opened.reward_models,
             news=opened.news,
@@ -168,6 +174,7 @@ class OpenEnvironment:
         reward_models: OpenRewardModels,
         *,
         base: Path,
+        images: ImageReader | None,
     ) -> _OpenRollouts:
         """A worker on the event loop of this process."""
         worker, _ = make_worker(
@@ -178,6 +185,7 @@ class OpenEnvironment:
             tools=self.tools,
             base=base,
             reward_models=reward_models.targets,
+            images=images,
         )
         client = engines.client
         rollouts = LocalRollouts(

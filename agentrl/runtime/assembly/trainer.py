@@ -10,6 +10,7 @@ from agentrl.config import RunConfig
 from agentrl.data import TokenStore
 from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.assembly.seeing import check_seeing
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.distill.teacher import make_teacher
 
@@ -53,7 +54,11 @@ def make_trainer(
     from agentrl.train.critic import Critic
     from agentrl.train.losses import needs_of
     from agentrl.train.model.value_head import load_critic
+    from agentrl.vision.reader import reader_of
 
+    reader = reader_of(model)
+    if reader is not None:
+        check_seeing(config)
     algorithm = config.resolved_algorithm()
     find_estimator(algorithm.advantage_estimator, base=base)
     needs = needs_of(algorithm, base=base)
@@ -83,7 +88,12 @@ def make_trainer(
         algorithm=algorithm,
         backend=backend,
         reference=load_reference(
-            began, algorithm, mask_keys=needs.mask_keys, backend=config.train.backend, ranks=ranks
+            began,
+            algorithm,
+            mask_keys=needs.mask_keys,
+            backend=config.train.backend,
+            ranks=ranks,
+            images=reader,
         ),
         critic=critic,
         teacher=make_teacher(

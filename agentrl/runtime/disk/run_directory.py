@@ -8,6 +8,7 @@
     RUN/task_labels.jsonl labels of the tasks (family, level, tags), by which the inspector filters
     RUN/metrics.jsonl     one line a step
     RUN/tensorboard/      the same numbers for TensorBoard
+    RUN/images/           files of the images that a vision-language model was shown, by digest
     RUN/trajectories/     every rollout; also the log that `--resume` trains from again
     RUN/tokens/           what the trainer made of every trained token, by step and rank
     RUN/tokenizer.json    by which tokens are read as text, from the start

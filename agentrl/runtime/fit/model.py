@@ -173,6 +173,11 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
     pretrained = load_trained(
         config.model, config.train.lora, checkpoint=str(checkpoint) if checkpoint else None
     )
+    if pretrained.images is not None:
+        raise ConfigError(
+            f"model.path {config.model.path!r} is a vision-language model, which `agentrl fit` "
+            "does not train yet; `agentrl train` does"
+        )
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
 
 

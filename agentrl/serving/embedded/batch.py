@@ -72,7 +72,8 @@ class Batch:
             return
         ids = [request.ids[-1] for request in self.running[:decoding]]
         segments = self._shorten(wave.segments)
-        logits = self.model.step(self.cache, ids, segments)
+        offsets = [request.rotary_offset for request in self.running[:decoding]]
+        logits = self.model.step(self.cache, ids, segments, offsets)
         for row, token in enumerate(ids):
             self.cache.append_ids(row, (token,))
         for segment in segments:
@@ -126,7 +127,11 @@ class Batch:
                 ids = request.prompt[request.cached :]
                 source = len(wave.segments)
                 leaders[key] = (row, source)
-                wave.segments.append(CacheSegment(row=row, start=request.cached, ids=ids.tolist()))
+                wave.segments.append(
+                    CacheSegment(
+                        row=row, start=request.cached, ids=ids.tolist(), images=request.images
+                    )
+                )
                 budget -= len(ids)
             wave.source.append(source)
         # Those that were seen to wait before come first.
@@ -140,14 +145,14 @@ class Batch:
         """Compute all but the last chunk of segments that are longer than the budget."""
         last = []
         for segment in segments:
-            start, ids = segment.start, segment.ids
-            self.counts["prefill_tokens"] += len(ids)
-            while len(ids) > self._max_prefill:
-                head = CacheSegment(row=segment.row, start=start, ids=ids[: self._max_prefill])
+            rest = segment
+            self.counts["prefill_tokens"] += len(rest.ids)
+            while len(rest.ids) > self._max_prefill:
+                head = rest.part(0, self._max_prefill)
                 self.model.prefill(self.cache, [head])
                 self.cache.append_ids(segment.row, head.ids)
-                start, ids = start + len(head.ids), ids[self._max_prefill :]
-            last.append(CacheSegment(row=segment.row, start=start, ids=ids))
+                rest = rest.part(self._max_prefill, len(rest.ids))
+            last.append(rest)
         return last
 
     def _take_tokens(self, logits_NV: torch.Tensor) -> None:

@@ -9,13 +9,14 @@ Legend: `_N` active rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.serving.embedded.kv_cache import KvCache
+from agentrl.serving.embedded.pictures import PromptImages
 from agentrl.serving.embedded.row_attention import TILE, row_attention, tiled
 
 
@@ -51,7 +52,13 @@ class CacheSegment:
     start: int
     """Position of the first token; everything before it is in the cache."""
     ids: Sequence[int]
-    """Tokens to compute."""
+    """Tokens to compute; keys of images below 0."""
+    images: PromptImages | None = None
+    """Images of the whole prompt; None for text alone."""
+
+    def part(self, start: int, end: int) -> CacheSegment:
+        """Some of its tokens, counted from its first."""
+        return replace(self, start=self.start + start, ids=self.ids[start:end])
 
 
 class PrefillAttention:

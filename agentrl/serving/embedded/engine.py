@@ -18,13 +18,15 @@ import torch
 
 from agentrl.compute_threads import run_computing, usable_cores
 from agentrl.config.fleet import EmbeddedServing
-from agentrl.engine import TURN_CLOCK, Engine, EngineHealth, WeightTicket
+from agentrl.engine import TURN_CLOCK, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.lane import Lane
+from agentrl.serving.embedded.pictures import ImageNumbers
 from agentrl.serving.embedded.request import Request
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
+from agentrl.vision.reader import reader_of
 
 FULL_LANE = 16
 """Sequences a lane should have: with fewer, reading the weights takes longer than the products."""
@@ -65,7 +67,9 @@ class EmbeddedEngine(Engine):
         self.name = name
         self._model = RowModel(model)
         self._receive = receive
-        positions = getattr(model.config, "max_position_embeddings", None)
+        reader = reader_of(model)
+        self._images = None if reader is None else ImageNumbers(reader)
+        positions = getattr(self._model.config, "max_position_embeddings", None)
         if positions is not None and max_context_tokens > positions:
             raise ConfigError(
                 f"rollout.max_context_tokens is {max_context_tokens}, but the model was made for "
@@ -93,7 +97,11 @@ class EmbeddedEngine(Engine):
         self._lane_of: dict[str, Lane] = {}
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Sample one turn, as `agentrl.engine.Generator.generate` says."""
         prompt = np.asarray(prompt_ids, dtype=np.int32)
@@ -108,6 +116,12 @@ class EmbeddedEngine(Engine):
                 f"request of session {session_id!r}: token ids {int(prompt.min())}.."
                 f"{int(prompt.max())} outside the vocabulary of {self._model.vocab_size}"
             )
+        seen = None
+        if self._images is not None:
+            seen = self._images.read(prompt, images, session_id)
+            prompt = seen.keys
+        else:
+            refuse_images(self.name, images)
         loop = asyncio.get_running_loop()
         request = Request(
             prompt=prompt,
@@ -119,6 +133,7 @@ class EmbeddedEngine(Engine):
             random=random.Random(sampling.seed),
             stops=frozenset(sampling.stop_token_ids),
             clock=TURN_CLOCK.get(),
+            images=seen,
         )
         if self._closing or self._failure:
             raise EngineRefused(self._failure or f"engine {self.name} is closed")

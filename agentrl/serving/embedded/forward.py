@@ -10,6 +10,7 @@ Legend: `_N` active rows, `_V` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from agentrl.serving.embedded.cache_attention import (
 )
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.row_attention import FEW
+from agentrl.vision.embed import PlacedFeatures, embeddings, language_model
+from agentrl.vision.reader import VisionReader, reader_of
 
 ATTENTION = "agentrl_kv_rows"
 _VECTOR = 64
@@ -67,9 +70,10 @@ class RowModel:
         """
         check_supported(model)
         self.model = model
-        self._decoder = model.base_model
+        self._reader = reader_of(model)
+        self._decoder = model.base_model if self._reader is None else language_model(model)
         self._head = model.get_output_embeddings()
-        config = model.config
+        self.config = config = model.config.get_text_config()
         self.num_layers = config.num_hidden_layers
         self.num_kv_heads = getattr(config, "num_key_value_heads", None) or (
             config.num_attention_heads
@@ -85,7 +89,7 @@ class RowModel:
         self._least = least_rows(model) if self.device.type == "cpu" else 1
 
     def _widths(self) -> tuple[int, int]:
-        config = self.model.config
+        config = self.config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         return self.head_dim, inner
 
@@ -98,7 +102,11 @@ class RowModel:
         return self.step(cache, ids_N, ())
 
     def step(
-        self, cache: KvCache, ids_N: Sequence[int], segments: Sequence[CacheSegment]
+        self,
+        cache: KvCache,
+        ids_N: Sequence[int],
+        segments: Sequence[CacheSegment],
+        offsets_N: Sequence[int] = (),
     ) -> torch.Tensor:
         """Compute the next token of the first N rows, and segments of others, in one pass.
 
@@ -109,6 +117,8 @@ class RowModel:
             cache: holds the past of all of them, and gets the new keys and values.
             ids_N: the last token of each of the rows `[0, N)`.
             segments: of other rows.
+            offsets_N: rotary position of each of `ids_N`, less its position in the row; none
+                where no row has images.
 
         Returns:
             [N + segments, V] logits: after each of `ids_N`, then after each segment's last token.
@@ -124,7 +134,13 @@ class RowModel:
             parts.append(PaddingAttention(missing))
             ids += [0] * missing
         positions = torch.cat([part.positions for part in parts])
-        hidden = self._run(ids, positions, parts[0] if len(parts) == 1 else MixedAttention(parts))
+        attention = parts[0] if len(parts) == 1 else MixedAttention(parts)
+        if self._reader is None:
+            hidden = self._run(ids, positions, attention)
+        else:
+            hidden = self._run_seeing(
+                self._reader, ids, positions, attention, offsets_N or [0] * len(ids_N), segments
+            )
         lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
         missing = max(0, self._least - len(last))
@@ -142,6 +158,43 @@ class RowModel:
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
             position_ids=positions[None],
+            use_cache=False,
+            kv_step=step,
+        )
+        return output.last_hidden_state[0]
+
+    def _run_seeing(
+        self,
+        reader: VisionReader,
+        ids: Sequence[int],
+        positions: torch.Tensor,
+        step: CacheAttention,
+        offsets_N: Sequence[int],
+        segments: Sequence[CacheSegment],
+    ) -> torch.Tensor:
+        """As `_run`, with the features of images in the place of their keys."""
+        rotary = positions.expand(3, -1).clone()
+        rotary[:, : len(offsets_N)] += torch.tensor(
+            list(offsets_N), dtype=torch.long, device=self.device
+        )
+        placed: list[PlacedFeatures] = []
+        at = len(offsets_N)
+        for segment in segments:
+            count = len(segment.ids)
+            if segment.images is not None:
+                start, end = segment.start, segment.start + count
+                own = segment.images.positions[:, start:end]
+                rotary[:, at : at + count] = torch.from_numpy(own)
+                placed += [
+                    replace(image, positions=image.positions + at)
+                    for image in segment.images.within(start, end)
+                ]
+            at += count
+        real = torch.tensor([reader.placeholder_id if token < 0 else token for token in ids])
+        self._decoder.config._attn_implementation = ATTENTION
+        output = self._decoder(
+            inputs_embeds=embeddings(self.model, reader, real.to(self.device), placed),
+            position_ids=rotary[:, None] if reader.family.multi_axis_rope else rotary[:1],
             use_cache=False,
             kv_step=step,
         )
@@ -202,7 +255,7 @@ def check_supported(model: Any) -> None:
     Raises:
         ConfigError: not a plain decoder with full attention and a linear head.
     """
-    config = model.config
+    config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     odd = [kind for kind in kinds if kind != "full_attention"]
     scaled = [

@@ -12,6 +12,7 @@ import numpy as np
 
 from agentrl.engine import TurnClock
 from agentrl.errors import EngineError
+from agentrl.serving.embedded.pictures import PromptImages
 from agentrl.types import Generation, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,18 @@ class Request:
     ended. Used on the event loop only."""
     held: bool = False
     """Whether the request holds it."""
+    images: PromptImages | None = None
+    """Images of the prompt; `prompt` then holds their keys. None for text alone."""
     waits: bool = False
     """Whether it was seen to wait for a row; belongs to the thread of the lane."""
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+
+    @property
+    def rotary_offset(self) -> int:
+        """Rotary position of a sampled token, less its position in the row."""
+        return 0 if self.images is None else self.images.offset
 
     def note_wait(self, waits: bool) -> None:
         """Hold the clock of the turn, or release it; called in the thread of the lane."""

@@ -29,6 +29,11 @@ def with_prompts(micro: MicroBatch, prompts: TeacherPrompts) -> MicroBatch:
     """
     if not micro.rows:
         return micro
+    if micro.images:
+        raise TrainError(
+            f"row {micro.images[0].row} has images, which a prompt with a hint does not show yet; "
+            "use a teacher without hints, or an environment without images"
+        )
     rows: list[Row] = []
     for index, key in enumerate(micro.rows):
         prompt = prompts.get(key)

@@ -36,6 +36,8 @@ from agentrl.train.model.segments import (
     query_block,
     starts,
 )
+from agentrl.vision.embed import language_model
+from agentrl.vision.reader import reader_of
 
 ATTENTION = "agentrl_packed_rows"
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
@@ -60,9 +62,14 @@ def packed_attention(model: Any) -> Iterator[None]:
 
 
 def _attention_configs(model: Any) -> list[Any]:
-    """Every distinct config in the model; all its attention layers read one of them."""
-    configs = {id(model.config): model.config}
-    for module in model.modules():
+    """Every distinct config in the model; all its attention layers read one of them.
+
+    Of a vision-language model those of the language part alone: the tower attends to all of an
+    image, and to one image at a time.
+    """
+    part = model if reader_of(model) is None else language_model(model)
+    configs = {id(part.config): part.config}
+    for module in part.modules():
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):
             configs[id(config)] = config

@@ -14,6 +14,7 @@ one more difference between sampler and trainer, and shows in `sampling_logp_dif
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ from agentrl.config.training import LoraSection
 from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.train.model.hub_format import save_pretrained
+from agentrl.vision.embed import language_model
+from agentrl.vision.reader import reader_of
 
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""
@@ -70,6 +73,7 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
             target_modules="all-linear" if targets == ["all-linear"] else targets,
             lora_dropout=0.0,  # dropout would make the trainer's policy another than the sampler's
             bias="none",
+            exclude_modules=_outside_language(model),
             base_model_name_or_path=base,
             task_type="CAUSAL_LM",
         )
@@ -84,6 +88,15 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
             f"linear layers, which are called {', '.join(_linear_names(model))}"
         ) from error
     _check_targets(model, targets)
+
+
+def _outside_language(model: Any) -> str | None:
+    """Pattern of the modules of a vision-language model that get no adapter: its vision tower."""
+    if reader_of(model) is None:
+        return None
+    part = language_model(model)
+    name = next(name for name, module in model.named_modules() if module is part)
+    return rf"(?!{re.escape(name)}\.).*"
 
 
 def has_adapters(model: Any) -> bool:
@@ -139,6 +152,8 @@ def save_policy(
         save_pretrained(model, folder, weights=dict(_merged(model, model.state_dict())))
         _save_adapters(model, folder / ADAPTER_FOLDER)
     tokenizer.save_pretrained(folder)
+    if (reader := reader_of(model)) is not None:
+        reader.save(folder)
 
 
 def _save_adapters(model: Any, folder: Path) -> None:

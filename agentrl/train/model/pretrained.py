@@ -26,6 +26,7 @@ from agentrl.errors import ConfigError
 from agentrl.files import cache_dir
 from agentrl.kernels.lm_head import use_float32_head
 from agentrl.train.model.hub_format import save_pretrained
+from agentrl.vision.reader import VisionReader, attach_reader, load_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,8 @@ class Pretrained:
     """Device of the parameters."""
     path: str
     """The folder or hub name it was loaded from."""
+    images: VisionReader | None = None
+    """Reads images for the model; None for a model that reads text only."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -149,24 +152,29 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     Raises:
         ConfigError: the path is not a checkpoint, or the device is not there.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     device = pick_device(section.device)
     tokenizer = load_tokenizer(section)
     source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
     refuse_scoring_model(source)
+    images = load_reader(source, tokenizer)
+    loader = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
     try:
         with _quiet_transformers():
             dtype = getattr(torch, section.dtype)
-            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+            model: Any = loader.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {section.path!r} cannot be loaded: {error}") from None
     if section.head_dtype == "float32":
         use_float32_head(model)
     else:
         _check_head_dtype(model, section.path)
+    model = model.to(device).eval()
+    if images is not None:
+        attach_reader(model, images)
     return Pretrained(
-        model=model.to(device).eval(), tokenizer=tokenizer, device=device, path=section.path
+        model=model, tokenizer=tokenizer, device=device, path=section.path, images=images
     )
 
 

@@ -1,0 +1,118 @@
+"""Features of images among the embeddings of a sequence, and positions behind them.
+
+Every image goes through the vision tower alone, so the numbers of one do not depend on which
+others are computed with it, and a broken one reaches no other row.
+
+Legend: `_T` tokens, `_E` width of the hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.errors import DataError
+from agentrl.types import ImageSpan
+from agentrl.vision.reader import VisionReader
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedFeatures:
+    """Features of one image that stand in a sequence: all of them, or those of a part of it."""
+
+    digest: str
+    """Which image."""
+    first: int
+    """Number of the first feature that is wanted."""
+    positions: IntArray
+    """[features] Where they stand."""
+    what: str = ""
+    """Turn or row and number of the image, for the message of an error."""
+
+
+def language_model(model: Any) -> Any:
+    """The part of a vision-language model that reads embeddings; its own body has attention."""
+    return model.base_model.get_decoder()
+
+
+def embeddings(
+    model: Any, reader: VisionReader, ids_T: Tensor, placed: Sequence[PlacedFeatures]
+) -> Tensor:
+    """[1, T, E] embeddings with features in the place of placeholders.
+
+    Args:
+        model: whole, with the vision tower.
+        reader: of the model.
+        ids_T: [T] ids, on the device of the model.
+        placed: what stands where; an image that stands in several rows is computed once.
+
+    Raises:
+        DataError: an image has another number of features than it has placeholders.
+    """
+    embedded = model.get_input_embeddings()(ids_T[None])
+    if not placed:
+        return embedded
+    computed: dict[str, Tensor] = {}
+    parts: list[Tensor] = []
+    for image in placed:
+        if image.digest not in computed:
+            computed[image.digest] = image_features(model, reader, image.digest)
+        features, end = computed[image.digest], image.first + len(image.positions)
+        if end > len(features):
+            raise DataError(
+                f"{image.what or 'an image'} ({image.digest[:8]}): {end} placeholders, but the "
+                f"model computes {len(features)} features"
+            )
+        parts.append(features[image.first : end])
+    at = torch.from_numpy(np.concatenate([image.positions for image in placed])).to(ids_T.device)
+    rows = torch.cat(parts).to(embedded.dtype)
+    return embedded.index_copy(1, at, rows[None])
+
+
+def image_features(model: Any, reader: VisionReader, digest: str) -> Tensor:
+    """[features, E] of one image."""
+    device = next(model.parameters()).device
+    pixels = {name: tensor.to(device) for name, tensor in reader.pixels(digest).items()}
+    return reader.family.features(model.base_model, pixels)
+
+
+def rotary_positions(reader: VisionReader, spans: Sequence[ImageSpan], length: int) -> IntArray:
+    """[3, length] position of each token of a sequence by frame, row and column (m-rope).
+
+    Tokens of text have one position on all axes. The first token behind an image goes on after the
+    largest position in it. Families without such axes get the position of the token three times.
+
+    Args:
+        reader: of the model.
+        spans: images of the sequence, in order; one that begins behind its end is left out.
+        length: tokens.
+
+    Example:
+        Two tokens, an image of 2 x 3 features, one token:
+
+        >>> spans = [ImageSpan(digest="d", start=2, tokens=6, grid=(1, 2, 3))]
+        >>> rotary_positions(reader, spans, 9)[1].tolist()      # doctest: +SKIP
+        [0, 1, 2, 2, 2, 3, 3, 3, 5]
+    """
+    out = np.empty((3, length), dtype=np.int64)
+    at = position = 0
+    for span in spans if reader.family.multi_axis_rope else ():
+        if span.start >= length:
+            break
+        out[:, at : span.start] = position + np.arange(span.start - at)
+        position += span.start - at
+        end = min(span.end, length)
+        inside = np.indices(span.grid).reshape(3, -1)
+        out[:, span.start : end] = position + inside[:, : end - span.start]
+        position += max(span.grid[1], span.grid[2])
+        at = end
+    out[:, at:] = position + np.arange(length - at)
+    return out

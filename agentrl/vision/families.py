@@ -1,0 +1,149 @@
+"""Families of vision-language models, and what each does with an image.
+
+A family says which of `transformers`' own processors expands an image, how many features it has,
+how they are computed, and which positions their tokens have. Everything else of a model is read
+from the model. A family is one entry of `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isqrt
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFamily:
+    """One way to read images."""
+
+    name: str
+    """As users say it."""
+    token: str
+    """Text that chat templates write for an image, and that stands for one feature of it."""
+    expand: Callable[[Any, Mapping[str, Any], Any], str]
+    """Text of an image from the image processor, its output and the config of the model."""
+    grid: Callable[[Any, Mapping[str, Any], Any], Grid]
+    """Features as (frames or tiles, rows, columns), from the same."""
+    features: Callable[[Any, Mapping[str, Tensor]], Tensor]
+    """[features, E] from the body of the model and the pixels of one image."""
+    inputs: tuple[str, ...]
+    """Tensors of the image processor that `features` reads."""
+    options: Mapping[str, Any]
+    """Settings with which the image processor is called."""
+    multi_axis_rope: bool = False
+    """Whether tokens of an image have positions by frame, row and column (m-rope)."""
+
+
+def family_of(config: Any, *, path: str) -> VisionFamily | None:
+    """The family of a model; None for a model that reads text only.
+
+    Args:
+        config: of `transformers`.
+        path: `model.path`, for the message of an error.
+
+    Raises:
+        ConfigError: it reads images, and its family is none of `FAMILIES`.
+    """
+    found = FAMILIES.get(config.model_type)
+    if found is not None or getattr(config, "vision_config", None) is None:
+        return found
+    raise ConfigError(
+        f"model.path {path!r} is a vision-language model of the type {config.model_type!r}, whose "
+        f"images are not read here; expected one of {known_families()}"
+    )
+
+
+def known_families() -> str:
+    """The families with the `model_type` of their members, for messages."""
+    names: dict[str, list[str]] = {}
+    for model_type, family in FAMILIES.items():
+        names.setdefault(family.name, []).append(model_type)
+    return ", ".join(f"{name} ({', '.join(types)})" for name, types in names.items())
+
+
+def _expand_qwen(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
+    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+
+    facts = SimpleNamespace(image_processor=processor, image_token=_QWEN_TOKEN)
+    return Qwen2VLProcessor.replace_image_token(facts, dict(pixels), 0)  # type: ignore[arg-type]
+
+
+def _qwen_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
+    frames, rows, columns = pixels["image_grid_thw"][0].tolist()
+    return frames, rows // processor.merge_size, columns // processor.merge_size
+
+
+def _qwen_features(body: Any, pixels: Mapping[str, Tensor]) -> Tensor:
+    (features,) = body.get_image_features(
+        pixels["pixel_values"], pixels["image_grid_thw"], return_dict=True
+    ).pooler_output
+    return features
+
+
+def _expand_tiles(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    # SmolVLM's processor writes the same, but needs torchvision and num2words for its videos.
+    facts = SimpleNamespace(
+        image_token=_TILE_TOKEN,
+        fake_image_token="<fake_token_around_image>",
+        global_image_tag="<global-img>",
+        image_seq_len=_tile_features(config),
+    )
+    return Idefics3Processor.replace_image_token(facts, dict(pixels), 0)  # type: ignore[arg-type]
+
+
+def _tile_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
+    tiles = pixels["rows"][0][0] * pixels["cols"][0][0] + 1
+    side = isqrt(_tile_features(config))
+    return tiles, side, side
+
+
+def _tile_features(config: Any) -> int:
+    """Features of one tile, all tiles being squares of one size."""
+    vision = config.vision_config
+    return (vision.image_size // vision.patch_size // config.scale_factor) ** 2
+
+
+def _tiled_features(body: Any, pixels: Mapping[str, Tensor]) -> Tensor:
+    found = body.get_image_features(
+        pixels["pixel_values"], pixels["pixel_attention_mask"], return_dict=True
+    ).pooler_output
+    return found.flatten(0, 1)
+
+
+_QWEN_TOKEN, _TILE_TOKEN = "<|image_pad|>", "<image>"
+_QWEN_VL = VisionFamily(
+    name="Qwen2-VL and Qwen2.5-VL",
+    token=_QWEN_TOKEN,
+    expand=_expand_qwen,
+    grid=_qwen_grid,
+    features=_qwen_features,
+    inputs=("pixel_values", "image_grid_thw"),
+    options={},
+    multi_axis_rope=True,
+)
+_TILED = VisionFamily(
+    name="SmolVLM and Idefics3",
+    token=_TILE_TOKEN,
+    expand=_expand_tiles,
+    grid=_tile_grid,
+    features=_tiled_features,
+    inputs=("pixel_values", "pixel_attention_mask"),
+    options={"return_row_col_info": True},
+)
+FAMILIES: Mapping[str, VisionFamily] = {
+    "qwen2_vl": _QWEN_VL,
+    "qwen2_5_vl": _QWEN_VL,
+    "smolvlm": _TILED,
+    "idefics3": _TILED,
+}
+"""By the `model_type` of a config."""

@@ -1,0 +1,187 @@
+"""From the file of an image to the text that stands for it, and to the pixels its model reads.
+
+One reader serves chat format, engine and trainer of a process, so that all of them see the same
+placeholders and the same pixels. Only digests travel between them; files lie in the folder of the
+run. Pixels are remembered up to `KEPT_BYTES`, since sampling and each pass of the trainer ask for
+the same images one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.images import ExpandedImage, ImageFolder, decode_image, read_image
+from agentrl.types import Image
+from agentrl.vision.families import VisionFamily, family_of
+
+KEPT_BYTES = 64 * 2**20
+"""Pixels that are remembered."""
+_PROBE_SIZES = ((48, 32), (90, 56), (40, 120))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadImage:
+    """An image as the model takes it."""
+
+    expanded: ExpandedImage
+    """Text and grid."""
+    pixels: Mapping[str, Tensor]
+    """What the vision tower reads, on the CPU."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the pixels."""
+        return sum(tensor.nbytes for tensor in self.pixels.values())
+
+
+class VisionReader:
+    """The `ImageReader` of a model. Its methods may be called from several threads."""
+
+    def __init__(
+        self, *, family: VisionFamily, processor: Any, config: Any, tokenizer: Any
+    ) -> None:
+        """Take the image processor of a model.
+
+        Raises:
+            ConfigError: the tokenizer does not know the family's token of images.
+        """
+        self.family = family
+        self.token = self.placeholder = family.token
+        known = tokenizer.get_vocab()
+        if family.token not in known:
+            raise ConfigError(
+                f"the tokenizer of model.path has no token {family.token!r}, which stands for an "
+                f"image in models of the family {family.name}"
+            )
+        self.placeholder_id: int = known[family.token]
+        self.folder: ImageFolder | None = None
+        """Folder of the run; None until the run is opened."""
+        self._processor = processor
+        self._config = config
+        self._kept: OrderedDict[str, ReadImage] = OrderedDict()
+        self._kept_bytes = 0
+        self._probes: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VisionReader:
+        # A lane's copy of the model reads the same images.
+        return self
+
+    def expand(self, image: Image) -> ExpandedImage:
+        """Do what `ImageReader.expand` says."""
+        read = self._read(image.digest, image.data)
+        if self.folder is not None and image.digest not in self._probes:
+            self.folder.keep(image)
+        return read.expanded
+
+    def probes(self) -> Sequence[Image]:
+        """Do what `ImageReader.probes` says."""
+        from PIL import Image as pil
+
+        made = [
+            read_image(pil.linear_gradient("L").resize(size).convert("RGB"))
+            for size in _PROBE_SIZES
+        ]
+        self._probes.update(image.digest for image in made)
+        return made
+
+    def pixels(self, digest: str) -> Mapping[str, Tensor]:
+        """The tensors of one image, by their names in the image processor.
+
+        Raises:
+            DataError: its file is not in the folder of the run.
+        """
+        return self._read(digest, None).pixels
+
+    def save(self, folder: Path) -> None:
+        """Write the settings of the image processor beside weights and tokenizer."""
+        self._processor.save_pretrained(folder)
+
+    def _read(self, digest: str, data: bytes | None) -> ReadImage:
+        with self._lock:
+            if (kept := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+                return kept
+        if data is None:
+            if self.folder is None:
+                raise DataError(f"image {digest} was asked for before the run gave its folder")
+            data = self.folder.data(digest)
+        read = self._process(decode_image(data, what=f"image {digest[:8]}"))
+        with self._lock:
+            if digest not in self._kept:
+                self._kept[digest] = read
+                self._kept_bytes += read.size_bytes
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.size_bytes
+        return read
+
+    def _process(self, picture: Any) -> ReadImage:
+        family = self.family
+        try:
+            # One image a call: what else is in a batch must not change its pixels.
+            made = self._processor(images=[picture], return_tensors="pt", **family.options)
+            text = family.expand(self._processor, made, self._config)
+            grid = family.grid(self._processor, made, self._config)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"the image processor of the model takes no image of {picture.width}x"
+                f"{picture.height} pixels: {error}"
+            ) from error
+        expanded = ExpandedImage(text=text, grid=grid)
+        if text.count(self.placeholder) != expanded.features:
+            raise DataError(
+                f"an image of {picture.width}x{picture.height} pixels has "
+                f"{text.count(self.placeholder)} placeholders for {expanded.features} features"
+            )
+        pixels = {name: torch.as_tensor(made[name]) for name in family.inputs}
+        return ReadImage(expanded=expanded, pixels=pixels)
+
+
+def load_reader(source: str, tokenizer: Any) -> VisionReader | None:
+    """The image processor of a checkpoint; None for a model that reads text only.
+
+    Args:
+        source: folder or hub name.
+        tokenizer: of the model.
+
+    Raises:
+        ConfigError: a family that is not read here, no image processor, or no Pillow.
+    """
+    from transformers import AutoConfig, AutoImageProcessor
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError):
+        return None  # what loads the model says what is wrong
+    family = family_of(config, path=source)
+    if family is None:
+        return None
+    try:
+        processor = AutoImageProcessor.from_pretrained(source, backend="pil")
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"model.path {source!r} reads images, but its image processor "
+            f"(preprocessor_config.json) cannot be loaded: {error}"
+        ) from None
+    return VisionReader(family=family, processor=processor, config=config, tokenizer=tokenizer)
+
+
+def attach_reader(model: Any, reader: VisionReader) -> None:
+    """Give a model its images; the engine and the trainer that run it find them there."""
+    # Not in `model.config`: it would be written into checkpoints.
+    model.agentrl_images = reader
+
+
+def reader_of(model: Any) -> VisionReader | None:
+    """The reader that `attach_reader` gave the model; None for a model of text."""
+    return getattr(model, "agentrl_images", None)

@@ -1,0 +1,90 @@
+"""A whole run of a vision-language model on the grid world of pictures, and its evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.config import RunConfig
+from agentrl.data import TrajectoryStore
+from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.seeing import check_seeing
+from agentrl.runtime.launch import train
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.sample import evaluate
+from tests.runtime.tiny_project import BACKEND
+from tests.vision.tiny_seeing import checkpoint
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return {
+        "run": {"name": "seeing", "dir": str(folder / "runs"), "seed": 3},
+        "model": {"path": str(folder / "model"), "dtype": "float32", "device": "cpu"},
+        "env": {"target": "agentrl_envs.screens:ScreenTask", "args": {"turns_per_cell": 1}},
+        "sandbox": {"backend": "nothing.py:Nothing"},
+        "dataset": {"source": "agentrl_envs.screens:make_tasks", "args": {"n": 4}},
+        "rollout": {
+            "prompts_per_step": 2,
+            "n_samples_per_prompt": 2,
+            "max_assistant_turns": 3,
+            "max_turn_tokens": 3,
+            "max_response_tokens": 200,
+            "max_context_tokens": 400,
+        },
+        "reward": {"functions": {"long": {"target": "long.py:long", "weight": 1.0}}},
+        "algorithm": {"kl_coef": 0.01},
+        "serving": {"max_batch_size": 8, "kv_cache_gb": 0.1},
+        "train": {"steps": 1, "learning_rate": 1e-2, "micro_batch_tokens": 1024},
+        "checkpoint": {"every_steps": 1},
+    }
+
+
+REWARD = '''
+"""Differs between rollouts of a random model."""
+
+
+def long(trajectory, task):
+    return float(sum(trajectory.response_ids) % 7)
+'''
+
+
+async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) -> None:
+    checkpoint("qwen2_vl", tmp_path / "model")
+    (tmp_path / "long.py").write_text(REWARD)
+    (tmp_path / "nothing.py").write_text(BACKEND)
+    config = RunConfig.model_validate(settings(tmp_path))
+    await train(config, base=tmp_path, progress=Progress())
+    run = tmp_path / "runs" / "seeing"
+    rows = [stored.trajectory for stored in TrajectoryStore(run / "trajectories").read("train")]
+    assert all(row.rule.reward_trusted for row in rows), rows[0].termination_detail
+    assert all(len(row.images) == sum(t.role == "user" for t in row.turns) + 1 for row in rows)
+    kept = {path.name for path in (run / "images").iterdir()}
+    assert kept == {span.digest for row in rows for span in row.images}
+    after = run / "checkpoints" / "step-1"
+    assert (after / "preprocessor_config.json").is_file()
+    weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
+    tower = [name for name in weights[0] if "visual.patch_embed" in name]
+    assert tower
+    assert not any(torch.equal(weights[0][name], weights[1][name]) for name in tower)
+    (score,) = await evaluate(
+        config, base=tmp_path, model_path=str(run), out=tmp_path / "out", progress=Progress()
+    )
+    assert (score.rollouts >= 4, score.untrusted) == (True, 0)
+    assert len(list((tmp_path / "out" / "images").iterdir())) >= 4
+
+
+def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config["serving"] = {"engine": "vllm"}
+    config["train"]["backend"] = {"kind": "deepspeed"}
+    config["runtime"] = {"kind": "ray"}
+    with pytest.raises(ConfigError) as refused:
+        check_seeing(RunConfig.model_validate(config))
+    assert "runtime.kind: local (got ray)" in str(refused.value)
+    assert "serving.engine: embedded (got vllm)" in str(refused.value)
+    assert "train.backend.kind: torch (got deepspeed)" in str(refused.value)
+    check_seeing(RunConfig.model_validate(settings(tmp_path)))

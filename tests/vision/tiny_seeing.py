@@ -1,0 +1,157 @@
+"""Tiny vision-language checkpoints with random weights: every part is real but small.
+
+Tokenizers have the special tokens and the templates of the families. Image processors are those of
+`transformers` without torchvision; their bounds on the size of an image keep it to a few tokens.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image as pil
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from agentrl.images import ImageFolder, read_image
+from agentrl.types import Image
+from agentrl.vision.families import family_of
+from agentrl.vision.reader import VisionReader, attach_reader
+from tests.chat.chat_models import seeing_tokenizer
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "smolvlm")
+_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def processor(name: str) -> Any:
+    """The image processor of a family; images have at most 24 features, or 5 tiles of 4."""
+    if name == "smolvlm":
+        return SmolVLMImageProcessorPil(
+            size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
+        )
+    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 24, patch_size=14)
+
+
+def config(name: str) -> Any:
+    """The config of a family, with the ids of its tokenizer."""
+    tokenizer = seeing_tokenizer(name)
+    vocab = tokenizer.get_vocab()
+    text = {**_TEXT, "vocab_size": len(tokenizer)}
+    if name == "smolvlm":
+        vision = {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "patch_size": 16,
+        }
+        return SmolVLMConfig(
+            text_config={"model_type": "llama", **text},
+            vision_config=vision,
+            scale_factor=2,
+            image_token_id=vocab["<image>"],
+        )
+    text["rope_parameters"] = {
+        "rope_type": "default",
+        "mrope_section": [1, 1, 2],
+        "rope_theta": 100.0,
+    }
+    ids = {
+        "image_token_id": vocab["<|image_pad|>"],
+        "video_token_id": vocab["<|video_pad|>"],
+        "vision_start_token_id": vocab["<|vision_start|>"],
+        "vision_end_token_id": vocab["<|vision_end|>"],
+    }
+    vision = {"depth": 2, "num_heads": 2, "patch_size": 14, "temporal_patch_size": 2}
+    if name == "qwen2_vl":
+        vision |= {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+        return Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
+    vision |= {
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "intermediate_size": 64,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    return Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+
+
+_CLASSES = {
+    "qwen2_vl": Qwen2VLForConditionalGeneration,
+    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "smolvlm": SmolVLMForConditionalGeneration,
+}
+
+
+@cache
+def _weights(name: str) -> Any:
+    torch.manual_seed(1)
+    model = _CLASSES[name](config(name)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Large enough that pixels and positions show in every log-probability.
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.3 if parameter.shape[-1] <= 64 else 0.05)
+    return model
+
+
+def model_of(name: str, *, dtype: torch.dtype = torch.float32) -> Any:
+    """A fresh copy of the model of a family."""
+    model = _CLASSES[name](config(name)).eval()
+    model.load_state_dict(_weights(name).state_dict())
+    return model.to(dtype)
+
+
+def reader_for(name: str, folder: Path) -> VisionReader:
+    """The reader of a family, over a folder of images."""
+    made = VisionReader(
+        family=family_of(config(name), path=name),
+        processor=processor(name),
+        config=config(name),
+        tokenizer=seeing_tokenizer(name),
+    )
+    made.folder = ImageFolder(folder)
+    return made
+
+
+def seeing_model(name: str, folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
+    """The model of a family with its reader."""
+    model = model_of(name, dtype=dtype)
+    attach_reader(model, reader_for(name, folder))
+    return model
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """A whole checkpoint folder: weights, tokenizer with its template, image processor."""
+    model_of(name).save_pretrained(folder)
+    seeing_tokenizer(name).save_pretrained(folder)
+    processor(name).save_pretrained(folder)
+    return folder
+
+
+def picture(seed: int, *, width: int = 60, height: int = 40) -> Image:
+    """An image of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return read_image(pil.fromarray(pixels))
