@@ -229,7 +229,7 @@ def make_tasks(
 
 def _world_of(task: Task) -> _World:
     level, seed = task.metadata.get("level"), task.metadata.get("seed")
-    if level not in LEVELS or not isinstance(seed, str):
+    if not isinstance(level, int) or level not in LEVELS or not isinstance(seed, str):
         raise ValueError(
             f"task {task.id!r}: ScreenTask needs a level of {sorted(LEVELS)} and a seed in its "
             f"metadata, got {level!r} and {seed!r}; take tasks of agentrl_envs.screens:make_tasks"

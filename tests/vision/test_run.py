@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
-from agentrl.runtime.assembly.seeing import check_seeing
+from agentrl.runtime.checks.vision import check_seeing
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sample import evaluate

@@ -224,8 +224,8 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
 @contextmanager
 def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Iterator[Trainer]:
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
-    from agentrl.runtime.assembly.seeing import open_images
     from agentrl.runtime.assembly.trainer import make_trainer
+    from agentrl.runtime.checks.vision import open_images
 
     config = _alone(run.config)
     checkpoint = None if start is None else start.path

@@ -94,7 +94,7 @@ class _ImageCheck:
             rendered = template.attempt(entries, generate=True)
             if rendered is None and tolerant:
                 return None
-            if rendered != appended:
+            if rendered is None or rendered != appended:
                 return f"turn {number} is rendered as {rendered!r}, and appended as {appended!r}"
             new = images_of(turn)
             images += new

@@ -106,7 +106,7 @@ def expand_all(text: str, images: Sequence[Image], reader: ImageReader) -> str:
 def find_spans(
     ids: Sequence[int], images: Sequence[Image], reader: ImageReader, *, turn: int = 0
 ) -> tuple[ImageSpan, ...]:
-    """Where the placeholders of each image are.
+    """The spans of the placeholders of each image.
 
     Args:
         ids: of a prompt or delta that shows these images and no others.

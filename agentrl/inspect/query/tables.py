@@ -72,6 +72,8 @@ def _null(field: pa.Field) -> str:
 def _duckdb_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{_duckdb_type(kind.value_type)}[]"
+    if pa.types.is_fixed_size_list(kind):
+        return f"{_duckdb_type(kind.value_type)}[{kind.list_size}]"
     if pa.types.is_struct(kind):
         fields = (kind.field(index) for index in range(kind.num_fields))
         return "struct(" + ", ".join(f'"{f.name}" {_duckdb_type(f.type)}' for f in fields) + ")"

@@ -36,9 +36,9 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
 )
 from agentrl.runtime.assembly.sandbox_port import require_port
-from agentrl.runtime.assembly.seeing import check_seeing
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.vision import check_seeing
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.runtime.health.rules import check_health

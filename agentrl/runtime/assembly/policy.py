@@ -29,8 +29,8 @@ from agentrl.runtime.assembly.parts import (
     served_source,
 )
 from agentrl.runtime.assembly.reward_models import OpenRewardModels, open_reward_models
-from agentrl.runtime.assembly.seeing import open_images
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.vision import open_images
 from agentrl.runtime.reward_versions import RewardModelUsers
 
 if TYPE_CHECKING:

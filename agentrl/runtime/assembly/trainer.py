@@ -10,7 +10,7 @@ from agentrl.config import RunConfig
 from agentrl.data import TokenStore
 from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.assembly.seeing import check_seeing
+from agentrl.runtime.checks.vision import check_seeing
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.distill.teacher import make_teacher
 
