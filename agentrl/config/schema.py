@@ -176,7 +176,7 @@ class DatasetSection(Section):
     split: str = "train"
     """Split to take, where the source has splits."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Maps `id`, `prompt`, `label` to column names; other columns become metadata."""
+    """Maps `id`, `prompt`, `label`, `images` to column names; other columns become metadata."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for a function source (which is also given `split`)."""
     limit: int | None = Field(default=None, ge=1)

@@ -6,17 +6,19 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from agentrl.data.pictures import IMAGE_PARTS, RowImages
 from agentrl.data.plain import plain
 from agentrl.errors import DataError, choices
 from agentrl.types import Message, Role, ToolCall
 
 
-def prompt_of(where: str, value: Any) -> str | tuple[Message, ...]:
+def prompt_of(where: str, value: Any, images: RowImages | None = None) -> str | tuple[Message, ...]:
     """A prompt: text, or messages.
 
     Args:
         where: file and row, for messages of errors.
         value: as the source gives it.
+        images: of the row; None refuses any.
 
     Raises:
         DataError: it is empty or something else; names the place and what was there.
@@ -26,11 +28,16 @@ def prompt_of(where: str, value: Any) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{where}: the prompt is empty")
-        return value
-    return messages_of(where, value, "prompt")
+        shown = (images.message("user", value),) if images else ()
+        shown = images.finished(shown) if images else shown
+        return shown if any(said.images for said in shown) else value
+    messages = messages_of(where, value, "prompt", images)
+    return images.finished(messages) if images else messages
 
 
-def messages_of(where: str, value: Any, part: str) -> tuple[Message, ...]:
+def messages_of(
+    where: str, value: Any, part: str, images: RowImages | None = None
+) -> tuple[Message, ...]:
     """The messages of one part of a row, as OpenAI's chat API writes them.
 
     Reasoning in a key of its own (`reasoning_content`, `reasoning`, `thinking`) opens the content
@@ -40,6 +47,7 @@ def messages_of(where: str, value: Any, part: str) -> tuple[Message, ...]:
         where: file and row, for messages of errors.
         value: as the source gives it.
         part: which part it is, as in `prompt` or `chosen`.
+        images: of the row; None refuses any.
 
     Raises:
         DataError: not a list of messages, or an empty one; names the place and what was there.
@@ -54,12 +62,12 @@ def messages_of(where: str, value: Any, part: str) -> tuple[Message, ...]:
     if not value:
         raise DataError(f"{where}: the {part} is an empty list of messages")
     return tuple(
-        _message(f"{where}: message {index} of the {part}", message)
+        _message(f"{where}: message {index} of the {part}", message, images)
         for index, message in enumerate(value)
     )
 
 
-def _message(where: str, value: Any) -> Message:
+def _message(where: str, value: Any, images: RowImages | None) -> Message:
     if isinstance(value, Message):
         return value
     if not isinstance(value, Mapping):
@@ -78,10 +86,16 @@ def _message(where: str, value: Any) -> Message:
     if not isinstance(calls, (list, tuple, type(None))):
         raise DataError(f"{where}: tool_calls is {type(calls).__name__}; expected a list")
     thought = _thought(value) if role == "assistant" else ""
-    content = _content(where, value.get("content"), optional=bool(calls or thought))
+    content = _content(
+        where, value.get("content"), optional=bool(calls or thought), images=images is not None
+    )
+    said = Message(role=role, content=content if isinstance(content, str) else "")
+    if images is not None:
+        said = images.message(role, content)
     return Message(
         role=role,
-        content=content if "</think>" in content else thought + content,
+        content=said.content if "</think>" in said.content else thought + said.content,
+        images=said.images,
         tool_calls=tuple(_call(where, n, call) for n, call in enumerate(calls or ())),
         tool_call_id=value.get("tool_call_id"),
         name=value.get("name"),
@@ -97,19 +111,24 @@ def _thought(value: Mapping[str, Any]) -> str:
     return f"<think>\n{text}\n</think>\n\n" if text else ""
 
 
-def _content(where: str, value: Any, *, optional: bool) -> str:
+def _content(
+    where: str, value: Any, *, optional: bool, images: bool
+) -> str | list[Mapping[str, Any]]:
     if isinstance(value, str):
         return value
     if value is None and optional:
         return ""
     if isinstance(value, (list, tuple)):
         parts = [part for part in value if isinstance(part, Mapping)]
-        strange = {str(part.get("type")) for part in parts} - {"text"}
-        if len(parts) == len(value) and not strange:
+        kinds = {str(part.get("type")) for part in parts}
+        known = {"text", *(IMAGE_PARTS if images else ())}
+        if len(parts) == len(value) and kinds <= {"text"}:
             return "".join(str(part.get("text") or "") for part in parts)
+        if len(parts) == len(value) and kinds <= known:
+            return parts
         raise DataError(
-            f"{where}: content parts of type {sorted(strange) or 'unknown'}; only 'text' parts can "
-            "be given to a language model here"
+            f"{where}: content parts of type {sorted(kinds - known) or 'unknown'}; expected "
+            f"{', '.join(sorted(known))}"
         )
     raise DataError(f"{where}: content is {type(value).__name__}; expected text")
 

@@ -28,12 +28,14 @@ _DATA_URL = "data:"
 _ACCEPTED = "a PIL image, the bytes of a file, a path, a data URL or an Image"
 
 
-def read_image(value: Any) -> Image:
+def read_image(value: Any, *, base: Path | None = None) -> Image:
     """An image as a record, checked as far as its header says.
 
     Args:
         value: a PIL image, bytes of a file, a path, a data URL, a part of a message in the form
-            of OpenAI (`image_url`) or `transformers` (`image`), or an `Image`.
+            of OpenAI (`image_url`) or `transformers` (`image`), an item of a Hugging Face column
+            (`bytes`, `path`), or an `Image`.
+        base: folder that a relative path starts from; default the working directory.
 
     Raises:
         DataError: it is none of these, is no picture, or has more than `MOST_PIXELS` pixels.
@@ -41,11 +43,13 @@ def read_image(value: Any) -> Image:
     if isinstance(value, Image):
         return value
     if isinstance(value, Mapping):
-        return read_image(_inner(value))
+        return read_image(_inner(value), base=base)
     if isinstance(value, Path):
-        return _from_bytes(_file(value))
+        return _from_bytes(_file(value, base))
     if isinstance(value, str):
-        return _from_bytes(_from_url(value) if value.startswith(_DATA_URL) else _file(Path(value)))
+        if value.startswith(_DATA_URL):
+            return _from_bytes(_from_url(value))
+        return _from_bytes(_file(Path(value), base))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _from_bytes(bytes(value))
     if hasattr(value, "save") and hasattr(value, "convert"):
@@ -78,10 +82,11 @@ def decode_image(data: bytes, *, what: str = "an image") -> Any:
 
 
 def _inner(part: Mapping[str, Any]) -> Any:
-    for key in ("image", "image_url", "url", "path", "bytes", "base64"):
+    for key in ("image", "image_url", "url", "bytes", "base64", "path"):
         if part.get(key) is not None:
             value = part[key]
-            return _base64(value) if key == "base64" else value
+            coded = key == "base64" or (key == "bytes" and isinstance(value, str))
+            return _base64(value) if coded else value
     raise DataError(
         f"a part of a message has the keys {sorted(map(str, part))}; expected 'text', 'image' or "
         "'image_url'"
@@ -104,9 +109,9 @@ def _base64(text: str) -> bytes:
         raise DataError(f"an image in base64 is damaged: {error}") from error
 
 
-def _file(path: Path) -> bytes:
+def _file(path: Path, base: Path | None) -> bytes:
     try:
-        return path.expanduser().read_bytes()
+        return ((base or Path()) / path.expanduser()).read_bytes()
     except (OSError, ValueError) as error:
         raise DataError(
             f"the image {str(path)[:200]!r} cannot be read: {error}; a string is a path or a data "

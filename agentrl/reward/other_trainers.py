@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import choices
+from agentrl.images import words
 from agentrl.types import Task, Trajectory
 
 Ask = Callable[[Trajectory, Task], dict[str, Any]]
@@ -88,7 +89,9 @@ def _trl(trajectory: Trajectory, task: Task) -> dict[str, Any]:
     prompt: Any = task.prompt
     completion: Any = _text(trajectory)
     if not isinstance(prompt, str):
-        prompt = [{"role": said.role, "content": said.content} for said in prompt]
+        prompt = [
+            {"role": said.role, "content": words(said.content, said.images)} for said in prompt
+        ]
         completion = [{"role": turn.role, "content": turn.text} for turn in trajectory.turns]
     return {
         **{name: [value] for name, value in task.metadata.items()},

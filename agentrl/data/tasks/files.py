@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,8 @@ class SourceRow:
     """File and row, or what else names it in a message."""
     values: Any
     """A mapping of column names, or a finished `Task`; anything else is refused later."""
+    base: Path | None = None
+    """Folder that relative paths in the row start from; None for the working directory."""
 
 
 def file_kind(path: Path) -> str | None:
@@ -49,7 +51,8 @@ def read_file(path: Path) -> Generator[SourceRow]:
     if kind is None:
         raise DataError(f"{path}: unknown kind of file; expected one of {', '.join(SUFFIXES)}")
     try:
-        yield from _READERS[kind](path)
+        for row in _READERS[kind](path):
+            yield replace(row, base=path.parent)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrl.data.pictures import IMAGE_PARTS
 from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
 
@@ -38,7 +39,7 @@ def implied(row: SourceRow, name: str) -> Any:
 
 
 def _verl_label(row: SourceRow, column: str) -> Any:
-    _refuse_pictures(row)
+    _refuse_videos(row)
     judge = row.values[column]
     if judge is None:
         return ABSENT
@@ -52,13 +53,12 @@ def _verl_label(row: SourceRow, column: str) -> Any:
     return judge["ground_truth"]
 
 
-def _refuse_pictures(row: SourceRow) -> None:
-    for column in ("images", "videos"):
-        if row.values.get(column):
-            raise DataError(
-                f"{row.where}: a verl row with {column}; only text can be given to a language "
-                f"model here, so leave out rows with {column}"
-            )
+def _refuse_videos(row: SourceRow) -> None:
+    if row.values.get("videos"):
+        raise DataError(
+            f"{row.where}: a verl row with videos; text and images can be shown to a model here, "
+            "so leave out rows with videos"
+        )
 
 
 def _nemo_id(row: SourceRow) -> Any:
@@ -134,10 +134,14 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 def _text(value: Any, where: str) -> Any:
     if not isinstance(value, (list, tuple)):
         return value
+    known = (*_TEXT_PARTS, *IMAGE_PARTS)
     for part in value:
-        if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS:
+        if not isinstance(part, Mapping) or part.get("type") not in known:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise DataError(
-                f"{where}: a content part of type {kind!r}; expected {', '.join(_TEXT_PARTS)}"
+                f"{where}: a content part of type {kind!r}; expected {', '.join(known)}"
             )
-    return "".join(str(part.get("text") or "") for part in value)
+    return [
+        {"type": "text", "text": part.get("text") or ""} if part["type"] in _TEXT_PARTS else part
+        for part in value
+    ]

@@ -127,7 +127,11 @@ class Measured:
 def task_digest(task: Task) -> str:
     """16 hexadecimal digits of what a task asks and how it is judged, the same on any machine."""
     prompt = task.prompt
-    said = prompt if isinstance(prompt, str) else [[m.role, m.content] for m in prompt]
+    said = (
+        prompt
+        if isinstance(prompt, str)
+        else [[m.role, m.content, *(image.digest for image in m.images)] for m in prompt]
+    )
     # A label may be anything; what JSON does not know counts by its type, as addresses differ.
     text = json.dumps([said, task.label], sort_keys=True, default=lambda v: type(v).__name__)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

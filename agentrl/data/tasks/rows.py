@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.data.messages import prompt_of
+from agentrl.data.pictures import RowImages, looks_like_images
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT, implied
 from agentrl.errors import ConfigError, DataError, choices
-from agentrl.types import Task
+from agentrl.types import Message, Task
 
-FIELDS = ("id", "prompt", "label")
+FIELDS = ("id", "prompt", "label", "images")
 """What `dataset.columns` may map; each is also the column taken when it is not mapped."""
 
 
@@ -49,17 +50,19 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
     found = {name: _value(row, name, columns) for name in FIELDS}
     if found["prompt"] is None:
         raise DataError(f"{row.where}: the prompt is null; expected text or a list of messages")
-    used = {columns.get(name, name) for name in FIELDS}
+    used = {columns.get(name, name) for name in FIELDS if name != "images" or found[name]}
     metadata = {str(key): plain(value) for key, value in values.items() if key not in used}
     inner = metadata.get("metadata")
     if isinstance(inner, dict):
         # A row written from a Task has its metadata in one column; it comes back as it was.
         del metadata["metadata"]
         metadata = {**inner, **metadata}
+    images = RowImages(row.where, found["images"], base=row.base)
+    prompt = prompt_of(row.where, found["prompt"], images)
     identity = found["id"]
     return Task(
-        id=content_hash(values) if identity is None or identity == "" else str(identity),
-        prompt=prompt_of(row.where, found["prompt"]),
+        id=_content_id(values, used, prompt) if identity in (None, "") else str(identity),
+        prompt=prompt,
         label=plain(found["label"]),
         metadata=metadata,
         split=split,
@@ -71,6 +74,17 @@ def has_id(row: SourceRow, columns: Mapping[str, str]) -> bool:
     if isinstance(row.values, Task):
         return True
     return _value(row, "id", columns) not in (None, "")
+
+
+def _content_id(
+    values: Mapping[str, Any], used: set[str], prompt: str | tuple[Message, ...]
+) -> str:
+    """A hash of the row; pictures, decoded or not, count by the digest of their files."""
+    if isinstance(prompt, str) or not any(said.images for said in prompt):
+        return content_hash(values)
+    seen = [[said.role, said.content, *(i.digest for i in said.images)] for said in prompt]
+    others = {key: value for key, value in values.items() if key not in used}
+    return content_hash({**others, "prompt": seen})
 
 
 def content_hash(values: Mapping[str, Any]) -> str:
@@ -87,6 +101,9 @@ def content_hash(values: Mapping[str, Any]) -> str:
 def _value(row: SourceRow, name: str, columns: Mapping[str, str]) -> Any:
     column = columns.get(name, name)
     value = value_at(row.values, column)
+    if name == "images" and name not in columns:
+        # A column of this name may be anything else, as the container image of a task.
+        return value if looks_like_images(value) else None
     if value is ABSENT and name not in columns:
         value = implied(row, name)
     if value is not ABSENT:

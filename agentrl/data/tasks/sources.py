@@ -76,10 +76,12 @@ def _function(section: DatasetSection, *, base: Path | None) -> Generator[Source
             f"dataset source {target!r}: {error}; it is called with split and dataset.args, here "
             f"{sorted(arguments)}"
         ) from None
-    return _called(target, function, arguments)
+    return _called(target, function, arguments, base=base)
 
 
-def _called(target: str, function: Any, arguments: Mapping[str, Any]) -> Generator[SourceRow]:
+def _called(
+    target: str, function: Any, arguments: Mapping[str, Any], *, base: Path | None
+) -> Generator[SourceRow]:
     where = f"dataset source {target!r}"
     number = 0
     try:
@@ -91,7 +93,7 @@ def _called(target: str, function: Any, arguments: Mapping[str, Any]) -> Generat
             )
         for values in rows:
             number += 1
-            yield SourceRow(where=f"{where}, row {number}", values=values)
+            yield SourceRow(where=f"{where}, row {number}", values=values, base=base)
     except DataError:
         raise
     except Exception as error:  # the user's function may raise anything; this is its boundary

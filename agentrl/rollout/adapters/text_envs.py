@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import EnvError
+from agentrl.images import words
 from agentrl.types import Message, Task
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,9 @@ async def _called(function: Callable[..., Any], *values: Any, **named: Any) -> A
 def _chat(task: Task) -> list[dict[str, Any]]:
     if isinstance(task.prompt, str):
         return [{"role": "user", "content": task.prompt}]
-    return [{"role": said.role, "content": said.content} for said in task.prompt]
+    return [
+        {"role": said.role, "content": words(said.content, said.images)} for said in task.prompt
+    ]
 
 
 def _messages(value: Any, what: str) -> tuple[Message, ...]:

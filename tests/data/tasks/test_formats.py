@@ -67,7 +67,7 @@ def test_a_mapping_and_an_own_column_come_before_the_verl_layout(tmp_path: Path)
     [
         ({"reward_model": {"style": "rule"}}, "a.jsonl, line 1: reward_model holds keys"),
         ({"reward_model": "rule"}, "reward_model holds str"),
-        ({"images": [{"bytes": "x"}]}, "a verl row with images"),
+        ({"videos": [{"bytes": "x"}]}, "a verl row with videos"),
     ],
 )
 def test_a_broken_verl_row_is_named(change: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_nemo_gym_rows_become_chats(tmp_path: Path) -> None:
         ({}, "responses_create_params holds keys"),
         ("text", "responses_create_params holds str"),
         ({"input": [{"type": "reasoning"}]}, r"input\[0\]: type 'reasoning' has no place"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file'"),
         ({"input": [{"role": "robot", "content": "x"}]}, "message 0 of the prompt: role"),
     ],
 )
