@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -122,6 +122,18 @@ class TrainSection(FiniteSection):
     """Compute tokens that rows of a group begin with in common once; never changes the result."""
     lora: LoraSection | None = None
     """Adapters instead of all weights; None trains all weights."""
+    freeze: tuple[str, ...] = ()
+    """Parts that stay as they are: `vision_tower` of a model that reads images, or patterns of the
+    names of parameters, as in `model.layers.0`."""
+
+    @model_validator(mode="after")
+    def _adapters_or_parts(self) -> Self:
+        if self.lora is not None and self.freeze:
+            raise ValueError(
+                f"freeze is {list(self.freeze)}, but with train.lora all weights of the model stay "
+                "as they are; remove one of the two (train.lora.targets says where adapters are)"
+            )
+        return self
 
     @property
     def updates_per_step(self) -> int:

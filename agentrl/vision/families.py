@@ -34,6 +34,8 @@ class VisionFamily:
     """Features as (frames or tiles, rows, columns), from the same."""
     features: Callable[[Any, Mapping[str, Tensor]], Tensor]
     """[features, E] from the body of the model and the pixels of one image."""
+    tower: str
+    """Name of the module that reads pixels."""
     inputs: tuple[str, ...]
     """Tensors of the image processor that `features` reads."""
     options: Mapping[str, Any]
@@ -127,6 +129,7 @@ _QWEN_VL = VisionFamily(
     expand=_expand_qwen,
     grid=_qwen_grid,
     features=_qwen_features,
+    tower="visual",
     inputs=("pixel_values", "image_grid_thw"),
     options={},
     multi_axis_rope=True,
@@ -137,6 +140,7 @@ _TILED = VisionFamily(
     expand=_expand_tiles,
     grid=_tile_grid,
     features=_tiled_features,
+    tower="vision_model",
     inputs=("pixel_values", "pixel_attention_mask"),
     options={"return_row_col_info": True},
 )

@@ -91,7 +91,7 @@ def assert_state_is_about_one_pass_over_the_store(project: Path, run: Path) -> N
     config = load_config(project, ["runtime=local", "train.backend=torch"])
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
-    model = load_trained(config.model, config.train.lora, checkpoint=None).model
+    model = load_trained(config.model, config.train, checkpoint=None).model
     trainer = make_trainer(config, model, base=project.parent, run_dir=run / "again")
     maker = StepMaker(config, base=project.parent)
     store = TrajectoryStore(run / "trajectories")

@@ -100,13 +100,13 @@ def test_a_run_whose_gradient_is_nan_leaves_a_batch_that_can_be_run_again(tmp_pa
     assert "Traceback" not in text
 
     config = load_config(path)
-    model = load_trained(config.model, config.train.lora, checkpoint=None).model
+    model = load_trained(config.model, config.train, checkpoint=None).model
     trainer = make_trainer(config, model, base=path.parent, run_dir=tmp_path)
     with pytest.raises(TrainError, match="gradient norm of the policy is nan"):
         replay_failed_step(kept, trainer)
     plain = make_trainer(
         config.model_copy(update={"algorithm": AlgorithmSection()}),
-        load_trained(config.model, config.train.lora, checkpoint=None).model,
+        load_trained(config.model, config.train, checkpoint=None).model,
         base=path.parent,
         run_dir=tmp_path,
     )

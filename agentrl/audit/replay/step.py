@@ -231,7 +231,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
     checkpoint = None if start is None else start.path
     pretrained = load_trained(
         config.model,
-        config.train.lora,
+        config.train,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
     open_images(config, pretrained.images, run.path / "images")

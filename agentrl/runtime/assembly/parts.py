@@ -27,7 +27,7 @@ from agentrl.config.schema import (
     SelectionSection,
     TrainDatasetSection,
 )
-from agentrl.config.training import LoraSection
+from agentrl.config.training import LoraSection, TrainSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
@@ -308,26 +308,31 @@ def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
 
 
 def load_trained(
-    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+    section: ModelSection, train: TrainSection, *, checkpoint: str | None
 ) -> Pretrained:
     """The policy that a run trains.
 
     Args:
         section: with the `path` that the run began with.
-        lora: adapters that are trained; None trains all weights.
+        train: `lora` and `freeze`, which say what of it is trained.
         checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
             `train.lora` that one is loaded; the state of the trainer brings the adapters back.
 
     Raises:
-        ConfigError: as `load_model`, or adapters that do not fit the model.
+        ConfigError: as `load_model`, or adapters or frozen parts that do not fit the model.
     """
-    if lora is None:
-        return load_model(section, path=checkpoint)
+    if train.lora is None:
+        pretrained = load_model(section, path=checkpoint)
+        if train.freeze:
+            from agentrl.train.model.freeze import freeze_parts
+
+            freeze_parts(pretrained.model, train.freeze)
+        return pretrained
     # The engines begin with the same one: see `served_source`.
     from agentrl.train.model.lora import add_adapters
 
     pretrained = load_model(section)
-    add_adapters(pretrained.model, lora, base=model_source(section))
+    add_adapters(pretrained.model, train.lora, base=model_source(section))
     return pretrained
 
 

@@ -247,7 +247,7 @@ async def _load(
 
     if train:
         pretrained = await run_computing(
-            load_trained, config.model, config.train.lora, checkpoint=model_path
+            load_trained, config.model, config.train, checkpoint=model_path
         )
     elif config.serving.engine == "embedded":
         pretrained = await run_computing(load_model, config.model, path=model_path)

@@ -161,6 +161,10 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
             from agentrl.train.model.lora import add_adapters
 
             add_adapters(model.body, config.train.lora, base=model_source(section))
+        elif config.train.freeze:
+            from agentrl.train.model.freeze import freeze_parts
+
+            freeze_parts(model.body, config.train.freeze)
         tokenizer = load_tokenizer(section)
         require_padding(tokenizer)
         if bool(model.value_head.bias.any()):
@@ -171,7 +175,7 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
         several = f" of {heads} heads" if heads > 1 else ""
         return model, tokenizer, f"reward model{several} on {config.model.path}"
     pretrained = load_trained(
-        config.model, config.train.lora, checkpoint=str(checkpoint) if checkpoint else None
+        config.model, config.train, checkpoint=str(checkpoint) if checkpoint else None
     )
     if pretrained.images is not None:
         raise ConfigError(

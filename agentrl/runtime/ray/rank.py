@@ -96,7 +96,7 @@ class Rank:
         from agentrl.runtime.assembly.trainer import make_trainer
 
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
-        pretrained = load_trained(spec.config.model, spec.config.train.lora, checkpoint=checkpoint)
+        pretrained = load_trained(spec.config.model, spec.config.train, checkpoint=checkpoint)
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(spec.config, pretrained.model, rank_spec, meeting)

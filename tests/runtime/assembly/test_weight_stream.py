@@ -48,7 +48,7 @@ def test_adapters_go_alone_where_they_can_be_merged(
 ) -> None:
     """vLLM's own engine receives over nccl and knows nothing of a header."""
     config = config_of(tmp_path, **lora)
-    model = load_trained(config.model, config.train.lora, checkpoint=None).model
+    model = load_trained(config.model, config.train, checkpoint=None).model
     trainer: Any = SimpleNamespace(weights=lambda: iter(model.named_parameters()))
     sent = sent_weights(config.train.lora, model, trainer, backend=backend)
     assert isinstance(sent, AdapterWeights) == alone
@@ -62,7 +62,7 @@ def test_adapters_and_their_servers_begin_with_the_model_of_the_run(tmp_path: Pa
     checkpoint = str(tmp_path / "checkpoint")
     base = str(tmp_path / "model")
     assert served_source(config.model, config.train.lora, checkpoint=checkpoint) == base
-    loaded = load_trained(config.model, config.train.lora, checkpoint=checkpoint)
+    loaded = load_trained(config.model, config.train, checkpoint=checkpoint)
     assert (loaded.path, has_adapters(loaded.model)) == (base, True)
 
 
@@ -73,5 +73,5 @@ def test_without_adapters_both_begin_with_the_checkpoint(tmp_path: Path) -> None
     assert served_source(config.model, config.train.lora, checkpoint=None) == model_source(
         config.model
     )
-    loaded = load_trained(config.model, config.train.lora, checkpoint=checkpoint)
+    loaded = load_trained(config.model, config.train, checkpoint=checkpoint)
     assert (loaded.path, has_adapters(loaded.model)) == (checkpoint, False)

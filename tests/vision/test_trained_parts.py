@@ -1,0 +1,50 @@
+"""Which parameters of a vision-language model are trained: `train.freeze` and `train.lora`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.training import LoraSection, TrainSection
+from agentrl.errors import ConfigError
+from agentrl.train.model.freeze import freeze_parts
+from agentrl.train.model.lora import add_adapters
+from tests.vision.tiny_seeing import FAMILIES, model_of, seeing_model
+
+TOWERS = {"qwen2_vl": ".visual.", "qwen2_5_vl": ".visual.", "smolvlm": ".vision_model."}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_vision_tower_is_frozen_by_name_and_layers_by_pattern(
+    name: str, tmp_path: Path
+) -> None:
+    model = seeing_model(name, tmp_path)
+    freeze_parts(model, ["vision_tower", "*.layers.0"])
+    frozen = {n for n, param in model.named_parameters() if not param.requires_grad}
+    assert frozen == {
+        n
+        for n, _ in model.named_parameters()
+        if TOWERS[name] in n or (".layers.0." in n and TOWERS[name] not in n)
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_are_on_the_language_part_alone(name: str, tmp_path: Path) -> None:
+    model = seeing_model(name, tmp_path)
+    add_adapters(model, LoraSection(rank=2), base="anywhere")
+    trained = [n for n, param in model.named_parameters() if param.requires_grad]
+    assert any(".q_proj." in n for n in trained)
+    assert not any(TOWERS[name] in n or "connector" in n for n in trained)
+
+
+def test_what_cannot_be_frozen_is_refused_with_what_can(tmp_path: Path) -> None:
+    model = seeing_model("smolvlm", tmp_path)
+    with pytest.raises(ConfigError, match=r"no parameter of SmolVLM\w+ matches .*vision_model"):
+        freeze_parts(model, ["model.vision_modle"])
+    with pytest.raises(ConfigError, match="leaves no parameter to train"):
+        freeze_parts(model, ["*"])
+    with pytest.raises(ConfigError, match="reads text only and has no vision_tower"):
+        freeze_parts(model_of("qwen2_vl"), ["vision_tower"])
+    with pytest.raises(ValueError, match=r"with train.lora all weights of the model stay"):
+        TrainSection(lora=LoraSection(rank=2), freeze=("vision_tower",))
