@@ -64,7 +64,7 @@ class RowImages:
         self._given = 0
 
     def read(self, what: str, value: Any) -> Image:
-        """One image.
+        """An image of the row, as a record.
 
         Raises:
             DataError: names the row.
