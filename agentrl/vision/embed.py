@@ -45,8 +45,8 @@ def language_model(model: Any) -> Any:
 
 def embeddings(
     model: Any, reader: VisionReader, ids_T: Tensor, placed: Sequence[PlacedFeatures]
-) -> Tensor:
-    """[1, T, E] embeddings with features in the place of placeholders.
+) -> dict[str, Any]:
+    """What the language model is called with in the place of ids.
 
     Args:
         model: whole, with the vision tower.
@@ -54,31 +54,42 @@ def embeddings(
         ids_T: [T] ids, on the device of the model.
         placed: what stands where; an image that stands in several rows is computed once.
 
+    Returns:
+        `inputs_embeds` [1, T, E] with features in the place of placeholders; for families whose
+        first layers add features, `visual_pos_masks` [1, T] and `deepstack_visual_embeds`, one
+        [features, E] a layer.
+
     Raises:
         DataError: an image has another number of features than it has placeholders.
     """
     embedded = model.get_input_embeddings()(ids_T[None])
     if not placed:
-        return embedded
-    computed: dict[str, Tensor] = {}
-    parts: list[Tensor] = []
-    for image in placed:
+        return {"inputs_embeds": embedded}
+    computed: dict[str, tuple[Tensor, ...]] = {}
+    parts: list[list[Tensor]] = []
+    for image in sorted(placed, key=lambda image: image.positions[0]):
         if image.digest not in computed:
             computed[image.digest] = image_features(model, reader, image.digest)
-        features, end = computed[image.digest], image.first + len(image.positions)
-        if end > len(features):
+        found, end = computed[image.digest], image.first + len(image.positions)
+        if end > len(found[0]):
             raise DataError(
                 f"{image.what or 'an image'} ({image.digest[:8]}): {end} placeholders, but the "
-                f"model computes {len(features)} features"
+                f"model computes {len(found[0])} features"
             )
-        parts.append(features[image.first : end])
-    at = torch.from_numpy(np.concatenate([image.positions for image in placed])).to(ids_T.device)
-    rows = torch.cat(parts).to(embedded.dtype)
-    return embedded.index_copy(1, at, rows[None])
+        parts.append([features[image.first : end] for features in found])
+    at = torch.from_numpy(np.sort(np.concatenate([image.positions for image in placed])))
+    at = at.to(ids_T.device)
+    first, *layers = (torch.cat(level).to(embedded.dtype) for level in zip(*parts, strict=True))
+    out: dict[str, Any] = {"inputs_embeds": embedded.index_copy(1, at, first[None])}
+    if layers:
+        mask = torch.zeros(ids_T.shape, dtype=torch.bool, device=ids_T.device)
+        out["visual_pos_masks"] = mask.index_fill(0, at, True)[None]
+        out["deepstack_visual_embeds"] = layers
+    return out
 
 
-def image_features(model: Any, reader: VisionReader, digest: str) -> Tensor:
-    """[features, E] of one image."""
+def image_features(model: Any, reader: VisionReader, digest: str) -> tuple[Tensor, ...]:
+    """[features, E] of one image, as `VisionFamily.features`."""
     device = next(model.parameters()).device
     pixels = {name: tensor.to(device) for name, tensor in reader.pixels(digest).items()}
     return reader.family.features(model.base_model, pixels)

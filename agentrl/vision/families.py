@@ -32,8 +32,9 @@ class VisionFamily:
     """Text of an image from the image processor, its output and the config of the model."""
     grid: Callable[[Any, Mapping[str, Any], Any], Grid]
     """Features as (frames or tiles, rows, columns), from the same."""
-    features: Callable[[Any, Mapping[str, Tensor]], Tensor]
-    """[features, E] from the body of the model and the pixels of one image."""
+    features: Callable[[Any, Mapping[str, Tensor]], tuple[Tensor, ...]]
+    """[features, E] from the body of the model and the pixels of one image: first those that stand
+    among the embeddings, then those that the first layers add to their outputs."""
     tower: str
     """Name of the module that reads pixels."""
     inputs: tuple[str, ...]
@@ -83,11 +84,13 @@ def _qwen_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
     return frames, rows // processor.merge_size, columns // processor.merge_size
 
 
-def _qwen_features(body: Any, pixels: Mapping[str, Tensor]) -> Tensor:
-    (features,) = body.get_image_features(
+def _qwen_features(body: Any, pixels: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    found = body.get_image_features(
         pixels["pixel_values"], pixels["image_grid_thw"], return_dict=True
-    ).pooler_output
-    return features
+    )
+    (features,) = found.pooler_output
+    # Qwen3-VL alone has some for layers, one tuple of images for each.
+    return (features, *(layer[0] for layer in getattr(found, "deepstack_features", None) or ()))
 
 
 def _expand_tiles(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
@@ -115,16 +118,16 @@ def _tile_features(config: Any) -> int:
     return (vision.image_size // vision.patch_size // config.scale_factor) ** 2
 
 
-def _tiled_features(body: Any, pixels: Mapping[str, Tensor]) -> Tensor:
+def _tiled_features(body: Any, pixels: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     found = body.get_image_features(
         pixels["pixel_values"], pixels["pixel_attention_mask"], return_dict=True
     ).pooler_output
-    return found.flatten(0, 1)
+    return (found.flatten(0, 1),)
 
 
 _QWEN_TOKEN, _TILE_TOKEN = "<|image_pad|>", "<image>"
 _QWEN_VL = VisionFamily(
-    name="Qwen2-VL and Qwen2.5-VL",
+    name="Qwen2-VL, Qwen2.5-VL and Qwen3-VL",
     token=_QWEN_TOKEN,
     expand=_expand_qwen,
     grid=_qwen_grid,
@@ -147,6 +150,7 @@ _TILED = VisionFamily(
 FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": _QWEN_VL,
     "qwen2_5_vl": _QWEN_VL,
+    "qwen3_vl": _QWEN_VL,
     "smolvlm": _TILED,
     "idefics3": _TILED,
 }

@@ -12,7 +12,7 @@ from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
 from tests.vision.tiny_seeing import FAMILIES, model_of, seeing_model
 
-TOWERS = {"qwen2_vl": ".visual.", "qwen2_5_vl": ".visual.", "smolvlm": ".vision_model."}
+TOWERS = dict.fromkeys(FAMILIES, ".visual.") | {"smolvlm": ".vision_model."}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

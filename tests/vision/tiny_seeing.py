@@ -18,6 +18,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -30,7 +32,7 @@ from agentrl.vision.families import family_of
 from agentrl.vision.reader import VisionReader, attach_reader
 from tests.chat.chat_models import seeing_tokenizer
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "smolvlm")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -50,7 +52,9 @@ def processor(name: str) -> Any:
         return SmolVLMImageProcessorPil(
             size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
         )
-    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 24, patch_size=14)
+    patch = 16 if name == "qwen3_vl" else 14
+    least = (2 * patch) ** 2
+    return Qwen2VLImageProcessorPil(min_pixels=least, max_pixels=least * 24, patch_size=patch)
 
 
 def config(name: str) -> Any:
@@ -88,6 +92,18 @@ def config(name: str) -> Any:
     if name == "qwen2_vl":
         vision |= {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
         return Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
+    if name == "qwen3_vl":
+        text |= {"head_dim": 8}
+        text["rope_parameters"]["mrope_interleaved"] = True
+        vision |= {
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 64,
+            "patch_size": 16,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        }
+        return Qwen3VLConfig(text_config=text, vision_config=vision, **ids)
     vision |= {
         "hidden_size": 32,
         "out_hidden_size": 32,
@@ -101,6 +117,7 @@ def config(name: str) -> Any:
 _CLASSES = {
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
 }
 

@@ -193,7 +193,7 @@ class RowModel:
         real = torch.tensor([reader.placeholder_id if token < 0 else token for token in ids])
         self._decoder.config._attn_implementation = ATTENTION
         output = self._decoder(
-            inputs_embeds=embeddings(self.model, reader, real.to(self.device), placed),
+            **embeddings(self.model, reader, real.to(self.device), placed),
             position_ids=rotary[:, None] if reader.family.multi_axis_rope else rotary[:1],
             use_cache=False,
             kv_step=step,

@@ -194,10 +194,9 @@ def _read_with_images(model: Any, batch: TensorBatch, segments: Segments) -> Ten
                 f"{found.what} ({found.digest[:8]}): {len(found.positions)} placeholders among the "
                 f"ids for {image.span.features} features"
             )
-    embedded = embeddings(model, reader, batch.input_ids_T, placed)
     out = language_model(model)(
-        inputs_embeds=embedded,
-        position_ids=_positions(reader, batch, segments).to(embedded.device),
+        **embeddings(model, reader, batch.input_ids_T, placed),
+        position_ids=_positions(reader, batch, segments).to(batch.input_ids_T.device),
         use_cache=False,
         segments=segments,
     )
