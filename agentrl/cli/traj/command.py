@@ -64,8 +64,12 @@ def show(
         bool, typer.Option("--tokens", help="List ids, mask, log-probabilities and versions.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Name the file of each image and its tokens.")
+    ] = False,
 ) -> None:
     """Print rollouts turn by turn; by default the best 2 and worst 2 of the last step."""
+    from agentrl.data.run.paths import RunPaths
     from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 
     store = open_store(run)
@@ -91,6 +95,7 @@ def show(
                 most_chars=None if full else _SHOWN_CHARS,
                 tokens=tokens,
                 decode=decode,
+                images=RunPaths(run).images if images else None,
             ):
                 _print(screen, line)
 

@@ -52,6 +52,11 @@ class RunPaths:
         return self.path / "trajectories"
 
     @property
+    def images(self) -> Path:
+        """Folder of the files of images, each under its digest."""
+        return self.path / "images"
+
+    @property
     def tokens(self) -> Path:
         """Folder of the trainer's numbers of every trained token."""
         return self.path / "tokens"

@@ -19,6 +19,7 @@ from typing import Any
 from agentrl.errors import RunError
 from agentrl.inspect.export.bundle import bundle
 from agentrl.inspect.pages.endings import endings_answer
+from agentrl.inspect.pages.images import image_address
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.pages.tokens import tokens_answer
 from agentrl.inspect.read.reader import RunReader
@@ -70,6 +71,7 @@ def page_pieces(
     yield before
     yield answer("endings", {}, endings_answer())
     listed: list[dict[str, Any]] = []
+    images: set[str] = set()
     names = ("kind", "step", "task_id", "rollout_id", "reward", "termination")
     for key in keys:
         at = {"run": reader.run.id, "kind": key.kind, "step": key.step, "rollout": key.rollout}
@@ -78,6 +80,12 @@ def page_pieces(
         yield answer("rollout", at, found)
         for row in found["rows"]:
             number = row["row_index"]
+            for image in row["images"]:
+                if image["kept"] and image["digest"] not in images:
+                    images.add(image["digest"])
+                    source = image_address(reader, image["digest"])
+                    at_image = {"run": reader.run.id, "digest": image["digest"]}
+                    yield answer("image", at_image, source)
             try:
                 tokens = tokens_answer(reader, key.kind, key.step, key.rollout, number)
             except RunError:  # columns of unequal length; the turns are shown all the same

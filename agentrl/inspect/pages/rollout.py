@@ -15,6 +15,7 @@ from agentrl.inspect.pages.groups import (
     last_patch,
     named_numbers,
 )
+from agentrl.inspect.pages.images import row_images
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
@@ -26,7 +27,7 @@ from agentrl.inspect.read.trained_turns import trained_by_turn
 from agentrl.inspect.read.turn_numbers import turn_names
 from agentrl.types import TERMINATION_RULES, Termination
 
-_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "requests",
+_COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "requests", "images",
             "temperature", "prompt_text", "turns", "split")  # fmt: skip
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
@@ -88,6 +89,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                     _turn(turn) | {"name": name} | counts
                     for turn, name, counts in zip(long["turns"], names, tokens, strict=True)
                 ],
+                "images": row_images(reader, long["images"]),
                 "has_tokens": row["row_index"] in with_tokens,
                 "n_tokens": sum(length),
             }

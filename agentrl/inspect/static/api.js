@@ -71,6 +71,14 @@ async function ask(question, signal, more = {}) {
   return data;
 }
 
+// Source of an image of a run; null where this file does not hold it.
+export function imageAddress(run, digest) {
+  const question = address("image", { run, digest });
+  if (!held) return `${base}/api/${question}`;
+  const id = held.get(question);
+  return id === undefined ? null : JSON.parse(document.getElementById(id).textContent);
+}
+
 export function exportAddress(params) {
   return `${base}/api/export?${new URLSearchParams(params)}`;
 }

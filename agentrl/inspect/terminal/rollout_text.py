@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -58,6 +59,7 @@ def stored_rollout_lines(
     most_chars: int | None = None,
     tokens: bool = False,
     decode: Decode | None = None,
+    images: Path | None = None,
 ) -> Iterator[Text]:
     """The lines of one rollout: what it was worth, then its rows turn by turn.
 
@@ -67,6 +69,7 @@ def stored_rollout_lines(
         most_chars: shown of one text; None shows all.
         tokens: whether every token is listed with mask, log-probability and version.
         decode: token ids as text, where the run has a tokenizer.
+        images: folder of the files of images, which are named; None names none.
     """
     yield from _heading(rows, title, most_chars)
     requests = request_tree(rows[0].trajectory.requests)
@@ -87,6 +90,7 @@ def stored_rollout_lines(
             more="--full shows them",
             heading=numbered_heading,
             listed=listed,
+            pictures=None if images is None else _pictures(trajectory, images),
         )
         if listed is not None and not trajectory.turns:
             yield from listed(0, count)
@@ -123,6 +127,7 @@ def row_lines(
     more: str,
     heading: Heading,
     listed: Callable[[int, int], Iterator[Text]] | None = None,
+    pictures: Callable[[int, int], Iterator[Text]] | None = None,
 ) -> Iterator[Text]:
     """Prompt and turns of a row; a text of several lines comes as one.
 
@@ -132,6 +137,7 @@ def row_lines(
         more: how to see what is left out of a text.
         heading: the line above a prompt or a turn.
         listed: the lines of some tokens, put after each turn.
+        pictures: the lines of the images among some tokens of prompt and response together.
     """
 
     def short(text: str | None) -> str:
@@ -140,11 +146,26 @@ def row_lines(
     prompt = short(row["prompt_text"])
     yield heading("prompt", "", f"{row['prompt_tokens']} tokens")
     yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
+    first = row["prompt_tokens"]
+    if pictures is not None:
+        yield from pictures(0, first)
     for turn in row["turns"]:
         yield heading(turn["role"], turn["name"], _facts(turn))
         yield from _turn(turn, short)
+        if pictures is not None:
+            yield from pictures(first + turn["start"], first + turn["end"])
         if listed is not None:
             yield from listed(turn["start"], turn["end"])
+
+
+def _pictures(trajectory: Trajectory, folder: Path) -> Callable[[int, int], Iterator[Text]]:
+    def lines(start: int, end: int) -> Iterator[Text]:
+        for span in trajectory.images:
+            if start <= span.start < end:
+                place = visible(f"image {folder / span.digest}", "cyan")
+                yield place.append(f" ({span.features} features, {span.tokens} tokens)", "dim")
+
+    return lines
 
 
 def numbered_heading(role: str, name: str, facts: str) -> Text:

@@ -27,6 +27,7 @@ from agentrl.inspect.pages.endings import endings_answer
 from agentrl.inspect.pages.examples import example_answer, examples_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.groups import group_answer, step_answer
+from agentrl.inspect.pages.images import image_file
 from agentrl.inspect.pages.live import pulse_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import diff_answer, rollout_answer
@@ -226,6 +227,12 @@ def _sql(library: Library, query: Mapping[str, str], gone: threading.Event) -> A
     }
 
 
+def _image(library: Library, query: Mapping[str, str]) -> Any:
+    data, kind = image_file(library.reader(required(query, "run")), required(query, "digest"))
+    # A file is named by its content, so a copy of it is never old.
+    return Response(data, media_type=kind, headers={"cache-control": "private, immutable"})
+
+
 def _export(library: Library, query: Mapping[str, str]) -> Any:
     reader, kind, step = _selected_step(library, query)
     return export_response(
@@ -252,6 +259,7 @@ _ANSWERS: Mapping[str, Answer] = {
     "diff": _diff,
     **TASK_ANSWERS,
     **HACKING_ANSWERS,
+    "image": _image,
     "export": _export,
 }
 

@@ -5,7 +5,8 @@ import { num, plural, seconds, words } from "../format.js";
 import { firstWords } from "./outline.js";
 import { reward, status } from "./parts.js";
 
-export function turn(one, id) {
+// `shown` makes nodes of the turn's text, with its images if it has any.
+export function turn(one, id, shown = longText, images = false) {
   return h(
     "details",
     {
@@ -17,20 +18,20 @@ export function turn(one, id) {
     },
     h("summary", {}, heading(one)),
     // The results of a tool turn say the same as its text, with more around it.
-    one.tool_results.length || allCalls(one) ? null : longText(one.text),
+    one.tool_results.length || allCalls(one) ? null : shown(one.text),
     one.tool_calls.map(call),
     one.tool_results.map(result),
     one.tool_results.length > 0 &&
       one.text &&
       h(
         "details",
-        { class: "raw" },
+        { class: "raw", open: images },
         h(
           "summary",
           { class: "note" },
           one.end > one.start ? "as the model saw it" : "as it would have been shown",
         ),
-        longText(one.text),
+        shown(one.text),
       ),
   );
 }
