@@ -46,7 +46,7 @@ def language_model(model: Any) -> Any:
 def embeddings(
     model: Any, reader: VisionReader, ids_T: Tensor, placed: Sequence[PlacedFeatures]
 ) -> dict[str, Any]:
-    """What the language model is called with in the place of ids.
+    """Arguments that the language model is called with in the place of ids.
 
     Args:
         model: whole, with the vision tower.
