@@ -134,7 +134,6 @@ class LiveView(Progress):
             table.add_row("loading", f"model, data, sandbox ... {clock(self._phase.seconds)}")
             return Panel(table, title="agentrl", title_align="left")
         table.add_row("run", _progress_row(self._share(), self._time_text()))
-        table.add_row("step", f"{self._step} of {self._plan.steps} done")
         table.add_row("now", Text(self._phase.text()))
         table.add_row("reward", self._reward_text())
         for name, summaries in self._scores.items():
@@ -172,7 +171,8 @@ class LiveView(Progress):
         if self._plan.max_minutes:
             rest = max(0.0, self._plan.max_minutes * 60 - elapsed)
             left = rest if left is None else min(left, rest)
-        text = f"{clock(elapsed)} elapsed"
+        limit = f" of {clock(self._plan.max_minutes * 60)}" if self._plan.max_minutes else ""
+        text = f"{self._step} of {self._plan.steps} steps, {clock(elapsed)}{limit} elapsed"
         return text + (f", {clock(left)} left" if left is not None else "")
 
     def _health_text(self) -> Text:
@@ -214,5 +214,5 @@ def engine_text(engine: EngineStats) -> str:
 
 def _progress_row(share: float, text: str) -> Table:
     row = Table.grid(padding=(0, 2))
-    row.add_row(ProgressBar(total=1.0, completed=share, width=32), f"{share:.0%}", text)
+    row.add_row(ProgressBar(total=1.0, completed=share, width=32), text)
     return row

@@ -43,13 +43,24 @@ export function signed(value, digits = 3) {
   return value > 0 ? `+${num(value, digits)}` : num(value, digits);
 }
 
+// Seconds, name, digits, and the time from which the next unit is read more easily.
+const UNITS = [
+  [0.001, "ms", 2, 0.0995],
+  [1, "s", 3, 100],
+  [60, "min", 2, 6000],
+  [3600, "h", 3, Infinity],
+];
+
 export function seconds(value) {
-  if (value === null || value === undefined) return MISSING;
-  if (value === 0) return "0 s";
-  if (value < 0.0995) return `${short(value * 1000, 2)} ms`;
-  if (value < 100) return `${short(value)} s`;
-  if (value < 6000) return `${short(value / 60, 2)} min`;
-  return `${short(value / 3600)} h`;
+  return value === 0 ? "0 s" : secondsLike([value])(value);
+}
+
+// Times that stand beside each other are in one unit, that of the longest: gives their format.
+export function secondsLike(values) {
+  const longest = Math.max(0, ...values);
+  const [size, unit, digits] = UNITS.find(([, , , end]) => longest < end) ?? UNITS[1];
+  return (value) =>
+    value === null || value === undefined ? MISSING : `${short(value / size, digits)} ${unit}`;
 }
 
 export function when(stamp) {

@@ -61,7 +61,8 @@ def test_the_live_view_shows_where_the_run_stands() -> None:
     view.phase("rollout", 6)
     view.advance(2, 400)
     text = shown(view)
-    assert "0 of 10 done" in text
+    assert "0 of 10 steps, 0:00 of 8:00 elapsed" in text
+    assert "%" not in text
     assert "rollouts 2 of 6" in text
     assert "0.200 @0" in text
     assert "runs/[odd]" in text
@@ -71,7 +72,7 @@ def test_the_live_view_shows_where_the_run_stands() -> None:
     view.step_done(1, {"reward": 0.25, "completions/mean_length": 81.0, "rollout/dropped": 2.0})
     view.step_done(2, {"reward": 0.5, "completions/mean_length": 80.0})
     text = shown(view)
-    assert "2 of 10 done" in text
+    assert "2 of 10 steps" in text
     assert "0.500  _#" in text
     assert "length 80" in text
     assert "left" in text

@@ -27,7 +27,7 @@ def read_once(run: Path) -> Path:
     for n in range(8):
         talk = make_rollout(
             f"many/{n}", [("assistant", "add(1)"), ("user", "no"), ("assistant", f"say {n}")],
-            group_id="many", task_id="many", reward=n % 2, score=n % 2,
+            group_id="many", task_id="many", reward=n % 2, score=n % 2, duration_s=30.0 + 30 * n,
         )  # fmt: skip
         call = ToolCall(id="c", name="add", arguments={"code": "1"}, raw="add(1)", span=(0, 6))
         first = Turn(role="assistant", start=0, end=6, text="add(1)", tool_calls=(call,))
@@ -85,6 +85,8 @@ def test_all_siblings_are_in_sight_at_any_width(browser: Browser, tmp_path: Path
             opened(page, at(served, "group", **place))
             boxes = [one.bounding_box() for one in page.locator(".cell.sibling").all()]
             assert len(boxes) == 8
+            times = page.locator(".cell.sibling dt:text-is('time') + dd").all_inner_texts()
+            assert {time.split()[1] for time in times} == {"min"}, "one unit for all siblings"
             assert all(box and box["x"] + box["width"] <= width for box in boxes)
             # Second turns that stand beside each other are level.
             turns = [one.bounding_box() for one in page.locator("h3", has_text="Turn 2 of 2").all()]

@@ -248,6 +248,9 @@ def test_every_overlay_is_switched_and_every_number_of_a_token_shown(
     page: Page, served: str, run: str
 ) -> None:
     tokens_page(page, served, run)
+    expect(page.locator(".head .sub")).to_have_text(
+        re.compile(r"\d+ prompt tokens\d+ response tokens\d+ of them trained")
+    )
     for name in ("sampler log-prob", "trainer log-prob", "trainer - sampler",
                  "entropy", "advantage", "importance ratio", "sampler correction", "loss",
                  "reference log-prob"):  # fmt: skip

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h, longText } from "../dom.js";
-import { kindName, lastPart, num, plural, seconds, words } from "../format.js";
+import { kindName, lastPart, num, plural, secondsLike, words } from "../format.js";
 import { go, href } from "../router.js";
 import { explanationCard, explanationTexts } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
@@ -191,6 +191,7 @@ function columns(data, params, base, reference) {
     size,
     score: data.siblings.some((one) => one.score !== null && one.score !== one.reward),
     parts: [...new Set(data.siblings.flatMap((one) => Object.keys(one.reward_parts ?? {})))],
+    time: secondsLike(data.siblings.map((one) => one.duration_s)),
   };
   const rows = 1 + turns + Number(patches) + Number(explained);
   return h(
@@ -266,7 +267,7 @@ function sibling(one, params, shared, base) {
       fact("advantage", around(one.advantage, shared.size), "Above 0: made likelier; below: less"),
       fact("tokens", num(one.action_tokens), "Sampled by the policy"),
       fact("turns", num(one.turns)),
-      fact("time", seconds(one.duration_s)),
+      fact("time", shared.time(one.duration_s)),
     ),
     one.detail && detailOf(one.detail, one.rollout_id),
   );

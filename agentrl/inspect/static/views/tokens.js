@@ -60,9 +60,9 @@ function draw(data, given) {
             "p",
             { class: "sub" },
             h("span", { class: "mono" }, rollout),
-            h("span", {}, plural(data.ids.length, "token")),
-            h("span", {}, `${num(data.n_prompt)} of the prompt`),
-            h("span", {}, `${num(trained)} trained`),
+            h("span", {}, plural(data.n_prompt, "prompt token")),
+            h("span", {}, plural(data.ids.length - data.n_prompt, "response token")),
+            h("span", {}, `${num(trained)} of them trained`),
           ),
         ),
         h(

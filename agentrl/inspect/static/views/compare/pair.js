@@ -3,7 +3,7 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { kindName, lastPart, num, seconds } from "../../format.js";
+import { kindName, lastPart, num, secondsLike } from "../../format.js";
 import { href } from "../../router.js";
 import { explanationCard } from "../explanation.js";
 import { foldButtons, foldKeys } from "../fold.js";
@@ -140,6 +140,7 @@ function prompt(a, b) {
 function outcome(name, one, other) {
   const parts = [...new Set([one, other].flatMap((side) => Object.keys(side.reward_parts)))];
   const at = { run: one.run, kind: one.kind, step: one.step };
+  const time = secondsLike([one.duration_s, other.duration_s]);
   const fact = (label, value) => [h("dt", {}, label), h("dd", {}, value)];
   return h(
     "section",
@@ -171,7 +172,7 @@ function outcome(name, one, other) {
       fact("tokens", num(one.action_tokens)),
       fact("turns", num(actions(one))),
       fact("failed calls", num(failed(one))),
-      fact("time", seconds(one.duration_s)),
+      fact("time", time(one.duration_s)),
     ),
   );
 }

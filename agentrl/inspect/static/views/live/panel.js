@@ -2,7 +2,7 @@
 // the rollouts that have been in flight longest. Kept up to date between redraws of the page.
 
 import { h } from "../../dom.js";
-import { lastPart, num, plural, seconds, words } from "../../format.js";
+import { lastPart, num, plural, seconds, secondsLike, words } from "../../format.js";
 
 // The run writes once a second; one that has not for this long is stuck, or cannot write.
 const STALE_S = 15;
@@ -163,6 +163,7 @@ function engineRow(one) {
 
 function rolloutsOf(list, label) {
   if (!list.length) return [];
+  const [age, wait] = ["age_s", "waits_s"].map((of) => secondsLike(list.map((one) => one[of])));
   return [
     h(
       "table",
@@ -178,8 +179,8 @@ function rolloutsOf(list, label) {
             h("td", { class: "mono task", title: one.task_id }, one.task_id),
             h("td", { class: "mono wide", title: one.rollout_id }, lastPart(one.rollout_id)),
             h("td", {}, num(one.turn)),
-            h("td", {}, seconds(one.age_s)),
-            h("td", {}, one.waits_for, h("span", { class: "note" }, ` ${seconds(one.waits_s)}`)),
+            h("td", {}, age(one.age_s)),
+            h("td", {}, one.waits_for, h("span", { class: "note" }, ` ${wait(one.waits_s)}`)),
             h("td", { class: "wide" }, one.engine || "\u2013"),
           ),
         ),
