@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.errors import RunError
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
@@ -29,6 +31,15 @@ def reading_of_all(rows: StoredRows, shelf: Shelf) -> Reading:
     """
     columns = ["response_mask", *_TURN_COLUMNS, "reward_parts"]
     return cache(lambda: rows.read(shelf, range(shelf.rows), columns))
+
+
+def keep_facts(rows: StoredRows, shelf: Shelf) -> None:
+    """Compute the numbers of a step that comparisons need, so that they are kept from now on."""
+    read = reading_of_all(rows, shelf)
+    action_tokens(rows, shelf, read)
+    turn_facts(rows, shelf, read)
+    with contextlib.suppress(RunError):  # a damaged file is a note of the answer that needs it
+        reward_parts(rows, shelf, read)
 
 
 def action_tokens(rows: StoredRows, shelf: Shelf, read: Reading | None = None) -> np.ndarray:

@@ -125,7 +125,9 @@ def _entry(reader: Any) -> dict[str, Any]:
 
 
 def _run(library: Library, query: Mapping[str, str]) -> Any:
-    return run_overview(library.reader(required(query, "run")))
+    reader = library.reader(required(query, "run"))
+    library.read_ahead(reader)
+    return run_overview(reader)
 
 
 def _pulse(library: Library, query: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""The runs that are being looked at, and one thread that diagnoses them ahead of the questions."""
+"""The runs that are being looked at, and threads that work ahead of the questions about them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.errors import RunError, choices
 from agentrl.inspect.query.sql import Queries
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import keep_facts
 from agentrl.inspect.read.runs import FoundRun, find_runs
+from agentrl.inspect.read.sketches import answer_sketches
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
 _QUIET_S = 0.3
 _PATIENCE_S = 5.0
-"""Diagnosing ahead begins when nothing was asked for a moment, or has been all the time."""
+"""Work ahead begins when nothing was asked for a moment, or has been all the time."""
 
 
 class Library:
@@ -51,6 +53,8 @@ class Library:
         """One thread looks for runs at a time."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="diagnose")
         self._pending: set[Path] = set()
+        self._read_pool = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._reading: dict[Path, Future[None]] = {}
         self._asked = threading.Lock()
         """Guards the two below."""
         self._answering = 0
@@ -92,6 +96,17 @@ class Library:
                 self._pending.add(reader.path)
                 self._pool.submit(self._diagnose, reader)
 
+    def read_ahead(self, reader: RunReader) -> Future[None]:
+        """Read the steps of a run that somebody looks at, before views of all of them are asked.
+
+        A comparison and clusters of answers need every step, and the first of them would wait for
+        seconds on a large run. What was read is kept by `StoredRows` until its file changes.
+        """
+        known = self._reading.get(reader.path)
+        if known is None or known.done():
+            known = self._reading[reader.path] = self._read_pool.submit(self._read, reader)
+        return known
+
     @contextmanager
     def answering(self) -> Iterator[None]:
         """While a question is answered, no diagnosis begins that would take its time."""
@@ -109,6 +124,7 @@ class Library:
         self._closed.set()
         self.queries.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._read_pool.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> None:
         try:
@@ -132,10 +148,12 @@ class Library:
 
     def _wait_for_quiet(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < deadline and not self._closed.wait(_QUIET_S / 3):
+        while time.monotonic() < deadline:
             with self._asked:
                 if not self._answering and time.monotonic() - self._answered > _QUIET_S:
                     return
+            if self._closed.wait(_QUIET_S / 3):
+                return
 
     def _diagnose(self, reader: RunReader) -> None:
         self._wait_for_quiet()
@@ -146,3 +164,16 @@ class Library:
             logger.debug("diagnosing %s ahead failed: %s", reader.path, error)
         finally:
             self._pending.discard(reader.path)
+
+    def _read(self, reader: RunReader) -> None:
+        rows = reader.rows
+        try:
+            rows.refresh()
+            for shelf in rows.shelves():
+                self._wait_for_quiet()
+                if self._closed.is_set():
+                    return
+                keep_facts(rows, shelf)
+                answer_sketches(rows, shelf)
+        except Exception as error:  # boundary of the thread: the question itself will say it
+            logger.debug("reading %s ahead failed: %s", reader.path, error)

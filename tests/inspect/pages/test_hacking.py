@@ -15,13 +15,16 @@ from agentrl.finding import Status
 from agentrl.health import History, diagnose, read_history
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.clusters import clusters_answer
+from agentrl.inspect.pages.compare import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question, parse_question
 from agentrl.inspect.pages.hacking import SIGNS, hacking_answer
 from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.row_facts import turn_facts
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.inspect.read.safe_json import jsonable
 from agentrl.inspect.read.sketches import BINS, EMPTY, answer_sketches, likeness
+from agentrl.inspect.web.library import Library
 from agentrl.types import Role, Termination
 from tests.inspect.hacked_runs import SAME, write_hacked_run
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
@@ -197,6 +200,29 @@ def test_rows_of_one_rollout_are_one_answer(tmp_path):
     assert (cluster["rollouts"], cluster["tasks"]) == (5, 5)
     assert cluster["text"] == "\n".join(halves)
     assert find_answer(reader, parse_question("like:r0"))["total"] == 5
+
+
+def test_steps_are_read_ahead_once_and_anew_when_they_are_written_again(tmp_path):
+    """Fails if views of all steps read what was read before, or show a step as it was."""
+    same = "the very same and rather long answer to each of the tasks"
+    run = written(tmp_path / "run", {str(n): [("assistant", same)] for n in range(5)}).path
+    library = Library([run])
+    reader = library.reader("run")
+    library.read_ahead(reader).result(timeout=30)
+    shelf = reader.rows.shelf("train", 1)
+    path = shelf.parts[0].file.path
+    path.rename(tmp_path / "away")
+    assert (answer_sketches(reader.rows, shelf) != EMPTY).any(axis=1).all()
+    assert turn_facts(reader.rows, shelf)["turns"].tolist() == [1.0] * 5
+    (tmp_path / "away").rename(path)
+    assert clusters_answer(reader)["clusters"][0]["rollouts"] == 5
+    own = [("assistant", f"{n} " + chr(97 + n) * 40) for n in range(5)]
+    written(run, {str(n): [text, ("user", "no"), text] for n, text in enumerate(own)})
+    library.read_ahead(reader).result(timeout=30)
+    assert clusters_answer(reader)["clusters"] == []
+    numbers = compare_answer(Side(reader=reader), Side(reader=reader))["numbers"]
+    assert next(one["a"]["mean"] for one in numbers if one["name"] == "turns") == 2.0
+    library.close()
 
 
 def test_a_sketch_estimates_the_share_of_pieces_in_common(tmp_path):
