@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.finding import Status
-from agentrl.health.records import Lever, Verdict
+from agentrl.health.records import Dating, Lever, Verdict
 
 _REWARD = "reward_flat reward_fall reward_spike empty_gradient kl_too_small decoupling score_falls"
 _TEXT = "gibberish repetition pattern_collapse truncation length_hacking turns_collapse"
@@ -30,8 +30,9 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
         ("members_disagree", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("reward_model_drift", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("score_falls", f"{_TEXT} decoupling reward_spike kl_too_large entropy_collapse"),
-        ("gibberish", f"repetition truncation tool_errors entropy_explosion {_REWARD}"),
+        # Loops surprise a letter model, too; other nonsense does not loop.
         ("repetition", f"truncation length_hacking gibberish pattern_collapse {_REWARD}"),
+        ("gibberish", f"repetition truncation tool_errors entropy_explosion {_REWARD}"),
         ("pattern_collapse", f"entropy_collapse repetition length_hacking {_REWARD}"),
         ("turns_collapse", f"{_REWARD} pattern_collapse entropy_collapse"),
         ("truncation", "reward_flat reward_fall empty_gradient turns_collapse"),
@@ -49,7 +50,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
 _UPSTREAM = tuple(_EXPLAINS)
 """Detectors in the order in which a failure goes through a run: of two that began at the same time
 the earlier one is the cause."""
-_SLOW = frozenset({"reward_fall", "decoupling"})
+_SLOW = frozenset({"reward_fall", "decoupling", "score_falls"})
 _SLOW_TIMES = 3
 """Noise of rewards, and the distance of evaluations, date these so many times less exactly."""
 _TIE_STEPS = 2
@@ -71,8 +72,10 @@ class RankedCause:
 def causes(verdicts: Sequence[Verdict]) -> list[RankedCause]:
     """Findings in the order in which to act on them, each with what follows from it.
 
-    One finding explains another if failures of its kind lead there, and it began no later. What
-    fails comes before what is worth a look, and what began first before the rest.
+    One finding explains another if failures of its kind lead there, or the other says so itself,
+    and it began no later. Where a date is only known to lie between two steps, both are tried. What
+    fails, or makes something fail, comes before what is worth a look, and what began first before
+    the rest.
 
     Args:
         verdicts: of `diagnose`; those that are ok or unknown count for nothing.
@@ -88,8 +91,7 @@ def causes(verdicts: Sequence[Verdict]) -> list[RankedCause]:
         circle = _circle(name, explained)
         if circle:
             del explained[min((by_name[each] for each in circle), key=_order).name]
-    roots = sorted((one for one in found if one.name not in explained), key=_order)
-    return [
+    ranked = [
         RankedCause(
             verdict=root,
             follows=tuple(
@@ -99,8 +101,10 @@ def causes(verdicts: Sequence[Verdict]) -> list[RankedCause]:
                 )
             ),
         )
-        for root in roots
+        for root in found
+        if root.name not in explained
     ]
+    return sorted(ranked, key=_urgency)
 
 
 def merged_levers(ranked: Sequence[RankedCause]) -> list[tuple[Lever, str]]:
@@ -113,18 +117,46 @@ def merged_levers(ranked: Sequence[RankedCause]) -> list[tuple[Lever, str]]:
 
 
 def _explains(cause: Verdict, effect: Verdict) -> bool:
-    if effect.name not in _EXPLAINS.get(cause.name, ()):
+    told = cause.name in effect.explained_by
+    if not told and effect.name not in _EXPLAINS.get(cause.name, ()):
         return False
-    gap = _began(effect) - _began(cause)
+    gap = _gap(cause, effect)
     near = max(_NEAR_STEPS, round(_NEAR_SHARE * max(_began(cause), _began(effect))))
-    slow = (effect if gap < 0 else cause).name in _SLOW
+    slow = told or (effect if gap < 0 else cause).name in _SLOW
     if abs(gap) > near * (_SLOW_TIMES if slow else 1):
         return gap > 0
+    if told or effect.name in cause.explained_by:
+        return told
     if cause.name not in _EXPLAINS.get(effect.name, ()):
         return True
     # Each could explain the other: the earlier one, and else the one further upstream.
     tie = near * (_SLOW_TIMES if slow else 1) if {cause.name, effect.name} & _SLOW else _TIE_STEPS
     return gap > 0 if abs(gap) > tie else _place(cause) < _place(effect)
+
+
+def _gap(cause: Verdict, effect: Verdict) -> int:
+    """Steps from the begin of one to that of the other; 0 where they may have begun together."""
+    (cause_first, cause_last), (first, last) = _begin_range(cause), _begin_range(effect)
+    if first > cause_last:
+        return first - cause_last
+    return min(0, last - cause_first)
+
+
+def _begin_range(verdict: Verdict) -> tuple[int, int]:
+    """First and last step at which a finding may have begun.
+
+    Texts are looked at in some steps only. A curve that moved, but has no change point, moved at
+    some time.
+    """
+    began = _began(verdict)
+    for item in verdict.evidence:
+        if item.dating is Dating.NONE or item.first_step is None:
+            continue
+        if item.sound_step is not None:
+            return min(began, item.sound_step + 1), max(began, item.first_step)
+        moved = item.dating is Dating.MOVEMENT and item.first_step == began
+        return began, (item.last_step or began) if moved else began
+    return began, began
 
 
 def _root(name: str, explained: Mapping[str, str]) -> str:
@@ -142,6 +174,11 @@ def _circle(name: str, explained: Mapping[str, str]) -> list[str]:
         seen.append(name)
         name = explained[name]
     return []
+
+
+def _urgency(ranked: RankedCause) -> tuple[bool, int, int]:
+    fails = any(one.status is Status.FAIL for one in (ranked.verdict, *ranked.follows))
+    return not fails, _began(ranked.verdict), _place(ranked.verdict)
 
 
 def _order(verdict: Verdict) -> tuple[bool, int, int]:

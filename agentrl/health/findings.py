@@ -42,6 +42,7 @@ def found(
     title: str,
     *evidence: Evidence,
     levers: Sequence[Lever] = (),
+    explained_by: Sequence[str] = (),
 ) -> Verdict:
     """A verdict that spans the steps of its evidence; the first lever of a key wins.
 
@@ -62,6 +63,7 @@ def found(
         last_step=max(lasts, default=None),
         evidence=evidence,
         levers=tuple(by_key.values()),
+        explained_by=frozenset(explained_by),
     )
 
 
@@ -117,13 +119,20 @@ def moved(
     )
 
 
-def shown(facts: Sequence[RolloutFacts], text: str, *, since: int | None = None) -> Evidence:
+def shown(
+    facts: Sequence[RolloutFacts],
+    text: str,
+    *,
+    since: int | None = None,
+    sound_step: int | None = None,
+) -> Evidence:
     """Rollouts that show it, the latest first.
 
     Args:
         facts: the rollouts.
         text: what they show.
         since: the step at which the finding began, if these say it; else they do not date it.
+        sound_step: the last step looked at before it began.
     """
     latest = sorted(facts, key=lambda fact: -fact.step)[:_IDS]
     return Evidence(
@@ -132,6 +141,7 @@ def shown(facts: Sequence[RolloutFacts], text: str, *, since: int | None = None)
         last_step=max((fact.step for fact in facts), default=None),
         rollout_ids=tuple(fact.rollout_id for fact in latest),
         dating=Dating.NONE if since is None else Dating.EXACT,
+        sound_step=sound_step,
     )
 
 

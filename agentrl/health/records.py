@@ -107,6 +107,9 @@ class Evidence:
     """Rollouts that show it."""
     dating: Dating = Dating.NOTICED
     """How it says since when; the first piece that does decides for the verdict."""
+    sound_step: int | None = None
+    """The last step looked at that was still sound, where only some steps are looked at: it began
+    after this one and no later than `first_step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +136,15 @@ class Verdict(Finding):
     """Numbers and curves that led to it."""
     levers: tuple[Lever, ...] = ()
     """Changes of the config that help, best first."""
+    explained_by: frozenset[str] = frozenset()
+    """Detectors of which this is a consequence, as its own evidence shows, if they speak of the
+    same time."""
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as `agentrl doctor --json` prints it and the page of a run reads it."""
         fields = asdict(self)
-        del fields["fix"]
+        del fields["fix"], fields["explained_by"]
         for piece in fields["evidence"]:
-            del piece["dating"]
+            del piece["dating"], piece["sound_step"]
         name, status, detail = (fields.pop(key) for key in ("name", "status", "detail"))
         return {"detector": name, "status": str(status), "title": detail, **fields}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from agentrl.health.findings import trained
 from agentrl.health.measures.onset import onset
@@ -17,7 +18,17 @@ _CURVES = ("entropy", "kl", "completions/mean_length")
 """Curves of every step that move with the texts, the best first."""
 
 
-def texts_since(history: History, measure: Measure, *, before: float, now: float) -> int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOnset:
+    """Since when texts differ, as closely as the steps that were looked at tell it."""
+
+    since: int | None = None
+    """First step of it; None where no step could be measured."""
+    sound_step: int | None = None
+    """The last step looked at whose texts were as at the start; None where none was."""
+
+
+def texts_since(history: History, measure: Measure, *, before: float, now: float) -> TextOnset:
     """The first step since which the texts have left the level of the first steps for good.
 
     Between the last sampled step that had not and the first that had, a curve which changes its
@@ -28,9 +39,6 @@ def texts_since(history: History, measure: Measure, *, before: float, now: float
         measure: what is compared; larger values are worse.
         before: its level in the first steps.
         now: its level in the latest ones.
-
-    Returns:
-        None where no sampled step can be measured.
     """
     bound = before + _PART * (now - before)
     first: int | None = None
@@ -43,8 +51,9 @@ def texts_since(history: History, measure: Measure, *, before: float, now: float
             first, unlike = None, step
         elif first is None:
             first = step
+    sound = unlike or None
     if first is None or first - unlike <= 1:
-        return first
+        return TextOnset(since=first, sound_step=sound)
     for metric in _CURVES:
         series = history.metrics.get(metric)
         if series is None:
@@ -52,5 +61,5 @@ def texts_since(history: History, measure: Measure, *, before: float, now: float
         for up in (True, False):
             began = onset(series, up=up, seen=first if first in series.steps else None)
             if began is not None and unlike < began <= first:
-                return began
-    return first
+                return TextOnset(since=began, sound_step=sound)
+    return TextOnset(since=first, sound_step=sound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,7 @@ from agentrl.health import (
 from agentrl.health.causes import _EXPLAINS
 from agentrl.health.levers import sampler, system
 from agentrl.health.measures.error_texts import error_line, error_words
+from agentrl.health.records import Dating, Evidence
 
 
 def verdict(name: str, step: int | None, status: Status = Status.FAIL, **levers: object) -> Verdict:
@@ -68,6 +70,41 @@ def test_a_date_that_is_not_exact_is_so_whichever_finding_is_asked(early, causes
     divergence that came within the error of that date."""
     found = [verdict("decoupling", early), verdict("kl_too_large", 90)]
     assert [name for name, _ in ranked(*found)] == [causes_first]
+
+
+def dated_by(found: Verdict, item: Evidence, *because: str) -> Verdict:
+    return replace(found, evidence=(item,), explained_by=frozenset(because))
+
+
+def test_a_movement_without_a_change_point_rules_no_cause_out() -> None:
+    """Fails if the first step of a curve passes for the date of what moved somewhere in it."""
+    moved = Evidence(text="m", first_step=1, last_step=150, dating=Dating.MOVEMENT)
+    found = [dated_by(verdict("decoupling", 1), moved), verdict("empty_gradient", 63)]
+    assert ranked(*found) == [("empty_gradient", ["decoupling"])]
+    exact = replace(moved, dating=Dating.EXACT)
+    found[0] = dated_by(found[0], exact)
+    assert [name for name, _ in ranked(*found)] == ["decoupling", "empty_gradient"]
+
+
+@pytest.mark.parametrize(("sound_step", "first"), [(40, "repetition"), (59, "length_hacking")])
+def test_texts_began_to_loop_between_two_looks(sound_step: int, first: str) -> None:
+    looked = Evidence(text="m", first_step=60, sound_step=sound_step, dating=Dating.EXACT)
+    found = [verdict("length_hacking", 50), dated_by(verdict("repetition", 60), looked)]
+    assert ranked(*found)[0][0] == first
+
+
+def test_a_finding_knows_better_than_the_table_of_which_it_is_a_consequence() -> None:
+    told = replace(verdict("reward_fall", 70), explained_by=frozenset({"empty_gradient"}))
+    assert ranked(told, verdict("empty_gradient", 72)) == [("empty_gradient", ["reward_fall"])]
+    late = verdict("empty_gradient", 120)
+    assert ranked(told, late) == [("reward_fall", ["empty_gradient"])]
+
+
+def test_a_mild_cause_of_a_failure_comes_before_a_later_failure() -> None:
+    found = [verdict("empty_gradient", 50, Status.WARN), verdict("decoupling", 52)]
+    later = verdict("infrastructure", 110)
+    assert ranked(*found, later) == [("empty_gradient", ["decoupling"]), ("infrastructure", [])]
+    assert ranked(found[0], later)[0][0] == "infrastructure"
 
 
 def test_a_key_that_two_causes_pull_gets_the_value_of_the_first() -> None:

@@ -21,6 +21,7 @@ from agentrl.health.findings import (
     seen,
     share,
     shown,
+    stalled,
     steps_text,
     sustained,
     too_few,
@@ -53,7 +54,8 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     rise = grown.end / grown.start if grown.start > 0 else math.inf
     if not grown.up or rise < limits["length_hacking/rise"]:
         return fine(name, f"mean length {number(grown.start)} -> {number(grown.end)} tokens")
-    score = score_rise_since(history, onset(series, up=True) or series.steps[0])
+    began = onset(series, up=True) or series.steps[0]
+    score = score_rise_since(history, began)
     if score is not None and score.up:
         return fine(name, f"longer ({number(rise)} times) and better: held out {score.text()}")
     _, last = ends(history)
@@ -66,8 +68,12 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     worse = _only_the_reward_gains(history)
     if not (capped or paid or rising or worse):
         return fine(name, f"{number(rise)} times longer, and length does not pay")
-    evidence = [moved(metric, series, grown, f"mean length {grown.text()} tokens")]
-    if shift is not None and ratio is not None and shift.end > 0.05:
+    # Length that nothing pays for is no hacking: what it leads to, or comes from, is the fault.
+    unpaid = not paid and stalled(history, began)
+    cut_off = shift is not None and shift.end > 0.05
+    text = f"mean length {grown.text()} tokens"
+    evidence = [moved(metric, series, grown, text, dates=not (unpaid and cut_off))]
+    if cut_off and shift is not None and ratio is not None:
         evidence.append(
             moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text()}")
         )
@@ -92,6 +98,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
         ),
         *evidence,
         levers=policy.shorter(history.config),
+        explained_by=("truncation", "repetition", "gibberish") if unpaid else (),
     )
 
 

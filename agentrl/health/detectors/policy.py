@@ -171,6 +171,8 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
             last_step=series.steps[-1],
         ),
         levers=[*policy.lower_rate(history.config, 10), *policy.stronger_kl(history.config)],
+        # Far from a uniform choice, it is the new texts that are less certain.
+        explained_by=() if pinned else ("gibberish",),
     )
 
 

@@ -8,8 +8,10 @@ from statistics import fmean
 from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
+    fall_of,
     fine,
     found,
+    held_out,
     moved,
     passed,
     reward_range,
@@ -36,7 +38,8 @@ from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 
 _REWARD = "reward"
-"""Evaluations from which a line through them says more than their ends."""
+_KEPT = 0.8
+"""Share of a held-out score that is left where it did not fall with the reward."""
 
 
 @detector(
@@ -63,6 +66,7 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
             "the reward is flat at zero: a broken reward, or tasks out of reach",
             seen(_REWARD, at_zero, f"reward within {number(zero)} of 0 for {steps_text(at_zero)}"),
             levers=system.difficulty(history.config, level=0.0),
+            explained_by=_fell_from(history, at_zero.first_step),
         )
     recent = series.values[-steps:]
     least = 1e-6 * max(1.0, abs(recent[-1]))
@@ -110,6 +114,7 @@ def _no_move(history: History, series: Series, limits: Limits) -> Verdict:
         f"the reward has not moved in {len(series.values)} steps",
         moved(_REWARD, series, whole),
         levers=[*policy.higher_rate(history.config), *system.difficulty(history.config)],
+        explained_by=("reward_fall",),
     )
 
 
@@ -195,6 +200,7 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
     scale = max(abs(best), 1e-3)
     if not lost.down or -lost.gain < limits["reward/fall"] * scale:
         return fine(name, f"reward {number(lost.end)}, at best {number(best)}")
+    began = _fell(since(series, series.steps[at - width]), (best + lost.end) / 2)
     return found(
         name,
         Status.FAIL if -lost.gain >= 2 * limits["reward/fall"] * scale else Status.WARN,
@@ -202,12 +208,29 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         Evidence(
             text=f"reward {lost.text()} since its best level at step {peak}",
             metric=_REWARD,
-            first_step=_fell(since(series, series.steps[at - width]), (best + lost.end) / 2),
+            first_step=began,
             last_step=series.steps[-1],
             dating=Dating.EXACT,
         ),
         levers=[*policy.lower_rate(history.config, 4), *policy.stronger_kl(history.config)],
+        # The policy is as good as before: the training tasks are others.
+        explained_by=("empty_gradient",) if _held_out_holds(history, began) else (),
     )
+
+
+def _fell_from(history: History, step: int) -> tuple[str, ...]:
+    """Causes of a reward that is zero since a step: a fall, or other tasks where scores hold."""
+    return ("reward_fall", "empty_gradient") if _held_out_holds(history, step) else ("reward_fall",)
+
+
+def _held_out_holds(history: History, step: int) -> bool:
+    """True if no held-out score fell with the reward, as far as there are some on both sides."""
+    for name, series in held_out(history).items():
+        at = bisect_left(series.steps, step)
+        before, after = series.values[max(0, at - 3) : at], series.values[at + 1 :]
+        if len(before) >= 2 and len(after) >= 2:
+            return fall_of(history, name) is None and fmean(after) >= _KEPT * fmean(before)
+    return False
 
 
 def _fell(since_peak: Series, middle: float) -> int:

@@ -101,7 +101,8 @@ def _surprising(history: History, limits: Limits) -> list[Evidence]:
             f"a letter model of the first steps needs {number(now)} bits a character for what is "
             f"written now, {number(base)} for the first steps; one of the latest steps needs "
             f"{number(own)} for its own kind",
-            since=since,
+            since=since.since,
+            sound_step=since.sound_step,
         )
     ]
 
@@ -198,7 +199,7 @@ def _alike(
         now=now,
     )
     start = "" if before is None else f", {share(before)} at the start"
-    return [shown(last, text + start, since=since)]
+    return [shown(last, text + start, since=since.since, sound_step=since.sound_step)]
 
 
 def _solves(facts: Sequence[RolloutFacts]) -> bool:
@@ -259,6 +260,12 @@ def repetition(history: History, limits: Limits) -> Verdict:
         return fine(name, f"{share(now)} of the rollouts loop, {share(before)} at the start")
     if solved(history):
         return fine(name, f"{share(now)} of the rollouts loop, and the held-out tasks are solved")
+    since = texts_since(
+        history,
+        lambda facts: fmean(repeated_share(fact.text) >= loops for fact in facts[: 3 * _TEXTS]),
+        before=before,
+        now=now,
+    )
     return found(
         name,
         Status.FAIL if now >= 2 * limits["repetition/share"] else Status.WARN,
@@ -266,14 +273,8 @@ def repetition(history: History, limits: Limits) -> Verdict:
         shown(
             looping,
             f"more than {share(loops)} of their 4-word sequences stood there before",
-            since=texts_since(
-                history,
-                lambda facts: fmean(
-                    repeated_share(fact.text) >= loops for fact in facts[: 3 * _TEXTS]
-                ),
-                before=before,
-                now=now,
-            ),
+            since=since.since,
+            sound_step=since.sound_step,
         ),
         levers=[*policy.shorter(history.config), *policy.stronger_kl(history.config)],
     )
