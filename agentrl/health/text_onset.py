@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from agentrl.health.findings import trained
+from agentrl.health.measures.curves import weighted_slope
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import History, RolloutFacts
 
@@ -14,6 +16,10 @@ Measure = Callable[[Sequence[RolloutFacts]], float | None]
 
 _PART = 0.25
 """Of the way from the level at the start to that of now, above which a step has left the start."""
+_FULL = 0.9
+"""Of that way, from which a change is complete."""
+_RAMP_LOOKS = 3
+"""Steps looked at on the way that make a change a slow one."""
 _CURVES = ("entropy", "kl", "completions/mean_length")
 """Curves of every step that move with the texts, the best first."""
 
@@ -43,14 +49,19 @@ def texts_since(history: History, measure: Measure, *, before: float, now: float
     bound = before + _PART * (now - before)
     first: int | None = None
     unlike = 0
+    levels: dict[int, float] = {}
     for step, facts in trained(history).items():
         value = measure(facts)
         if value is None:
             continue
+        levels[step] = value
         if value <= bound:
             first, unlike = None, step
         elif first is None:
             first = step
+    ramp = None if first is None else _ramp_begin(levels, first, before=before, now=now)
+    if ramp is not None:
+        return TextOnset(since=ramp, sound_step=max((s for s in levels if s < ramp), default=None))
     sound = unlike or None
     if first is None or first - unlike <= 1:
         return TextOnset(since=first, sound_step=sound)
@@ -63,3 +74,32 @@ def texts_since(history: History, measure: Measure, *, before: float, now: float
             if began is not None and unlike < began <= first:
                 return TextOnset(since=began, sound_step=sound)
     return TextOnset(since=first, sound_step=sound)
+
+
+def _ramp_begin(
+    levels: Mapping[int, float], first: int, *, before: float, now: float
+) -> int | None:
+    """The step at which a slow change began: where the line through its looks meets the start.
+
+    A slow change passes the bound long after it began. None where it came within few looks.
+
+    Args:
+        levels: of the steps looked at, ascending.
+        first: the first of them that has left the start.
+        before: level of the start.
+        now: level of the end.
+    """
+    full = before + _FULL * (now - before)
+    rising: list[int] = []
+    for step in (step for step in levels if step >= first):
+        rising.append(step)
+        if levels[step] >= full:
+            break
+    if len(rising) < _RAMP_LOOKS:
+        return None
+    line = weighted_slope(rising, [levels[step] for step in rising], [1.0] * len(rising))
+    if line is None or line[0] <= 0:
+        return None
+    middle, level = fmean(rising), fmean(levels[step] for step in rising)
+    begin = middle - (level - before) / line[0]
+    return max(1, round(begin)) if begin < first else None
