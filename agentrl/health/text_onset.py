@@ -102,4 +102,8 @@ def _ramp_begin(
         return None
     middle, level = fmean(rising), fmean(levels[step] for step in rising)
     begin = middle - (level - before) / line[0]
+    sound = max((step for step in levels if step < first), default=None)
+    # A line that would have shown at the last sound look is not how it came.
+    if sound is None or level + line[0] * (sound - middle) > before + _PART * (now - before):
+        return None
     return max(1, round(begin)) if begin < first else None
