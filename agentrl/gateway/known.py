@@ -44,6 +44,8 @@ class KnownParts:
         """Messages with their meaning, by the identity of the message; see `hear`."""
         self._said: tuple[tuple[Message, ...], tuple[HeardMessage, ...]] = (), ()
         """The latest conversation, and what was heard of it."""
+        self._read: tuple[Sequence[Any], Sequence[Message]] = (), ()
+        """The latest items, and the messages of all."""
         self._items: dict[bytes, _KnownItem] = {}
         self._same: dict[int, _KnownItem] = {}
         """The same by the identity of the item."""
@@ -64,13 +66,15 @@ class KnownParts:
             read: gives the messages of one item, and takes its name for errors.
             where: name of an item, with `{}` for its position.
         """
-        found: list[Message] = []
-        same = self._same
-        for at, item in enumerate(items):
-            one = same.get(id(item))
+        before, known = self._read
+        goes_on = len(before) <= len(items) and all(map(is_, before, items))
+        found = [*known] if goes_on else []
+        for at in range(len(before) if goes_on else 0, len(items)):
+            one = self._same.get(id(items[at]))
             if one is None:
-                one = self._item(item, read, where.format(at))
+                one = self._item(items[at], read, where.format(at))
             found += one.messages
+        self._read = items, (*found,)
         return found
 
     def _item(

@@ -110,6 +110,8 @@ class GatewaySession(SessionRecord):
         self._counted: set[TreeNode] = set()
         self._started = 0
         self._waiting = 0
+        self._read: tuple[TreeNode | None, list[int]] = None, []
+        """The node behind which the latest turn was sampled, and the ids of its path."""
         # Messages are placed and rendered by one request at a time, so that none stands twice.
         self._placing = asyncio.Lock()
 
@@ -407,7 +409,7 @@ class GatewaySession(SessionRecord):
             generation = await bounded_turn(
                 watch,
                 parts.generator,
-                node.path_ids(),
+                self._ids_to(node),
                 sampling,
                 self._session_id,
                 limit_s=parts.limits.turn_limit_s,
@@ -463,6 +465,18 @@ class GatewaySession(SessionRecord):
         self._counted.update([*takewhile(lambda one: one not in self._counted, sampled.upward())])
         self._answers[answer.id] = sampled, request.messages
         return answer
+
+    def _ids_to(self, node: TreeNode) -> list[int]:
+        """All ids of the path to a node: one list that grows, unless another turn reads it."""
+        before, ids = self._read
+        new = [*takewhile(lambda one: one is not before, node.upward())]
+        if self._waiting > 1 or (new and new[-1].parent is None):
+            ids = node.path_ids()
+        else:
+            for one in reversed(new):
+                ids += one.ids
+        self._read = node, ids
+        return ids
 
     def _begin_wait(self) -> None:
         self._activity.turn += 1

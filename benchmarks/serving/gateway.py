@@ -239,22 +239,24 @@ def cpu(options: argparse.Namespace, tokenizer: Any) -> list[str]:
         "| encoding the result once | the rest, median | at most 1 ms |",
         "|--|--|--|--|--|--|--|",
     ]
-    for size, path in itertools.product(SIZES, WIRES):
+    for size in SIZES:
         outputs = outputs_of(text, size)
         for _ in range(TURNS[-1] * (options.repeats + 1)):
             chat.encode_plain(next(outputs))  # word caches fill up, for all wires alike
-        outputs = outputs_of(text, size)
-        asyncio.run(turns_cpu(chat, path, 5, outputs))
-        runs: list[list[float]] = []
+        texts = {path: outputs_of(text, size) for path in WIRES}
+        for path in WIRES:
+            asyncio.run(turns_cpu(chat, path, 5, texts[path]))
+        runs: dict[str, list[list[float]]] = {path: [] for path in WIRES}
         encoded: list[float] = []
-        for _ in range(options.repeats):
+        # The wires take turns: what else the machine does is no difference between them.
+        for _, path in itertools.product(range(options.repeats), WIRES):
             encoded.append(encode_ms(tokenizer, text, size))
-            runs.append(asyncio.run(turns_cpu(chat, path, TURNS[-1], outputs, profile)))
+            runs[path].append(asyncio.run(turns_cpu(chat, path, TURNS[-1], texts[path], profile)))
         once = statistics.median(encoded)
-        for turn in TURNS:
+        for path, turn in itertools.product(WIRES, TURNS):
             # Turns beside it cost the same, and make the median steadier.
             ats = range(turn - 3, min(turn + 2, TURNS[-1]))
-            near = [1e3 * run[at] - engine_ms for run in runs for at in ats]
+            near = [1e3 * run[at] - engine_ms for run in runs[path] for at in ats]
             low, middle, high = statistics.quantiles(near, n=4)
             rest = middle - once
             reached = "yes" if middle <= 1 else "without encoding" if rest <= 1 else "**no**"

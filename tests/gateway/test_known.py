@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -29,6 +30,33 @@ def test_an_item_is_read_again_only_where_its_spelling_differs():
     assert again[3] is first[0]
     odd = known.messages([{"a": 10**40}, {"b": "\ud800"}] * 2, read, "[{}]")
     assert [message.content[:3] for message in odd] == ["[0]", "[1]", "[2]", "[3]"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_items_that_go_on_are_read_as_a_whole(seed):
+    """Fails if what is known of a history is taken where another item stands in it."""
+    rng, known = random.Random(seed), KnownParts()
+    items: list[Any] = []
+    for turn in range(20):
+        items = [*items[: rng.choice([len(items), rng.randrange(len(items) + 1)])], {"at": turn}]
+        if rng.random() < 0.2:
+            items[rng.randrange(len(items))] = {"edited": turn}
+        found = known.messages(items, read, "[{}]")
+        assert [message.content.partition(" ")[2] for message in found] == [*map(repr, items)]
+
+
+async def test_turns_at_once_do_not_change_the_ids_of_each_other(chat):
+    """Fails if the list of ids that one turn is sampled behind grows while an engine reads it."""
+    served = serve(chat, lambda ids, session: "said", delay_s=0.01)
+    history = [{"role": "user", "content": "Begin."}]
+    for turn in range(3):
+        # The second goes on, behind a turn of its own, where the first is being sampled.
+        own = [{"role": "assistant", "content": f"own {turn}"}, {"role": "user", "content": "?"}]
+        said, _ = await asyncio.gather(served.chat(history), served.chat([*history, *own]))
+        history += [said, {"role": "user", "content": f"{turn}"}]
+    seen = [request.prompt_ids for request in served.engine.requests]
+    assert seen == [tuple(node.parent.path_ids()) for node in served.session.tree.sampled]
+    assert len(seen) == 6
 
 
 def test_what_is_kept_is_bounded():
