@@ -23,7 +23,7 @@ from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
 from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
 from agentrl.data.run.paths import RunPaths
-from agentrl.data.run.read import require_run
+from agentrl.data.run.read import read_object, require_run
 from agentrl.errors import ConfigError
 from agentrl.health.records import LARGEST, History, RolloutFacts, Series
 from agentrl.health.rollouts import read_rollouts
@@ -50,14 +50,18 @@ def read_history(run_dir: Path, *, rollouts_per_step: int = 64) -> History:
     require_run(Path(run_dir))
     paths = RunPaths(Path(run_dir))
     notes: list[str] = []
-    metrics, not_finite = read_series(paths.metrics_file, notes)
+    evaluated = read_object(paths.evaluation_file)
+    if evaluated:  # `agentrl eval` trains nothing, so it writes neither curves nor a config
+        metrics, not_finite = series_of(_scores(evaluated))
+    else:
+        metrics, not_finite = read_series(paths.metrics_file, notes)
     rollouts: Sequence[RolloutFacts] = ()
     if rollouts_per_step > 0:
         rollouts = read_rollouts(paths.trajectories, rollouts_per_step, notes)
     return History(
         metrics=metrics,
         rollouts=rollouts,
-        config=read_config(paths.config_file, notes),
+        config={} if evaluated else read_config(paths.config_file, notes),
         not_finite=not_finite,
         notes=tuple(notes),
     )
@@ -239,6 +243,17 @@ def _leaves(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, dotted)
         else:
             yield dotted, value
+
+
+def _scores(evaluated: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The metrics of an evaluation, each at step 0, where its rollouts stand."""
+    records = evaluated.get("scores")
+    return {
+        name: {0: number}
+        for record in (records if isinstance(records, list) else ())
+        for name, value in (record.items() if isinstance(record, dict) else ())
+        if (number := _number(value)) is not None
+    }
 
 
 def _values(path: Path, notes: list[str]) -> Iterator[tuple[int, str, float]]:

@@ -117,6 +117,11 @@ class RunPaths:
         return self.path / "result.json"
 
     @property
+    def evaluation_file(self) -> Path:
+        """Path of the policy, scores and cost of a folder that `agentrl eval` wrote."""
+        return self.path / "evaluation.json"
+
+    @property
     def lock_file(self) -> Path:
         """Held (flock) by the one process that writes here."""
         return self.path / ".lock"

@@ -70,7 +70,13 @@ class RunReader:
         return self.run.path
 
     def identity(self) -> Mapping[str, Any]:
-        """Model, versions and time of `run.json`; empty if it cannot be read."""
+        """Model, versions and time of `run.json`; of an evaluation the policy that was scored.
+
+        Empty if it cannot be read.
+        """
+        evaluated = read_object(self.paths.evaluation_file)
+        if evaluated:
+            return {"model": evaluated.get("policy")}
         return read_object(self.paths.identity_file)
 
     def revision(self) -> str:
@@ -80,7 +86,7 @@ class RunReader:
         watched = (
             paths.metrics_file, paths.health_file, paths.result_file, paths.config_file,
             paths.trajectories, paths.trajectories / "train", paths.trajectories / "eval",
-            paths.tokens, paths.examples, paths.control_file,
+            paths.tokens, paths.examples, paths.control_file, paths.evaluation_file,
         )  # fmt: skip
         marks = [f"{path.name}:{_mark(path)}" for path in watched]
         with contextlib.suppress(OSError):

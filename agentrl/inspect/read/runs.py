@@ -95,7 +95,9 @@ def run_state(path: Path) -> RunState:
                 return "paused"
             if time.time() - written < _FRESH_S:
                 return "running"
-    return "finished" if RunPaths(path).result_file.exists() else "stopped"
+    paths = RunPaths(path)
+    ended = paths.result_file.exists() or paths.evaluation_file.exists()
+    return "finished" if ended else "stopped"
 
 
 def pause_of(path: Path) -> tuple[int, str] | None:

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl import usage
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config import RunConfig
+from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
 from agentrl.files import write_whole
 from agentrl.runtime.api.sampler import ApiSampler, not_sampled, used
@@ -19,7 +20,6 @@ from agentrl.runtime.api.transcript import transcript_tokenizer
 from agentrl.runtime.assembly.parts import make_worker, model_source
 from agentrl.runtime.assembly.policy import open_environment
 from agentrl.runtime.scoring.evaluate import EvalSummary
-from agentrl.runtime.scoring.stored_scores import EVALUATION_FILE
 from agentrl.runtime.stages import HeldGroup, report_of
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task
@@ -177,4 +177,4 @@ def write_evaluation(
         "use": spent,
         "scores": [item.metrics() for item in scores],
     }
-    write_whole(out / EVALUATION_FILE, json.dumps(value, indent=1).encode())
+    write_whole(RunPaths(out).evaluation_file, json.dumps(value, indent=1).encode())

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.data import TrajectoryStore
+from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import report_of
-
-EVALUATION_FILE = "evaluation.json"
-"""File of an evaluation that says which policy was scored, and with what outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +50,13 @@ def read_scores(folder: Path) -> PolicyScores:
 
 
 def _policy_of(folder: Path, scores: Mapping[str, EvalSummary]) -> str:
+    file = RunPaths(folder).evaluation_file
     try:
-        return str(json.loads((folder / EVALUATION_FILE).read_bytes())["policy"])
+        return str(json.loads(file.read_bytes())["policy"])
     except FileNotFoundError:
         step = max(item.step for item in scores.values())
         return f"{folder.name}, step {step}"
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{folder / EVALUATION_FILE} cannot be read ({error}); evaluate again, or remove it"
+            f"{file} cannot be read ({error}); evaluate again, or remove it"
         ) from error

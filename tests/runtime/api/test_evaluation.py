@@ -18,6 +18,9 @@ from agentrl.config.schema import ChatSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError, RunError
 from agentrl.gateway import listening
+from agentrl.inspect.pages.overview import run_entry, run_overview
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.runs import FoundRun
 from agentrl.runtime.api import ApiUse
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sample import evaluate_api
@@ -132,6 +135,12 @@ async def test_calls_of_chat_completions_run_our_tools(tmp_path: Path) -> None:
     assert (use.requests, use.failed, use.prompt_tokens) == (6, 0, 600)
     assert use.completion_tokens == 3 * (5 + 3)
     assert use.cost == pytest.approx((600 * 10 + 24 * 100) / 1e6)
+    # The page of it names the model and its scores, and misses nothing that only training writes.
+    reader = RunReader(FoundRun(id="out", path=tmp_path / "out"))
+    entry = run_entry(reader)
+    assert (entry["model"], entry["state"], entry["notes"]) == ("big", "finished", [])
+    assert (entry["score"], entry["score_before"], entry["score_after"]) == ("held", 1.0, None)
+    assert run_overview(reader)["notes"] == []
     last = server.asked[-1]
     assert last["tools"][0]["function"]["name"] == "add"
     said, result = last["messages"][-2:]
