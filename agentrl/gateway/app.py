@@ -331,7 +331,8 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, most: int) ->
     if max(size, total) > most:
         raise RequestRefused(
             RefusalReason.TOO_LARGE,
-            f"the request has {max(size, total)} bytes or more, at most {most} are read",
+            f"the request has {max(size, total)} bytes or more, at most {most} are read; "
+            "shorten the conversation",
         )
     return b"".join(parts)
 

@@ -190,6 +190,8 @@ async def test_models_are_listed_for_both_sdks(chat):
 # -- errors ---------------------------------------------------------------------------------------
 
 BAD_TOOL = {"type": "function", "function": {"name": "x", "parameters": {"type": "strange"}}}
+ODD_SCHEMA = {"type": "object", "properties": {"a": {"required": "b"}}}
+ODD_TOOL = {"type": "function", "function": {"name": "x", "parameters": ODD_SCHEMA}}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 
 
@@ -203,7 +205,12 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "expected one of system"),
         ({"messages": [*USER, {"role": "assistant", "content": "a"}]}, 400, "ends with a message"),
         ({"messages": 3}, 400, "messages is 3, expected a list"),
-        ({"tools": [BAD_TOOL]}, 400, "expected one of array"),
+        (
+            {"tools": [BAD_TOOL]},
+            400,
+            "tools[0].function.parameters.type is 'strange', expected",
+        ),
+        ({"tools": [ODD_TOOL]}, 400, "parameters.properties.a.required is 'b', expected a list"),
         ({"max_tokens": 0}, 400, "expected a whole number of at least 1"),
         ({"stop": [1]}, 400, "expected a text or a list of texts"),
         ({"stream": "yes"}, 400, "expected true or false"),

@@ -156,7 +156,9 @@ def call_of(call_id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
     )
 
 
-def function_tool(name: Any, description: Any, parameters: Any, where: str) -> Tool:
+def function_tool(
+    name: Any, description: Any, parameters: Any, where: str, *, schema_field: str = "parameters"
+) -> Tool:
     """A function that is offered.
 
     Raises:
@@ -166,7 +168,7 @@ def function_tool(name: Any, description: Any, parameters: Any, where: str) -> T
         raise wrong(f"{where}.name", name, "the name of a function")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
-    _check_schema(parameters, where, root=True)
+    _check_schema(parameters, f"{where}.{schema_field}", root=True)
     return schema_tool({"name": name, "description": description or "", "parameters": parameters})
 
 
@@ -175,18 +177,23 @@ def _check_schema(schema: Any, where: str, *, root: bool = False) -> None:
     if isinstance(schema, bool) and not root:
         return
     if not isinstance(schema, dict):
-        raise wrong(f"{where}.parameters", schema, "a JSON schema, which is an object")
+        raise wrong(where, schema, "a JSON schema, which is an object")
     kinds = schema.get("type")
     names = kinds if isinstance(kinds, list) else [] if kinds is None else [kinds]
     if not all(isinstance(name, str) and name in _SCHEMA_TYPES for name in names):
-        raise wrong(f"{where}.parameters type", kinds, f"one of {', '.join(sorted(_SCHEMA_TYPES))}")
+        raise wrong(f"{where}.type", kinds, f"one of {', '.join(sorted(_SCHEMA_TYPES))}")
     if root and names and names != ["object"]:
-        raise wrong(f"{where}.parameters type", kinds, "'object': arguments have names")
+        raise wrong(f"{where}.type", kinds, "'object': arguments have names")
     properties = schema.get("properties")
     if properties is not None and not isinstance(properties, dict):
-        raise wrong(f"{where}.parameters.properties", properties, "an object of schemas")
+        raise wrong(f"{where}.properties", properties, "an object of schemas")
     for name, inner in (properties or {}).items():
-        _check_schema(inner, f"{where}.parameters.{name}")
+        _check_schema(inner, f"{where}.properties.{name}")
+    required = schema.get("required")
+    if required is not None and not (
+        isinstance(required, list) and all(isinstance(name, str) for name in required)
+    ):
+        raise wrong(f"{where}.required", required, "a list of names")
 
 
 def written_arguments(call: ToolCall) -> str:
