@@ -672,6 +672,8 @@ class Conversation:
     """[_P] Tokens that the completion follows; empty where only messages are known."""
     completion: Completion
     """From the first message of the assistant on."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `prompt_ids` and the ids of the completion, by position."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """OpenAI function schemas of the tools that were offered."""
     weight: float = 1.0

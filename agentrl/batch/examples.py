@@ -18,6 +18,7 @@ from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, PackedBatch, Row, RowKey
 from agentrl.config.presets import LossAggMode
 from agentrl.errors import DataError
+from agentrl.types import ImageSpan
 
 CHOSEN, REJECTED = 0, 1
 """`RowKey.row_index` of the answers of a pair."""
@@ -62,6 +63,8 @@ class Example:
     """[_P] Tokens before the answers; at least one."""
     answers: tuple[AnswerTokens, ...]
     """One, or `CHOSEN` and `REJECTED`."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among the tokens of prompt and answer, by position; only of one answer."""
     weight: float = 1.0
     """Factor of its loss."""
     margin: float | None = None
@@ -221,7 +224,7 @@ def score_rows(
 
 def _likelihood_rows(example: Example, weight: float) -> list[Row]:
     return [
-        answer_row(_key(example, index), example.prompt_ids, answer, weight)
+        answer_row(_key(example, index), example.prompt_ids, answer, weight, images=example.images)
         for index, answer in enumerate(example.answers)
     ]
 
@@ -231,7 +234,12 @@ def _key(example: Example, index: int) -> RowKey:
 
 
 def answer_row(
-    key: RowKey, prompt_ids: tuple[int, ...], answer: AnswerTokens, weight: float
+    key: RowKey,
+    prompt_ids: tuple[int, ...],
+    answer: AnswerTokens,
+    weight: float,
+    *,
+    images: tuple[ImageSpan, ...] = (),
 ) -> Row:
     """A row whose trained tokens are those of an answer."""
     mask = np.array(answer.mask, dtype=np.bool_)
@@ -246,6 +254,7 @@ def answer_row(
         advantages_R=np.zeros(end),
         weight=weight,
         temperature=1.0,
+        images=tuple(span for span in images if span.end <= len(prompt_ids) + end),
     )
 
 

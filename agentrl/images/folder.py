@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import DataError
@@ -18,9 +19,15 @@ class ImageFolder:
         '9f86d081884c7d65'
     """
 
-    def __init__(self, directory: Path) -> None:
-        """A folder, made when the first image comes."""
+    def __init__(self, directory: Path, *, others: Sequence[Path] = ()) -> None:
+        """A folder, made when the first image comes.
+
+        Args:
+            directory: gets what is kept.
+            others: folders that are read where it lacks an image.
+        """
         self.directory = Path(directory)
+        self._others = tuple(others)
         self._kept: set[str] = set()
 
     def path(self, digest: str) -> Path:
@@ -44,8 +51,10 @@ class ImageFolder:
         Raises:
             DataError: it is not there.
         """
+        places = (self.directory, *self._others)
+        found = next((place for place in places if (place / digest).is_file()), self.directory)
         try:
-            return self.path(digest).read_bytes()
+            return (found / digest).read_bytes()
         except OSError as error:
             raise DataError(
                 f"image {digest} cannot be read from {self.directory}: {error}; rows name their "

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
+from agentrl.cli.console.fit_view import FitView
 from agentrl.config import RunConfig
+from agentrl.config.fit import FitConfig
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.runtime.checks.vision import check_seeing
+from agentrl.runtime.fit.launch import fit
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sample import evaluate
@@ -74,11 +79,40 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
     moved = {name for name, old in weights[0].items() if not torch.equal(old, weights[1][name])}
     assert moved == {name for name in weights[0] if "visual" not in name}
+    await learned_from(run, tmp_path)
     (score,) = await evaluate(
         config, base=tmp_path, model_path=str(run), out=tmp_path / "out", progress=Progress()
     )
     assert (score.rollouts >= 4, score.untrusted) == (True, 0)
     assert len(list((tmp_path / "out" / "images").iterdir())) >= 4
+
+
+async def learned_from(run: Path, base: Path) -> None:
+    """Supervised learning on the rollouts of a run, with the images that they were shown."""
+    settings = {
+        "run": {"name": "fit", "dir": str(base / "runs")},
+        "model": {"path": str(run), "dtype": "float32", "device": "cpu"},
+        "data": {"source": f"run:{run}", "examples_per_step": 2, "epochs": 2},
+        "objective": "sft",
+        "train": {"steps": 3, "learning_rate": 1e-2, "micro_batch_tokens": 1024},
+    }
+    with pytest.raises(ConfigError, match=r"ranks: 1 \(got 2\)"):
+        await fit(FitConfig.model_validate(settings | {"ranks": 2}), base=base,
+                  progress=FitView(Console()))  # fmt: skip
+    result = await fit(FitConfig.model_validate(settings), base=base, progress=FitView(Console()))
+    losses = [
+        json.loads(line)["sft/loss"]
+        for line in (result.path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert losses[-1] < losses[0]
+    folder = result.path / "checkpoints" / "step-3"
+    assert (folder / "preprocessor_config.json").is_file()
+    before, after = (
+        load_file(of / "model.safetensors") for of in (run / "checkpoints" / "step-1", folder)
+    )
+    # Pixels are learned from: the gradient reaches the first layer of the tower.
+    name = next(name for name in before if "visual.patch_embed" in name)
+    assert not torch.equal(before[name], after[name])
 
 
 def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None:

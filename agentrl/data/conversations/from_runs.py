@@ -6,6 +6,7 @@ With a least score this is rejection sampling: what the policy did well is learn
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from agentrl.data.conversations.loaded import LoadedConversations
 from agentrl.data.run.paths import RunPaths
@@ -44,7 +45,7 @@ def conversations_of_run(
         names = [name.encode("ascii", "backslashreplace").decode() for name in kinds]
         raise DataError(f"run {folder}: rollouts of kind {choices(kind, names)}")
     found = LoadedConversations()
-    seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    seen: set[tuple[Any, ...]] = set()
     for step in store.steps(kind):
         for stored in store.read(kind, step=step):
             if limit is not None and len(found) >= limit:
@@ -55,7 +56,8 @@ def conversations_of_run(
                 found.left_out[reason] += 1
                 continue
             conversation = _conversation(row, f"{folder.name}/{kind}/{step}", folder, kind, step)
-            key = conversation.prompt_ids, conversation.completion.ids
+            digests = tuple(span.digest for span in conversation.images)
+            key = conversation.prompt_ids, conversation.completion.ids, digests
             if key in seen:
                 found.left_out["the same tokens as another rollout"] += 1
                 continue
@@ -89,6 +91,7 @@ def _conversation(row: Trajectory, name: str, folder: Path, kind: str, step: int
         id=f"{name}/{row.rollout_id}{part}",
         prompt_ids=row.prompt_ids,
         completion=Completion(ids=row.response_ids[:end], mask=row.response_mask[:end]),
+        images=tuple(span for span in row.images if span.end <= len(row.prompt_ids) + end),
         task_id=row.task_id,
         source=f"{folder}, {kind} step {step}, group {row.group_id}",
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.config.fit import FitConfig
 from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
 
@@ -41,10 +43,31 @@ def check_seeing(config: RunConfig) -> None:
             not config.resolved_algorithm().needs_values,
         ),
     ]
+    _refuse(config.model.path, wanted)
+
+
+def check_seeing_fit(config: FitConfig) -> None:
+    """Refuse a fit of a vision-language model that is not made yet.
+
+    Raises:
+        ConfigError: names each setting, what it is and what it must be.
+    """
+    sources = [section.source for section in (config.data, *config.eval.datasets.values())]
+    backend = config.train.backend.kind
+    wanted = [
+        ("objective", config.objective.kind, "sft", config.objective.kind == "sft"),
+        ("train.backend.kind", backend, "torch", backend == "torch"),
+        ("ranks", config.ranks, 1, config.ranks == 1),
+        ("sources of data", sources, "run:FOLDER", all(s.startswith("run:") for s in sources)),
+    ]
+    _refuse(config.model.path, wanted)
+
+
+def _refuse(path: str, wanted: Sequence[tuple[str, object, object, bool]]) -> None:
     wrong = [(key, got, want) for key, got, want, holds in wanted if not holds]
     if wrong:
         raise ConfigError(
-            f"model.path {config.model.path!r} is a vision-language model, which runs with "
+            f"model.path {path!r} is a vision-language model, which runs with "
             + ", ".join(f"{key}: {want} (got {got})" for key, got, want in wrong)
             + "; other choices are for models of text"
         )

@@ -170,7 +170,8 @@ def digest_of(examples: Iterable[Example]) -> str:
     for example in examples:
         numbers = (example.weight, example.margin, example.label_probability)
         verdict = "" if example.desirable is None else f"{example.desirable}\n"
-        found.update(f"\n{example.id}\n{numbers}\n{verdict}".encode())
+        digests = "".join(f"{image.digest}\n" for image in example.images)
+        found.update(f"\n{example.id}\n{numbers}\n{verdict}{digests}".encode())
         for part in (example.prompt_ids, *((*a.ids, -1, *a.mask) for a in example.answers)):
             found.update(np.array(part, dtype=np.int64).tobytes())
             found.update(b"\n")
@@ -244,6 +245,7 @@ def _encoded(item: PreferencePair | Conversation, chat: ChatFormat, *, prefix: s
             id=prefix + item.id.encode("utf-8", "backslashreplace").decode(),
             prompt_ids=prompts[0],
             answers=tuple(answers),
+            images=() if isinstance(item, PreferencePair) else item.images,
             weight=item.weight,
             margin=pair.margin if pair else None,
             label_probability=pair.label_probability if pair else None,

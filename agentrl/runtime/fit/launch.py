@@ -17,6 +17,7 @@ from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import model_source
+from agentrl.runtime.checks.vision import check_seeing_fit
 from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint, sweep
 from agentrl.runtime.disk.logs import log_to
 from agentrl.runtime.disk.run_directory import RunDir
@@ -56,12 +57,16 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
         AgentrlError: whatever does not fit, named.
     """
     from agentrl.train.model.pretrained import check_model_path, refuse_scoring_model
+    from agentrl.vision.reader import load_reader
 
     check_fit(config, base=base)
     tokenizer = _tokenizer(config.model)
     if config.objective.kind != "rm":
         refuse_scoring_model(model_source(config.model))
-    chat = build_chat(tokenizer, config.chat)
+    images = load_reader(model_source(config.model), tokenizer)
+    if images is not None:
+        check_seeing_fit(config)
+    chat = build_chat(tokenizer, config.chat, images=images)
     vocabulary = vocabulary_of(model_source(config.model))
 
     def load(section: FitDataSection, name: str = "") -> FitData:

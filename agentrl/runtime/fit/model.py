@@ -14,13 +14,16 @@ from agentrl.batch.records import RowKey
 from agentrl.batch.update_terms import Mismatch
 from agentrl.config.fit import FitConfig
 from agentrl.config.schema import ChatSection, ModelSection
+from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
+from agentrl.images import ImageFolder
 from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.runtime.fit.heads import draw_heads
 from agentrl.runtime.fit.reference import Ask, reference_sums
 from agentrl.runtime.fit.shown import keep_reference_tokens
+from agentrl.runtime.fit.sources import RUN
 
 CHAT_FILE = "chat_section.json"
 """Section `chat` of the fit that made a reward model, beside its weights."""
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.fit.fitter import FitLoss, Fitter
+    from agentrl.vision.reader import VisionReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ def open_fit_model(
         )  # fmt: skip
     loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
-    model, tokenizer, text = _load(config, checkpoint)
+    model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
     backend: TrainBackend = make_backend(
         model,
         train=config.train,
@@ -137,7 +141,14 @@ def open_fit_model(
     return FitModel(model=model, tokenizer=tokenizer, fitter=fitter, text=text, chat=config.chat)
 
 
-def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
+def _load(
+    config: FitConfig,
+    checkpoint: Path | None,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+) -> tuple[Any, Any, str]:
     quiet_transformers()
     if config.objective.kind == "rm":
         from agentrl.config.schema import CriticSection
@@ -177,12 +188,31 @@ def _load(config: FitConfig, checkpoint: Path | None) -> tuple[Any, Any, str]:
     pretrained = load_trained(
         config.model, config.train, checkpoint=str(checkpoint) if checkpoint else None
     )
-    if pretrained.images is not None:
-        raise ConfigError(
-            f"model.path {config.model.path!r} is a vision-language model, which `agentrl fit` "
-            "does not train yet; `agentrl train` does"
-        )
+    _open_images(config, pretrained.images, examples, base=base, run_dir=run_dir)
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
+
+
+def _open_images(
+    config: FitConfig,
+    reader: VisionReader | None,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+) -> None:
+    """Let a vision-language model read the images of the runs that it learns from."""
+    if reader is None:
+        if shown := next((example for example in examples if example.images), None):
+            raise ConfigError(
+                f"example {shown.id!r} has images, and model.path {config.model.path!r} reads text "
+                "only; give the vision-language model that the run began with"
+            )
+        return
+    sources = [section.source for section in (config.data, *config.eval.datasets.values())]
+    folders = [base / Path(s.removeprefix(RUN)).expanduser() for s in sources]
+    reader.folder = ImageFolder(
+        RunPaths(run_dir).images, others=[RunPaths(folder).images for folder in folders]
+    )
 
 
 def _loss(
