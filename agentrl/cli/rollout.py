@@ -17,8 +17,15 @@ def command(
     n: Annotated[int, typer.Option("--n", min=1, help="Tasks to roll out.")] = 4,
     model: Model = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
+    solutions: Annotated[
+        bool,
+        typer.Option(
+            "--solutions", help="Play the environment's own solutions, once each, for a fit."
+        ),
+    ] = False,
 ) -> None:
     """Collect trajectories of the first tasks of a run file, without training."""
+    from agentrl.preflight.reward.recorded_solutions import record_solutions
     from agentrl.runtime.sample import collect
 
     prepare()
@@ -27,13 +34,17 @@ def command(
     console = open_console()
     made = watched(
         console,
-        lambda progress: collect(
-            settings,
-            base=base,
-            model_path=model_of(model, config),
-            tasks=n,
-            out=target,
-            progress=progress,
+        lambda progress: (
+            record_solutions(settings, base=base, tasks=n, out=target, progress=progress)
+            if solutions
+            else collect(
+                settings,
+                base=base,
+                model_path=model_of(model, config),
+                tasks=n,
+                out=target,
+                progress=progress,
+            )
         ),
         stopped="stopped",
     )

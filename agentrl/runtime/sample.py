@@ -37,7 +37,7 @@ from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.runtime.stop import StopSwitch
 from agentrl.served import ServedSettings
-from agentrl.types import SamplingParams, Task
+from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 
 class SampledPolicy(Protocol):
@@ -275,7 +275,12 @@ async def collect(
         made = [handle.group for handle in (*groups, *brought.groups)]
         if not each_stored:
             store.write(0, "train", made, None)
-    last = rollouts_of(made)
+    return collection_of(made, out)
+
+
+def collection_of(groups: Sequence[TrajectoryGroup], out: Path) -> Collection:
+    """Count the rollouts of groups that are stored in a directory."""
+    last = rollouts_of(groups)
     rewards = [row.reward for row in last if row.rule.reward_trusted and row.reward is not None]
     terminations: dict[str, int] = {}
     for row in last:

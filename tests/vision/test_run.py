@@ -16,6 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
+from agentrl.preflight.reward.recorded_solutions import record_solutions
 from agentrl.runtime.checks.vision import check_seeing
 from agentrl.runtime.fit.launch import fit
 from agentrl.runtime.launch import train
@@ -79,7 +80,11 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
     moved = {name for name, old in weights[0].items() if not torch.equal(old, weights[1][name])}
     assert moved == {name for name in weights[0] if "visual" not in name}
-    await learned_from(run, tmp_path)
+    made = await record_solutions(
+        config, base=tmp_path, tasks=4, out=tmp_path / "expert", progress=Progress()
+    )
+    assert (made.rollouts, made.trusted) == (4, 4)
+    await learned_from(tmp_path / "expert", run, tmp_path)
     (score,) = await evaluate(
         config, base=tmp_path, model_path=str(run), out=tmp_path / "out", progress=Progress()
     )
@@ -87,12 +92,12 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     assert len(list((tmp_path / "out" / "images").iterdir())) >= 4
 
 
-async def learned_from(run: Path, base: Path) -> None:
-    """Supervised learning on the rollouts of a run, with the images that they were shown."""
+async def learned_from(expert: Path, run: Path, base: Path) -> None:
+    """Supervised learning on the rollouts of an expert, with the images that they were shown."""
     settings = {
         "run": {"name": "fit", "dir": str(base / "runs")},
         "model": {"path": str(run), "dtype": "float32", "device": "cpu"},
-        "data": {"source": f"run:{run}", "examples_per_step": 2, "epochs": 2},
+        "data": {"source": f"run:{expert}", "examples_per_step": 2, "epochs": 2},
         "objective": "sft",
         "train": {"steps": 3, "learning_rate": 1e-2, "micro_batch_tokens": 1024},
     }

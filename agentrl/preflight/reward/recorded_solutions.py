@@ -1,0 +1,107 @@
+"""Rollouts of the solutions that an environment gives: an expert's, to learn from by `fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.chat import build_chat
+from agentrl.config import RunConfig
+from agentrl.data import TrajectoryStore
+from agentrl.errors import ConfigError
+from agentrl.images import ImageFolder
+from agentrl.preflight.reward.known_answers import find_solutions
+from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
+from agentrl.runtime.assembly.parts import (
+    load_task_sets,
+    make_env_factory,
+    make_worker,
+    model_source,
+    open_sandboxes,
+)
+from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.drivers.concurrency import RolloutLimit
+from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
+from agentrl.runtime.launch import in_flight
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.sample import Collection, collection_of
+from agentrl.runtime.stop import StopSwitch
+
+_NAME = "solutions"
+
+
+async def record_solutions(
+    config: RunConfig, *, base: Path, tasks: int | None, out: Path, progress: Progress
+) -> Collection:
+    """Play the solution of each of the first training tasks through the rollout loop, once.
+
+    Rows are those of a policy that says the solution: chat format, tools, environment, sandbox and
+    reward are those of the run. No weights are loaded.
+
+    Args:
+        config: environment, limits, and the `model.path` whose tokenizer reads the conversations.
+        base: where relative paths of the config start.
+        tasks: how many; None takes all.
+        out: trajectories go to `out`/trajectories, images to `out`/images.
+        progress: notified of what happens.
+
+    Raises:
+        ConfigError: the environment gives no solution to any of them.
+        AgentrlError: anything else that does not fit.
+        Interrupted: SIGINT or SIGTERM.
+    """
+    from agentrl.train.model.pretrained import load_tokenizer
+    from agentrl.vision.reader import load_reader
+
+    source = model_source(config.model)
+    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+    images = load_reader(source, tokenizer)
+    if images is not None:
+        images.folder = ImageFolder(out / "images")
+    chat = build_chat(tokenizer, config.chat, images=images)
+    chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
+    stop = StopSwitch()
+    with stop.on_signals():
+        async with open_tools(config.env, base=base) as tools:
+            make_env = make_env_factory(config.env, base=base, rollout=config.rollout)
+            solutions = await find_solutions(make_env, chosen, tools)
+            known = [task for task in chosen if task.id in solutions]
+            if not known:
+                raise ConfigError(
+                    f"env.target {config.env.target!r} gives no solution to any of {len(chosen)} "
+                    "tasks; give its class a method solution(task) that returns what an expert "
+                    "says, a text or one for each turn"
+                )
+            scripts = {
+                f"{_NAME}/{position:04d}-{task.id}": script_of(
+                    solutions[task.id], chat, config.chat
+                )
+                for position, task in enumerate(known)
+            }
+            sandboxes = await open_sandboxes(config.sandbox, base=base)
+            try:
+                worker, _ = make_worker(
+                    config,
+                    generator=ScriptedGenerator(scripts),
+                    tokenizer=tokenizer,
+                    sandboxes=sandboxes,
+                    tools=tools,
+                    base=base,
+                    images=images,
+                )
+                progress.phase(_NAME, len(known))
+                groups = await stop.guard(
+                    run_groups(
+                        worker,
+                        known,
+                        name=_NAME,
+                        n=1,
+                        sampling=sampling_of(config.rollout, 1.0, chat.stop_token_ids),
+                        seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
+                        limit=RolloutLimit(in_flight(config)),
+                        on_group=lambda group: progress.advance(1, 0),
+                    )
+                )
+            finally:
+                await sandboxes.close()
+    TrajectoryStore(out / "trajectories").write(0, "train", groups, None)
+    return collection_of(groups, out)
