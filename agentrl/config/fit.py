@@ -280,12 +280,6 @@ class FitConfig(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> FitConfig:
-        backend = self.train.backend.kind
-        if backend == "deepspeed" and self.train.lora is not None:
-            raise ValueError(
-                "train.backend is deepspeed, which cannot train train.lora; set train.backend: "
-                "torch or fsdp2, or leave train.lora out"
-            )
         if self.eval.rollouts is not None and self.objective.kind == "rm":
             raise ValueError(
                 "eval.rollouts is set, but a reward model (objective: rm) is no policy to roll out;"

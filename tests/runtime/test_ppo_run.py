@@ -111,13 +111,3 @@ def test_a_run_whose_gradient_is_nan_leaves_a_batch_that_can_be_run_again(tmp_pa
         run_dir=tmp_path,
     )
     assert replay_failed_step(kept, plain).result()["train/updates"] == 1
-
-
-def test_adapters_on_a_divided_model_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    path = write_project(
-        tmp_path, train__backend="fsdp2", train__lora=8, runtime="ray", serving__engine="vllm"
-    )
-    status, text = agentrl(tmp_path / "out.log", "train", path)
-    assert status == 2, text
-    assert "train.backend is fsdp2, which divides the model and cannot train train.lora" in text
-    assert not (tmp_path / "runs").exists()

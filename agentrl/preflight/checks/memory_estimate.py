@@ -213,7 +213,9 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     count, adapted = _trained_parameters(config.train, shape), config.train.lora is not None
     state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
     _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
-    own = shape.parameters * width // weights + (count * 4 if adapted else 0)
+    # FSDP2 keeps the frozen weights in the dtype of what is trained beside them.
+    stored = 4 if adapted and config.train.backend.kind == "fsdp2" else width
+    own = shape.parameters * stored // weights + (count * 4 if adapted else 0)
     parts = [
         Part(what="weights", size=own),
         Part(what="optimizer", size=state),

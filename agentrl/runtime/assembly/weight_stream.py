@@ -30,6 +30,10 @@ def sent_weights(
     if lora is None or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
-    from agentrl.train.model.lora import adapters, base_weights
+    from agentrl.train.model.lora import base_parameters, gathered_adapters
 
-    return AdapterWeights(lambda: base_weights(model), lambda: adapters(model))
+    whole = trainer.backend.parameters
+    return AdapterWeights(
+        lambda: base_parameters(whole()),
+        lambda: gathered_adapters(model, whole(trained_only=True)),
+    )

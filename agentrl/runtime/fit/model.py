@@ -51,15 +51,19 @@ class FitModel:
     """Describes it."""
     chat: ChatSection
     """How it reads a conversation; a reward model keeps it beside its weights."""
+    adapted: bool
+    """It is a policy with adapters, which a checkpoint holds alone beside the merged weights."""
 
     def gather(self) -> FitState:
         """All that `write` writes, on rank 0; all ranks call, and nothing here touches a disk."""
-        from agentrl.train.backends.choose import full_weights
-        from agentrl.train.fit.merged_adapters import merge_adapters
+        from agentrl.train.backends.choose import full_weights, trained_parameters
 
         backend = self.fitter.backend
-        weights = merge_adapters(self.model, full_weights(backend)) if backend.lockstep else None
-        return FitState(weights=weights, optimizer=backend.state_dict())
+        return FitState(
+            weights=full_weights(backend) if backend.lockstep else None,
+            trained=trained_parameters(backend) if backend.lockstep and self.adapted else None,
+            optimizer=backend.state_dict(),
+        )
 
     def write(self, state: FitState, folder: Path) -> None:
         """Write weights, tokenizer and trainer state; what fails here keeps no rank waiting."""
@@ -67,11 +71,13 @@ class FitModel:
         from agentrl.train.model.reward_checkpoint import save_value_model
         from agentrl.train.model.value_head import ValueModel
 
-        scores = isinstance(self.model, ValueModel)
-        save = save_value_model if scores else save_policy
-        save(self.model, self.tokenizer, folder, weights=state.weights)
-        if scores:
+        if isinstance(self.model, ValueModel):
+            save_value_model(self.model, self.tokenizer, folder, weights=state.weights)
             (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")
+        else:
+            save_policy(
+                self.model, self.tokenizer, folder, weights=state.weights, trained=state.trained
+            )
         self.fitter.save(folder, state.optimizer)
 
 
@@ -81,6 +87,8 @@ class FitState:
 
     weights: Mapping[str, Tensor] | None
     """By name, where a backend has divided the model; None where the model has them."""
+    trained: Mapping[str, Tensor] | None
+    """A and B of all adapters of a policy, where a backend has divided it; None otherwise."""
     optimizer: dict[str, Any]
     """Moments and masters by name."""
 
@@ -138,7 +146,14 @@ def open_fit_model(
     fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
     if checkpoint is not None:
         fitter.load(checkpoint)
-    return FitModel(model=model, tokenizer=tokenizer, fitter=fitter, text=text, chat=config.chat)
+    return FitModel(
+        model=model,
+        tokenizer=tokenizer,
+        fitter=fitter,
+        text=text,
+        chat=config.chat,
+        adapted=config.train.lora is not None and config.objective.kind != "rm",
+    )
 
 
 def _load(

@@ -79,6 +79,7 @@ class Rank:
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
+        self._sent_by = ""
 
     @classmethod
     def load(cls, spec: ActorSpec, rank_spec: RankSpec, meeting: str) -> Rank:
@@ -94,6 +95,7 @@ class Rank:
         """
         from agentrl.runtime.assembly.parts import load_trained
         from agentrl.runtime.assembly.trainer import make_trainer
+        from agentrl.train.model.lora import base_weights
 
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(spec.config.model, spec.config.train, checkpoint=checkpoint)
@@ -101,7 +103,7 @@ class Rank:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(spec.config, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
-        layout = _layout(pretrained.model.named_parameters())
+        layout = _layout(base_weights(pretrained.model))
         trainer = make_trainer(
             spec.config,
             pretrained.model,
@@ -165,21 +167,22 @@ class Rank:
 
         With a copy on every rank the others have nothing to add.
         """
+        from agentrl.train.backends.choose import full_weights, trained_parameters
         from agentrl.train.model.lora import save_policy
 
         first = self._rank_spec.rank == 0
         if not first and not self._sharded:
             return
-        weights: dict[str, Tensor] = {}
-        for name, tensor in self.trainer.weights() if self._sharded else ():
-            if first:
-                weights[name] = tensor.detach().to("cpu", copy=True)
+        backend, adapted = self.trainer.backend, self._config.train.lora is not None
+        weights = full_weights(backend) if self._sharded else None
+        trained = trained_parameters(backend) if self._sharded and adapted else None
         if first:
             save_policy(
                 self._pretrained.model,
                 self._pretrained.tokenizer,
                 folder,
-                weights=weights if self._sharded else None,
+                weights=weights,
+                trained=trained,
             )
             self.steps.maker.save(folder)
         self.trainer.save(folder)
@@ -203,15 +206,19 @@ class Rank:
             workers=engine_width(self._config.serving),
             describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
         )
-        self._sent = sent_weights(
-            self._config.train.lora, self._pretrained.model, self.trainer, backend=backend
-        )
+        self._take_part(backend)
         return SenderFacts(
             backend=self._sender.backend,
             streams=self._sender.streams,
             meets=hasattr(self._sender, "meet"),
             gathers=self._sharded,
         )
+
+    def _take_part(self, backend: str) -> None:
+        self._sent = sent_weights(
+            self._config.train.lora, self._pretrained.model, self.trainer, backend=backend
+        )
+        self._sent_by = backend
 
     def ask_sender(self, method: str, *args: Any) -> Any:
         """Call the sender; `send` with a version sends the weights of this rank.
@@ -230,9 +237,11 @@ class Rank:
             return getattr(self._sender, "abort", self._sender.close)()
         return getattr(self._sender, method)(*args)
 
-    def gather_weights(self) -> None:
-        """Send this rank's parts to rank 0 while that one sends."""
-        collections.deque(self.trainer.weights(), maxlen=0)
+    def gather_weights(self, backend: str) -> None:
+        """Send this rank's parts to rank 0 while that one sends, of what goes with its backend."""
+        if self._sent_by != backend:
+            self._take_part(backend)
+        collections.deque(self._sent(), maxlen=0)
 
     def close(self) -> None:
         """Leave the other ranks and release what the sender holds."""

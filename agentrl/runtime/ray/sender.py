@@ -73,6 +73,7 @@ class RemoteSender:
             ask_blocking(
                 self._ranks.handle(rank),
                 "gather_weights",
+                self.backend,
                 who=f"trainer rank {rank}",
                 limit_s=SEND_LIMIT_S,
             )

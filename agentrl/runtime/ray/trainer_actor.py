@@ -213,9 +213,9 @@ class TrainerActor:
         return await run_computing(self._own.ask_sender, method, *args)
 
     @dispatch(Mode.BROADCAST)
-    async def gather_weights(self) -> None:
+    async def gather_weights(self, backend: str) -> None:
         """Take part while rank 0 sends weights that the ranks hold in parts."""
-        await run_computing(self._own.gather_weights)
+        await run_computing(self._own.gather_weights, backend)
 
     @dispatch(Mode.BROADCAST)
     async def beat(self) -> None:

@@ -136,7 +136,15 @@ class TrainBackend(ModelPasses, Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights under the names of the model's own state; see `Trainer.weights`.
 
-        All ranks iterate to the end, also those that do not look at the tensors.
+        Adapters are merged into them. All ranks iterate to the end, also those that do not look at
+        the tensors.
+        """
+        ...
+
+    def parameters(self, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Full parameters under their names in the model at hand, with adapters on their own.
+
+        All ranks iterate to the end. Without `trained_only` frozen ones come, too.
         """
         ...
 

@@ -160,11 +160,15 @@ class DeepspeedBackend(LockstepBackend):
             self._engine.step()
         self.clear_gradients()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def parameters(self, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
         """See `TrainBackend`; one parameter at a time is whole."""
+        # What is gathered goes when the next is asked for, and a layer has to wait for its adapter.
+        kept = self._adapted and _sharding(self._train).zero_stage == 3
         for name, param in self._params.items():
+            if trained_only and not param.requires_grad:
+                continue
             with self._ranks.naming(f"gathering the weights {name}"), self._parts.whole(param):
-                yield name, param.detach()
+                yield name, param.detach().clone() if kept else param.detach()
 
     def state_dict(self) -> dict[str, Any]:
         """See `TrainBackend`; one tensor at a time is gathered, and stays on rank 0."""

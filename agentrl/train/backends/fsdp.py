@@ -135,9 +135,11 @@ class FsdpBackend(LockstepBackend):
         )
         self.clear_gradients()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def parameters(self, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
         """See `TrainBackend`; one parameter at a time is whole."""
         for name, param in self._slices.params.items():
+            if trained_only and not param.requires_grad:
+                continue
             with self._ranks.naming(f"gathering the weights {name}"):
                 full = cast(Any, param.detach()).full_tensor()
             yield name, full.to(device=self._device, dtype=self._dtype)

@@ -11,7 +11,7 @@ their next pass instead of at the time limit of a collective.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,7 @@ from agentrl.train.model.logprobs import (
     of_tensors,
     packed_log_probs,
 )
+from agentrl.train.model.lora import has_adapters, merged_parameters
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -81,6 +82,7 @@ class LockstepBackend(ABC):
         self._whole: nn.Module = model if isinstance(model, ValueModel) else Whole(model)
         self._device, self._dtype = first.device, first.dtype
         self._checkpointing = gradient_checkpointing
+        self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.mask_keys = mask_keys
         if self._device.type == "cpu":
@@ -97,6 +99,17 @@ class LockstepBackend(ABC):
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
         """Backward pass; gradients are summed over the ranks here or in `reduce_gradients`."""
+
+    @abstractmethod
+    def parameters(self, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """`parameters` as in `TrainBackend.parameters`."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainBackend`; one parameter at a time is whole, or one layer with its adapter."""
+        if self._adapted:
+            yield from merged_parameters(self._model, self.parameters())
+        else:
+            yield from self.parameters()
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """`to_tensors` as in `TrainBackend.to_tensors`."""

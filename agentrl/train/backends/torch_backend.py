@@ -175,6 +175,12 @@ class TorchBackend(TorchPasses):
         """`weights` as in `TrainBackend.weights`."""
         yield from merged_weights(self._model)
 
+    def parameters(self, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """`parameters` as in `TrainBackend.parameters`."""
+        for name, param in self._model.named_parameters():
+            if param.requires_grad or not trained_only:
+                yield name, param.detach()
+
     def state_dict(self) -> dict[str, Any]:
         """`state_dict` as in `TrainBackend.state_dict`."""
         return self._optimizer.state_dict()

@@ -15,8 +15,8 @@ one more difference between sampler and trainer, and shows in `sampling_logp_dif
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +110,60 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     The order is that of `named_parameters`, a tied head comes once, and the tensors are detached.
     What has no adapter is the parameter itself, not a copy.
     """
-    yield from _merged(model, dict(model.named_parameters()))
+    yield from merged_parameters(model, model.named_parameters())
+
+
+def merged_parameters(
+    model: Any, whole: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """As `merged_weights`, of parameters that are gathered one by one.
+
+    Args:
+        model: says which layers have an adapter; its own tensors are not read.
+        whole: every parameter in the order of `named_parameters`, in which A and B follow the layer
+            that they belong to. Those of a layer are kept until its B has come.
+    """
+    known = {adapter.name: adapter for adapter in adapters(model)}
+    layer: dict[str, Tensor] = {}
+    for name, value in whole:
+        path, inner, leaf = name.rpartition(".base_layer.")
+        if inner:
+            layer[leaf] = value.detach()
+        elif ".lora_A." in name:
+            layer["A"] = value
+        elif ".lora_B." in name:
+            path = name.partition(".lora_B.")[0]
+            adapter = replace(known[path], down=layer.pop("A"), up=value)
+            for leaf, kept in layer.items():
+                yield f"{path}.{leaf}", _with_delta(adapter, kept) if leaf == "weight" else kept
+            layer.clear()
+        else:
+            yield name, value.detach()
+    assert not layer, layer.keys()
 
 
 def base_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """As `merged_weights`, without what the adapters add: the model that the run began with."""
-    for name, param in model.named_parameters():
+    yield from base_parameters(model.named_parameters())
+
+
+def base_parameters(whole: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """As `base_weights`, of parameters that are gathered one by one."""
+    for name, param in whole:
         if not _of_an_adapter(name):
             yield name.replace(".base_layer.", "."), param.detach()
+
+
+def gathered_adapters(model: Any, whole: Iterable[tuple[str, Tensor]]) -> Iterator[LayerAdapter]:
+    """As `adapters`, of parameters that are gathered one by one.
+
+    Args:
+        model: says which layers have an adapter; its own tensors are not read.
+        whole: A and B of every layer, in the order of `named_parameters`.
+    """
+    known, named = {adapter.name: adapter for adapter in adapters(model)}, iter(whole)
+    for (name, down), (_, up) in zip(named, named, strict=True):
+        yield replace(known[name.partition(".lora_A.")[0]], down=down, up=up)
 
 
 def adapters(model: Any) -> Iterator[LayerAdapter]:
@@ -133,7 +179,12 @@ def adapters(model: Any) -> Iterator[LayerAdapter]:
 
 
 def save_policy(
-    model: Any, tokenizer: Any, folder: Path, *, weights: Mapping[str, Tensor] | None = None
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    trained: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write weights, config and tokenizer in Hugging Face format.
 
@@ -144,45 +195,35 @@ def save_policy(
         model: a `transformers` model, with adapters or without.
         tokenizer: its tokenizer.
         folder: to write into.
-        weights: all of them, by name, where a backend has sharded those of `model`.
+        weights: all of them, by name, merged, where a backend has sharded those of `model`.
+        trained: then, with adapters, A and B by their names in `model`.
     """
-    if weights is not None or not has_adapters(model):
-        save_pretrained(model, folder, weights=weights)
-    else:
-        save_pretrained(model, folder, weights=dict(_merged(model, model.state_dict())))
-        _save_adapters(model, folder / ADAPTER_FOLDER)
+    adapted = has_adapters(model)
+    if weights is None and adapted:
+        weights = dict(merged_parameters(model, model.state_dict().items()))
+    save_pretrained(model, folder, weights=weights)
+    if adapted:
+        _save_adapters(model, folder / ADAPTER_FOLDER, trained)
     tokenizer.save_pretrained(folder)
     if (reader := reader_of(model)) is not None:
         reader.save(folder)
 
 
-def _save_adapters(model: Any, folder: Path) -> None:
+def _save_adapters(model: Any, folder: Path, trained: Mapping[str, Tensor] | None) -> None:
     from safetensors.torch import save_file
 
     peft = load_peft()
     folder.mkdir()
     # Embeddings are never trained here; asked to find that out itself, peft would call the hub.
-    state = peft.get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    state = peft.get_peft_model_state_dict(
+        model, state_dict=trained, adapter_name=_NAME, save_embedding_layers=False
+    )
     # The wrapper that peft itself puts around a model gives all names this beginning.
     named = {f"base_model.model.{name}": value.contiguous() for name, value in state.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings = model.peft_config[_NAME]
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-
-
-def _merged(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """`state` without the adapters, and with what they add."""
-    adapted = {adapter.name: adapter for adapter in adapters(model)}
-    for name, value in state.items():
-        if _of_an_adapter(name):
-            continue
-        path, inner, leaf = name.rpartition(".base_layer.")
-        if not inner:
-            yield name, value.detach()
-            continue
-        merged = _with_delta(adapted[path], value) if leaf == "weight" else value.detach()
-        yield f"{path}.{leaf}", merged
 
 
 @torch.no_grad()

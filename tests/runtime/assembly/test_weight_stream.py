@@ -12,6 +12,7 @@ from agentrl.config import RunConfig, parse_config
 from agentrl.runtime.assembly.parts import load_trained, model_source, served_source
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import HEADER, AdapterWeights
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.model.lora import has_adapters
 from tests.runtime.tiny_project import write_model
 
@@ -49,7 +50,8 @@ def test_adapters_go_alone_where_they_can_be_merged(
     """vLLM's own engine receives over nccl and knows nothing of a header."""
     config = config_of(tmp_path, **lora)
     model = load_trained(config.model, config.train, checkpoint=None).model
-    trainer: Any = SimpleNamespace(weights=lambda: iter(model.named_parameters()))
+    held = TorchBackend(model, train=config.train, gradient_checkpointing=False)
+    trainer: Any = SimpleNamespace(weights=held.weights, backend=held)
     sent = sent_weights(config.train.lora, model, trainer, backend=backend)
     assert isinstance(sent, AdapterWeights) == alone
     assert (next(iter(sent()))[0] == HEADER) == alone

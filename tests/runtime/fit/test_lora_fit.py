@@ -16,6 +16,7 @@ from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.fit.launch import load_fit_sets
 from agentrl.train.checkpoint import load_trainer_state
+from agentrl.train.model.lora import ADAPTER_FOLDER
 from tests.runtime.fit.fit_project import (
     assert_same_fit,
     kill_at,
@@ -27,6 +28,7 @@ from tests.runtime.tiny_project import agentrl
 from tests.train.fit.fit_examples import summed
 from tests.train.tiny_llama import relative_error
 
+WEIGHTS = "adapter_model.safetensors"
 KINDS = ("sft", "dpo", "rm")
 LORA = {"train__lora": {"rank": 2}, "train__learning_rate": 1e-2}
 
@@ -119,12 +121,25 @@ def test_adapters_go_on_where_they_were(
     assert_same_fit(run, finished[kind])
 
 
-@pytest.mark.parametrize(("kind", "backend"), [("sft", "torch"), ("dpo", "fsdp2"), ("rm", "fsdp2")])
+ZERO3 = {"kind": "deepspeed", "zero_stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("sft", {"kind": "torch"}),
+        ("dpo", {"kind": "fsdp2"}),
+        ("rm", {"kind": "fsdp2"}),
+        ("rm", ZERO3),
+    ],
+)
 def test_ranks_train_the_adapters_of_one(
-    finished: dict[str, Path], tmp_path: Path, kind: str, backend: str
+    finished: dict[str, Path], tmp_path: Path, kind: str, backend: dict[str, Any]
 ) -> None:
     """Fails if ranks draw adapters of their own, or what is saved lacks those of other ranks."""
-    path = write_fit(tmp_path / "p", kind, train__backend={"kind": backend}, ranks=2, **LORA)
+    if backend is ZERO3:
+        pytest.importorskip("deepspeed")
+    path = write_fit(tmp_path / "p", kind, train__backend=backend, ranks=2, **LORA)
     status, text = agentrl(tmp_path / "out.txt", "fit", path)
     assert status == 0, text
     run = path.parent / "runs" / "fit"
@@ -135,6 +150,13 @@ def test_ranks_train_the_adapters_of_one(
     assert relative_error(*moved) < 1e-3
     losses = [[loss for _, loss, _ in trained_steps(each)] for each in (run, finished[kind])]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    own = checkpoint_of(run) / ADAPTER_FOLDER
+    assert own.exists() is (kind != "rm")
+    if own.exists():
+        known = load_file(checkpoint_of(finished[kind]) / ADAPTER_FOLDER / WEIGHTS)
+        assert {name: part.shape for name, part in load_file(own / WEIGHTS).items()} == {
+            name: part.shape for name, part in known.items()
+        }
 
 
 def test_divided_adapters_go_on_where_they_were(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.config.fit import FitConfig
 from tests.runtime.fit.fit_project import trained_steps, weights, write_fit
 from tests.runtime.tiny_project import Agentrl, agentrl
 from tests.train.tiny_llama import relative_error
@@ -131,9 +130,3 @@ def test_a_full_disk_keeps_no_rank_waiting(tmp_path: Path) -> None:
     assert status == 2, text
     assert text.count("could not be written") == 3
     assert "step 6/6" in text
-
-
-def test_what_cannot_be_divided_is_refused() -> None:
-    data = {"data": {"source": "x"}, "train": {"backend": "deepspeed", "lora": 4}}
-    with pytest.raises(ValueError, match=r"cannot train train\.lora"):
-        FitConfig.model_validate(data)

@@ -11,6 +11,7 @@ import torch
 from agentrl.config.training import TorchTraining, TrainSection
 from agentrl.train.backends.agreement import check_shares
 from agentrl.train.backends.choose import full_weights, make_backend
+from agentrl.train.model.lora import add_adapters
 from agentrl.train.trainer import Trainer
 from tests.train.crew import joined
 from tests.train.tiny_llama import algorithm, reference, tiny_model
@@ -95,7 +96,7 @@ def train_together(
     """One rank's part of `run`."""
     ranks = joined(address, rank, world_size)
     try:
-        return run(tiny_model(dtype, tied=options.pop("tied", True)), ranks, steps, **options)
+        return run(made(dtype, options), ranks, steps, **options)
     finally:
         ranks.close()
 
@@ -104,7 +105,15 @@ def train_alone(steps: Any, dtype: Any, options: dict[str, Any]) -> dict[str, An
     """`run` in this process under the torch backend."""
     plain = {"backend": TorchTraining()}
     options = {**options, "train": options["train"].model_copy(update=plain)}
-    return run(tiny_model(dtype, tied=options.pop("tied", True)), None, steps, **options)
+    return run(made(dtype, options), None, steps, **options)
+
+
+def made(dtype: Any, options: dict[str, Any]) -> Any:
+    """The model that `options` are about."""
+    model, lora = tiny_model(dtype, tied=options.pop("tied", True)), options["train"].lora
+    if lora is not None:
+        add_adapters(model, lora, base="tiny")
+    return model
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:

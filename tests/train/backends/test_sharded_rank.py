@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -54,6 +55,9 @@ def specs(folder, kind, rank, **sections):
     return actor, place
 
 
+DOWN = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"
+
+
 class Broken:
     """A sender that gives up after the first tensor."""
 
@@ -65,8 +69,8 @@ class Broken:
         pass
 
 
-def save_and_send(meeting, rank, folder, kind):
-    own = Rank.load(*specs(folder, kind, rank), meeting)
+def save_and_send(meeting, rank, folder, kind, lora):
+    own = Rank.load(*specs(folder, kind, rank, train={**KINDS[kind], "lora": lora}), meeting)
     try:
         facts = None
         if rank == 0:
@@ -78,8 +82,8 @@ def save_and_send(meeting, rank, folder, kind):
             own.ask_sender("connect", 1)
             own.ask_sender("send", 1)
         else:
-            own.gather_weights()
-            own.gather_weights()
+            own.gather_weights("disk")
+            own.gather_weights("disk")
         (folder / "saved").mkdir(exist_ok=True)
         own.save(folder / "saved")
         return facts
@@ -87,9 +91,10 @@ def save_and_send(meeting, rank, folder, kind):
         own.close()
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
-def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, tmp_path):
-    """Fails (hangs) if only rank 0 is asked, or stays in the middle of a send that broke."""
+@pytest.mark.parametrize(("kind", "lora"), [("fsdp2", None), ("zero3", None), ("zero3", 2)])
+def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, lora, tmp_path):
+    """Fails (hangs) if only rank 0 is asked, or stays in the middle of a send that broke;
+    with adapters, if a rank looks for another stream, or what is saved lacks the adapters."""
     needs(kind)
     write_model(tmp_path / "model")
     (tmp_path / "run").mkdir()
@@ -97,7 +102,7 @@ def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, tmp_path):
     try:
         meeting = Meeting()
         for rank in range(2):
-            ranks.ask(rank, save_and_send, meeting.address, rank, tmp_path, kind)
+            ranks.ask(rank, save_and_send, meeting.address, rank, tmp_path, kind, lora)
         facts, nothing = (ranks.answer(rank) for rank in range(2))
     finally:
         ranks.close()
@@ -107,6 +112,13 @@ def test_all_ranks_give_their_parts_when_one_saves_or_sends(kind, tmp_path):
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert same_bits(saved.state_dict(), began.state_dict())
     assert (tmp_path / "saved" / "trainer.pt").is_file()
+    alone = tmp_path / "saved" / "adapter"
+    assert alone.exists() is (lora is not None)
+    if lora is not None:
+        adapters = load_file(alone / "adapter_model.safetensors")
+        assert len(adapters) == 28  # A and B of seven matrices in two layers
+        assert adapters[DOWN].shape == (2, 32)
+        assert adapters[DOWN].any()
 
 
 PPO = {"algorithm": {"preset": "ppo", "kl_coef": 0.1, "reference_update": 1}}

@@ -6,9 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.config.training import LoraSection
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.checkpoint import save_trainer_state
 from agentrl.train.model.hub_format import save_pretrained
+from agentrl.train.model.lora import add_adapters
 from agentrl.train.trainer import Trainer
 from tests.train.backends.sharded_trainers import (
     KINDS,
@@ -82,6 +84,36 @@ def test_what_was_loaded_is_what_is_saved(crew, kind, tmp_path):
     assert same_bits(again["state"]["masters"], two["state"]["masters"])
     for name, parts in two["state"]["moments"].items():
         assert same_bits(again["state"]["moments"][name], parts)
+
+
+ADAPTED = {"lora": LoraSection(rank=3)}
+
+
+def adapted():
+    model = tiny_model(torch.float32)
+    add_adapters(model, ADAPTED["lora"], base="tiny")
+    return model
+
+
+def adapt_on(address, rank, world_size, kind, folder, steps):
+    ranks = joined(address, rank, world_size)
+    train = section(**KINDS[kind], **ADAPTED)
+    try:
+        return run(adapted(), ranks, steps, train=train, algorithm=algorithm(), load=folder)
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero1", "zero3"])
+def test_adapters_go_on_with_other_ranks(crew, kind, tmp_path):
+    """Fails if the state of what is frozen is asked for, or the base is taken from it."""
+    needs(kind)
+    options = {"train": section(**ADAPTED), "algorithm": algorithm()}
+    whole = run(adapted(), None, STEPS, **options)
+    two = crew.run(2, adapt_on, kind, None, STEPS[:1])[0]
+    three = crew.run(3, adapt_on, kind, saved(tmp_path, two), STEPS[1:])[0]
+    assert three["state"]["masters"].keys() == whole["state"]["masters"].keys()
+    assert relative_error(three["weights"], whole["weights"]) < 1e-5
 
 
 def write_model(address, rank, world_size, kind, folder):

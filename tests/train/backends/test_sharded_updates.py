@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentrl.config.training import LoraSection
 from tests.train.backends.sharded_trainers import (
     KINDS,
     algorithm,
@@ -24,6 +25,7 @@ CASES = {
         {"tied": False},
     ),
     "entropy": ({"entropy_coef": 0.3, "loss_agg_mode": "token-mean"}, {}, {}),
+    "adapters": ({}, {}, {"lora": LoraSection(rank=3)}),
     "checkpointing": ({}, {"micro_batch_tokens": 10_000}, {"checkpointing": True}),
 }
 
@@ -34,7 +36,9 @@ def compared(crew, kind, case, dtype, *, world_size=2, seeds=(0, 1)):
     chosen = algorithm(**changes)
     cut = {"micro_batch_tokens": 32, **cut}
     steps = [make_step(make_groups(seed), algorithm=chosen, **cut) for seed in seeds]
-    options = {"train": section(**KINDS[kind]), "algorithm": chosen, **options}
+    options = dict(options)
+    train = section(**KINDS[kind], lora=options.pop("lora", None))
+    options = {"train": train, "algorithm": chosen, **options}
     alone = train_alone(steps, dtype, dict(options))
     ranks = crew.run(world_size, train_together, steps, dtype, dict(options))
     first = ranks[0]
@@ -72,11 +76,15 @@ def test_slices_make_the_update_of_one_process(crew, case, world_size):
 
 @pytest.mark.parametrize(
     ("kind", "case"),
-    [*((kind, "plain") for kind in KINDS), *((kind, "entropy") for kind in ("zero2", "zero3"))],
+    [
+        *((kind, "plain") for kind in KINDS),
+        *((kind, "entropy") for kind in ("zero2", "zero3")),
+        *((kind, "adapters") for kind in ("fsdp2", "zero0", "zero1", "zero2", "zero3")),
+    ],
 )
 def test_every_kind_makes_the_update_of_one_process(crew, kind, case):
-    """Fails if the averaging of the engine is not undone, if it is undone twice, and if gradients
-    of all but the last micro-batch are lost."""
+    """Fails if the averaging of the engine is not undone, if it is undone twice, if gradients of
+    all but the last micro-batch are lost, and if weights come without what adapters add."""
     needs(kind)
     ranks, alone = compared(crew, kind, case, torch.float32)
     errors = gradient_errors(ranks[0], alone)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.config import parse_config
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
@@ -258,11 +257,3 @@ def test_targets_that_do_not_fit_are_refused(targets: tuple[str, ...], message: 
     # Peft itself is content with one of two names, and adapts a head or embeddings.
     with pytest.raises(ConfigError, match=message):
         adapted(section=LoraSection(rank=2, targets=targets), tied=False)
-
-
-@pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])
-def test_backends_that_divide_the_model_are_refused(backend: str) -> None:
-    run = {"env": {"target": "a:B"}, "dataset": {"source": "x.jsonl"}}
-    train = {"backend": backend, "lora": {"rank": 3}}
-    with pytest.raises(ConfigError, match=rf"{backend}, which divides .* cannot train train\.lora"):
-        parse_config({**run, "train": train})
