@@ -107,6 +107,12 @@ _REWARD = (
     _m("refresh/label_failures", "pairs that the labeller failed for", "count"),
     _m("refresh/waiting", "pairs that wait for a person", "count"),
     _m("refresh/loss", "loss of the last step of the refresh"),
+    _m("refresh/temperature", "temperature of the new reward model, from held-out pairs"),
+    _m(
+        "refresh/temperature_kept",
+        "the held-out pairs gave no temperature, so that of the version before stayed",
+        "share",
+    ),
     _m("refresh/seconds", "wall time of the refresh", "s"),
     _m("reward_shaping/reward", "mean reward after shaping", "", "critic/rewards/mean"),
     _m("reward_shaping/running_mean", "running mean the rewards are normalised by"),

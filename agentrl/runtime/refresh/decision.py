@@ -47,6 +47,8 @@ def measured_of(outcome: FitOutcome, *, held: int) -> dict[str, float]:
         "refresh/held_out_pairs": float(held),
         "refresh/old_pairs": float(outcome.old_pairs),
         "refresh/loss": outcome.loss,
+        "refresh/temperature": outcome.temperature,
+        "refresh/temperature_kept": float(outcome.temperature_kept),
     }
 
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import AgentrlError, DataError
 from agentrl.processes.child_main import ChildChannel
 from agentrl.reward.scale import SCALE_FILE, RewardScale
-from agentrl.reward.temperature import fit_temperature
+from agentrl.reward.temperature import FittedTemperature, fit_regular_temperature
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.logs import quiet_libraries
 from agentrl.runtime.fit.launch import fit
@@ -76,8 +76,16 @@ async def _refreshed(job: RefreshJob, channel: ChildChannel) -> FitOutcome:
         if value is None or not math.isfinite(value):
             raise DataError(f"the {name} model has no accuracy on the held-out pairs: got {value}")
     before, after = (float(value or 0.0) for value in accuracies)
-    scale = store_scale(job)
-    return FitOutcome(before=before, after=after, old_pairs=old, loss=progress.loss, scale=scale)
+    stored = store_scale(job)
+    return FitOutcome(
+        before=before,
+        after=after,
+        old_pairs=old,
+        loss=progress.loss,
+        scale=stored.text,
+        temperature=stored.temperature,
+        temperature_kept=stored.kept,
+    )
 
 
 def _pairs_in(job: RefreshJob) -> int:
@@ -134,15 +142,25 @@ def fit_config(
     return FIT_FILE.parse(document, where=f"the fit of {folder}")
 
 
-def store_scale(job: RefreshJob) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshedScale:
+    """The scale of a new version of a reward model."""
+
+    temperature: float
+    """T, in units of the raw score."""
+    kept: bool
+    """The held-out pairs gave no T, so it is that of the version before."""
+    text: str
+    """The scale in words."""
+
+
+def store_scale(job: RefreshJob) -> RefreshedScale:
     """Fit temperature and whitening of the new model, and write them beside its checkpoint.
 
     Mean and deviation come from the answers of all new pairs, which the policy of now has given;
-    the temperature from the held-out ones. Pairs of which every one is right have no temperature:
-    then all new pairs give it, or the present model.
-
-    Returns:
-        The scale in words.
+    the temperature from the held-out ones alone, since those that were trained on are too sure.
+    Pairs that give none, as where all are ordered wrong, leave that of the version before: 1 where
+    that one has no scale, since its scores are then read as they are.
 
     Raises:
         DataError: all scores are equal, or one is not finite.
@@ -159,33 +177,41 @@ def store_scale(job: RefreshJob) -> str:
     held_ids = {pair.id for pair in held}
     of_held = [index for index, pair in enumerate(scored.pairs) if pair.id in held_ids]
     rewards = np.concatenate([scored.chosen_NO[:, 0], scored.rejected_NO[:, 0]])
-    temperature, text = _temperature(job, {"held-out": scored.part(of_held), "new": scored})
+    found = temperature_of(scored.part(of_held))
+    temperature = _temperature_before(job) if found is None else found.value
     try:
         scale = RewardScale.fitted(rewards, temperature=temperature)
     except DataError:
         if job.needs_scale:
             raise
-        return "none: all scores are equal"
-    scale.save(model.folder)
-    return f"temperature {temperature:.3g} {text}, mean {scale.mean:.3g}, std {scale.std:.3g}"
+        text = "none: all scores are equal"
+    else:
+        scale.save(model.folder)
+        origin = "of the version before" if found is None else "of the held-out pairs"
+        prior = f" ({found.prior})" if found is not None and found.prior else ""
+        text = (
+            f"temperature {temperature:.3g} {origin}{prior}, mean {scale.mean:.3g}, "
+            f"std {scale.std:.3g}"
+        )
+    return RefreshedScale(temperature=temperature, kept=found is None, text=text)
 
 
-def _temperature(job: RefreshJob, found: Mapping[str, ScoredPairs]) -> tuple[float, str]:
-    for name, scored in found.items():
-        try:
-            temperature = fit_temperature(
-                scored.chosen_NO[:, 0] - scored.rejected_NO[:, 0],
-                variances=scored.variances_N,
-                label_probability=scored.labels_N,
-            )
-        except DataError as error:
-            logger.info("no temperature on the %s pairs: %s", name, error)
-        else:
-            return temperature, f"of the {name} pairs"
+def temperature_of(held: ScoredPairs) -> FittedTemperature | None:
+    """Temperature of held-out pairs; None, with the reason in the log, where they give none."""
+    try:
+        return fit_regular_temperature(
+            held.chosen_NO[:, 0] - held.rejected_NO[:, 0],
+            variances=held.variances_N,
+            label_probability=held.labels_N,
+        )
+    except DataError as error:
+        logger.warning("the held-out pairs give no temperature: %s", error)
+        return None
+
+
+def _temperature_before(job: RefreshJob) -> float:
     folder = Path(resolve_model_path(job.current)).expanduser()
-    if (folder / SCALE_FILE).is_file():
-        return RewardScale.load(folder).temperature, "of the version before"
-    return 1.0, "of no pairs"
+    return RewardScale.load(folder).temperature if (folder / SCALE_FILE).is_file() else 1.0
 
 
 class _SentProgress:

@@ -75,3 +75,7 @@ class FitOutcome:
     """Loss of the last step."""
     scale: str
     """Words about the scale that was stored."""
+    temperature: float
+    """Temperature of the new model."""
+    temperature_kept: bool
+    """The held-out pairs gave none, so it is that of the version before."""

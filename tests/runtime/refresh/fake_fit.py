@@ -41,5 +41,5 @@ def serve(channel: ChildChannel) -> None:
     save_checkpoint(root, state, write, CheckpointSection())
     channel.send({"step": 1, "steps": 1, "loss": 0.5})
     outcome = {"before": told["before"], "after": told["after"], "old_pairs": 0, "loss": 0.5,
-               "scale": "as before"}  # fmt: skip
+               "scale": "as before", "temperature": 1.0, "temperature_kept": True}  # fmt: skip
     channel.send({"outcome": outcome})

@@ -120,6 +120,8 @@ def test_rollouts_after_a_refresh_are_paid_by_the_new_model(project: Path) -> No
     # The scale is that of the answers that the policy gives now.
     scale = RewardScale.load(version / "checkpoints" / "step-3")
     assert scale != RewardScale(std=2.0)
+    assert found["refresh/temperature"] == scale.temperature
+    assert found["refresh/temperature_kept"] in (0.0, 1.0)
     last = latest_checkpoint(run / "checkpoints")
     assert last is not None
     assert (last.state.step, last.state.rm_version) == (4, 1)
