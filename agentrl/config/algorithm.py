@@ -347,7 +347,7 @@ class CriticSection(FiniteSection):
     path: str | None = None
     """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes
     `model.path`. A `reward_scale.json` beside a reward model becomes part of its head, so that it
-    predicts the reward of `reward.models`."""
+    predicts the reward of `reward.models`. Relative folders start at the folder of this file."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate of the critic; the shape is that of `train.schedule`."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -132,7 +132,7 @@ def full_plan(
             ),
         ),
         ("async", lambda: preflight_setup.asynchrony(config, base)),
-        ("critic", lambda: preflight_setup.critic(algorithm(), config.critic, config.train)),
+        ("critic", lambda: preflight_setup.critic(algorithm(), config.critic, config.train, base)),
     ]
     parts = _parts(config, base, found, resume)
     return Plan(
@@ -160,7 +160,7 @@ def _parts(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) -
         *(models if config.reward.models else []),
         ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
         *(taught if teacher_section(config) is not None else []),
-        ("trainer", lambda: parts.trainer(config, found)),
+        ("trainer", lambda: parts.trainer(config, base, found)),
     ]
 
 

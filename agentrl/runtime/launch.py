@@ -69,7 +69,7 @@ async def train(
     with stop.on_signals():
         config = run_dir.resolve_models(config) if run_dir else config
         check_parts(config, base=base)
-        check_learner(config)
+        check_learner(config, base=base)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
         datasets = dataset_sections(config.dataset, config.eval.datasets)
         chosen = read_chosen(run_dir.chosen_file, datasets) if run_dir else None

@@ -19,13 +19,14 @@ def other_model_source(path: str, base: Path) -> str:
 
     Args:
         path: as in the config.
-        base: folder that relative paths start from.
+        base: folder that relative paths start from; what is no folder there is looked for in the
+            working directory, as a path of the command line is meant.
 
     Raises:
         RunError: a run directory without a complete checkpoint.
     """
     folder = base / Path(path).expanduser()
-    return resolve_model_path(str(folder)) if folder.is_dir() else path
+    return resolve_model_path(str(folder) if folder.is_dir() else path)
 
 
 def reward_model_sources(item: RewardModelSection, base: Path) -> dict[str, str]:

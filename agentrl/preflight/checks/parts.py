@@ -91,13 +91,13 @@ async def rewards(section: RewardSection, base: Path, *, timeout_s: float) -> st
     return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
 
 
-async def trainer(config: RunConfig, found: PreflightFacts) -> str:
+async def trainer(config: RunConfig, base: Path, found: PreflightFacts) -> str:
     """Check that the trainer can be put together."""
     from agentrl.runtime.assembly.trainer import check_learner
 
     if found.images is not None:
         check_seeing(config)
-    return check_learner(config)
+    return check_learner(config, base=base)
 
 
 async def chat(

@@ -18,9 +18,9 @@ from agentrl.config.schema import EvalSection, RolloutSection
 from agentrl.config.training import TrainSection
 from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.health.rules import check_health
+from agentrl.runtime.other_models import other_model_source
 
 GROUP = 8
 """Rollouts of a prompt below which its mean is a noisy baseline; 16 is comfortable."""
@@ -235,7 +235,7 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
 
 
 async def critic(
-    algorithm: AlgorithmSection, section: CriticSection, train: TrainSection
+    algorithm: AlgorithmSection, section: CriticSection, train: TrainSection, base: Path
 ) -> Finding | str:
     """Check that the value function begins well and can keep up.
 
@@ -247,7 +247,7 @@ async def critic(
     if not algorithm.needs_values:
         return f"none: {algorithm.preset} has no critic"
     if section.path is not None:
-        check_model_path(resolve_model_path(section.path), key="critic.path")
+        check_model_path(other_model_source(section.path, base), key="critic.path")
     text = f"from {section.path or 'the policy itself'}, learning rate {section.learning_rate:g}"
     found: list[str] = []
     fixes: list[str] = []

@@ -11,8 +11,8 @@ from agentrl.data import TokenStore
 from agentrl.estimators import find_estimator
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.checks.vision import check_seeing
-from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.distill.teacher import make_teacher
+from agentrl.runtime.other_models import other_model_source
 
 if TYPE_CHECKING:
     from agentrl.config.schema import CriticSection
@@ -76,7 +76,7 @@ def make_trainer(
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_critic(_critic_section(config.critic), began),
+            load_critic(_critic_section(config.critic, base), began),
             section=config.critic,
             train=config.train,
             gradient_checkpointing=config.model.gradient_checkpointing,
@@ -112,8 +112,12 @@ def make_trainer(
     return trainer
 
 
-def check_learner(config: RunConfig) -> str:
+def check_learner(config: RunConfig, *, base: Path) -> str:
     """Refuse what `make_trainer` would refuse, as far as it is known before anything is loaded.
+
+    Args:
+        config: of the run.
+        base: where relative paths of the config start.
 
     Returns:
         Who trains what, in words.
@@ -139,7 +143,7 @@ def check_learner(config: RunConfig) -> str:
         return text
     from agentrl.train.model.pretrained import check_model_path
 
-    path = _critic_section(config.critic).path
+    path = _critic_section(config.critic, base).path
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
@@ -152,9 +156,9 @@ def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
     return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)
 
 
-def _critic_section(section: CriticSection) -> CriticSection:
-    """With a run directory resolved to its latest checkpoint, as for `model.path`."""
+def _critic_section(section: CriticSection, base: Path) -> CriticSection:
+    """With its path resolved as that of every model beside the policy."""
     path = section.path
     if path is None:
         return section
-    return section.model_copy(update={"path": resolve_model_path(path)})
+    return section.model_copy(update={"path": other_model_source(path, base)})

@@ -55,7 +55,7 @@ def pin_models(config: RunConfig | FitConfig, base: Path) -> dict[str, tuple[Pin
 
     Args:
         config: of the run.
-        base: folder that relative paths of reward models and teachers start from.
+        base: folder that relative paths of critics, reward models and teachers start from.
 
     Raises:
         RunError: a path names a run without a complete checkpoint.
@@ -65,7 +65,7 @@ def pin_models(config: RunConfig | FitConfig, base: Path) -> dict[str, tuple[Pin
     if isinstance(config, RunConfig):
         path = config.critic.path
         if path is not None and config.resolved_algorithm().needs_values:
-            sources[CRITIC] = [resolve_model_path(path)]
+            sources[CRITIC] = [other_model_source(path, base)]
         distill = config.algorithm.distill
         if distill is not None and isinstance(distill.teacher, CheckpointTeacher):
             sources[TEACHER] = [other_model_source(distill.teacher.path, base)]

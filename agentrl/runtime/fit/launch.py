@@ -91,7 +91,7 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
             f"example {doubled[0]!r} is twice in data and eval.datasets; ids must be unique, with "
             "the name of a dataset before those of eval.datasets"
         )
-    reference = reference_section(config)
+    reference = reference_section(config, base=base)
     if reference is not None and reference.path != config.model.path:
         check_model_path(model_source(reference), key="objective.reference")
         refuse_scoring_model(model_source(reference), key="objective.reference")

@@ -24,6 +24,7 @@ from agentrl.runtime.fit.heads import draw_heads
 from agentrl.runtime.fit.reference import Ask, reference_sums
 from agentrl.runtime.fit.shown import keep_reference_tokens
 from agentrl.runtime.fit.sources import RUN
+from agentrl.runtime.other_models import other_model_source
 
 CHAT_FILE = "chat_section.json"
 """Section `chat` of the fit that made a reward model, beside its weights."""
@@ -311,12 +312,12 @@ def find_reference(
 
     Args:
         config: of the fit.
-        base: folder that the file of a user's own loss starts from.
+        base: folder that relative paths of the config start from.
         pinned: path that it had when the fit began; None while it has not.
     """
     from agentrl.train.fit.pair_registry import find_pair_loss
 
-    section = reference_section(config)
+    section = reference_section(config, base=base)
     if section is None or config.objective.kind != "dpo":
         return None
     unpaired = config.objective.unpaired
@@ -330,11 +331,11 @@ def find_reference(
     return FitReference(path=path, digest=found.hexdigest())
 
 
-def reference_section(config: FitConfig) -> ModelSection | None:
+def reference_section(config: FitConfig, *, base: Path) -> ModelSection | None:
     """The model that a fit is to compare with; None without one."""
     if config.objective.kind != "dpo" or config.objective.reference == "none":
         return None
     named = config.objective.reference
     if named == "model":
         return config.model
-    return config.model.model_copy(update={"path": resolve_model_path(named)})
+    return config.model.model_copy(update={"path": other_model_source(named, base)})

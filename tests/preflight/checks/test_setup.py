@@ -36,7 +36,7 @@ async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
             algorithm(), config.health, datasets=config.eval.datasets
         ),
         "async": lambda: setup.asynchrony(config, project.parent),
-        "critic": lambda: setup.critic(algorithm(), config.critic, config.train),
+        "critic": lambda: setup.critic(algorithm(), config.critic, config.train, project.parent),
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):
@@ -106,6 +106,11 @@ async def test_each_line_advises_until_it_is_heeded(
     text = f"{check.detail} {check.fix}"
     assert [word for word in words if word not in text] == [], text
     assert bool(check.fix) is (status != "ok")
+
+
+async def test_the_path_of_a_critic_starts_at_the_run_file(project: Path) -> None:
+    """Fails ("does not exist") if it starts at the working directory."""
+    assert "from ./model" in (await line(project, "critic", [*PPO, "critic.path=./model"])).detail
 
 
 async def test_what_cannot_be_read_is_an_error(project: Path) -> None:

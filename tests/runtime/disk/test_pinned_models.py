@@ -40,7 +40,7 @@ def config(folder: Path, **changes: Any) -> RunConfig:
     return parse_config({
         "env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"},
         "run": {"dir": str(folder / "runs"), "name": "one"}, "train": {"steps": 5},
-        "model": {"path": str(folder / "policy")}, "critic": {"path": str(folder / "critic")},
+        "model": {"path": str(folder / "policy")}, "critic": {"path": "critic"},
         "algorithm": {
             "preset": "ppo", "distill": {"teacher": {"path": "teacher"}, "with_reward": True},
         },

@@ -10,8 +10,10 @@ import pytest
 
 from agentrl.batch.examples import CHOSEN
 from agentrl.batch.update_terms import mismatches_of
+from agentrl.config.fit import FitConfig
 from agentrl.errors import RunError
 from agentrl.runtime.disk.run_name import REFERENCE_FILE
+from agentrl.runtime.fit.model import reference_section
 from agentrl.runtime.fit.reference import reference_sums
 from agentrl.runtime.stop import Interrupted
 from agentrl.train.reference import Reference
@@ -186,3 +188,13 @@ def test_a_full_disk_is_one_message(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_path_of_a_reference_starts_at_the_fit_file(tmp_path: Path) -> None:
+    """Fails ("./old") if it starts at the working directory."""
+    (tmp_path / "old").mkdir()
+    objective = {"kind": "dpo", "reference": "./old"}
+    config = FitConfig.model_validate({"data": {"source": "x"}, "objective": objective})
+    found = reference_section(config, base=tmp_path)
+    assert found is not None
+    assert found.path == str(tmp_path / "old")
