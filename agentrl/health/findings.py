@@ -15,6 +15,7 @@ from agentrl.health.measures.curves import (
     change,
     current,
     difference,
+    end_width,
     number,
     since,
     stretches,
@@ -89,6 +90,16 @@ def too_few(detector: str, what: str, series: Series | None, least: float) -> Ve
     if series is None:
         return unknown(detector, f"{what} is not logged")
     return unknown(detector, f"{what} has {len(series.values)} of the {least:.0f} steps it needs")
+
+
+def no_rise(what: str, series: Series, gain: Change | None) -> str:
+    """Words for a curve that does not rise for certain, which few steps cannot say of any rise."""
+    if gain is None:
+        return f"{what} has too few steps to say whether it rises"
+    ends, width = f"{number(gain.start)} -> {number(gain.end)}", end_width(series)
+    if gain.gain <= 0:
+        return f"{what} does not rise: {ends}"
+    return f"the rise of {what} is not certain: {ends}, {width} steps against {width}"
 
 
 def seen(metric: str, stretch: Stretch, text: str) -> Evidence:

@@ -15,6 +15,7 @@ from agentrl.health.findings import (
     held_out,
     lost_since_best,
     moved,
+    no_rise,
     reward_range,
     rise_of,
     score_errors,
@@ -52,7 +53,7 @@ def decoupling(history: History, limits: Limits) -> Verdict:
         return unknown(name, "no held-out evaluation; add one under eval.datasets")
     gain = change(reward)
     if gain is None or not gain.up:
-        return fine(name, "the training reward does not rise, so there is no gain to be hacked")
+        return fine(name, no_rise("the training reward", reward, gain))
     if gain.gain < limits["decoupling/gain"] * max(reward_range(history, reward), 1e-9):
         return fine(name, f"the training reward has hardly moved: {gain.text()}")
     judged: list[str] = []

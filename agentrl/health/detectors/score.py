@@ -33,7 +33,8 @@ def score_falls(history: History, limits: Limits) -> Verdict:
         return unknown(name, f"fewer than {_LEAST_STEPS} steps so far")
     text = f"reward {gain.text()}, score {own.text()}"
     if not gain.up or gain.gain < limits["score_falls/gain"] * reward_range(history, reward):
-        return fine(name, f"the reward does not rise: {text}")
+        risen = "has hardly risen" if gain.gain > 0 else "does not rise"
+        return fine(name, f"the reward {risen}: {text}")
     if not own.down or -own.gain < limits["score_falls/drop"]:
         # What was learned before the reward was hacked hides the fall from the start.
         own = _lost_since_best(reward, score, limits)

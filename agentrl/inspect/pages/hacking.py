@@ -14,7 +14,7 @@ from agentrl.errors import RunError, choices
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
-from agentrl.health.findings import held_out
+from agentrl.health.findings import held_out, reward_change
 from agentrl.health.measures.curves import Change, change, end_width, number
 from agentrl.inspect.pages.scores import eval_answers
 from agentrl.inspect.read.reader import RunReader
@@ -54,17 +54,27 @@ def hacking_answer(
         RunError: no rollout is stored, or not of this kind and step.
     """
     health = reader.health()
+    evals = eval_answers(reader, health.history)
     return {
-        **answer_of(health.history, health.verdicts),
+        **answer_of(health.history, health.verdicts, evals),
+        "one_number": _one_number(health.history),
         "curves": _curves(health.history),
-        "parts": _parts(health.history, eval_answers(reader, health.history)),
+        "parts": _parts(health.history, evals),
         "rewards": _rewards(reader, kind, step),
         "notes": [*health.history.notes, *reader.rows.notes],
     }
 
 
-def answer_of(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """`level` (fail, warn, ok, unknown), `answer` in a sentence, and the findings behind it."""
+def answer_of(
+    history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`level` (fail, warn, ok, unknown), `answer` in a sentence, and the findings behind it.
+
+    Args:
+        history: of the run.
+        verdicts: of the detectors over it.
+        evals: as `eval_answers` gives them.
+    """
     ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
     found = [one for one in ranked if one.name in SIGNS]
     first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)
@@ -90,11 +100,32 @@ def answer_of(history: History, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         return {"level": str(first.status), "answer": shown(text), "signs": signs}
     decided = [one for one in verdicts if one.name in _DECIDES and one.status is Status.OK]
     if decided:
-        why = "; ".join(one.detail for one in decided)
-        return {"level": "ok", "answer": shown(f"No sign of it: {why}."), "signs": signs}
+        why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
+        if _one_number(history):
+            why += "; reward and score are one number here, so they cannot part"
+        text = f"No sign of it: {why}. Not tested: whether the grader itself can be fooled."
+        return {"level": "ok", "answer": shown(text), "signs": signs}
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
     why = "; ".join(missing) or "nothing is logged that the reward could be held against"
     return {"level": "unknown", "answer": shown(f"It cannot be told: {why}."), "signs": signs}
+
+
+def _held_out_rise(history: History, evals: Mapping[str, Any]) -> str:
+    """The held-out scores that rose for certain, by task, in words; empty if none did."""
+    gain = reward_change(history)
+    beside = " with the training reward" if gain is not None and gain.gain > 0 else ""
+    risen = [
+        f"{name} +{number(by['mean'])} [{number(by['low'])}, {number(by['high'])}]"
+        for name in map(shown, held_out(history))
+        if (by := evals.get(name, {}).get("change")) and (by["low"] or 0.0) > 0
+    ]
+    return f"the held-out score rose{beside}: {', '.join(risen)}" if risen else ""
+
+
+def _one_number(history: History) -> bool:
+    """True if the score that is logged is the reward."""
+    reward = history.metrics.get("reward")
+    return reward is not None and reward == history.metrics.get("score")
 
 
 def _carrier(history: History) -> str:
@@ -144,10 +175,9 @@ def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _reward_and_score(history: History) -> list[tuple[str, Series]]:
     """Both curves; one where the score is the reward."""
     names = [name for name in ("reward", "score") if name in history.metrics]
-    curves = [(name, history.metrics[name]) for name in names]
-    if len(curves) == 2 and curves[0][1] == curves[1][1]:
-        return [("reward = score", curves[0][1])]
-    return curves
+    if _one_number(history):
+        return [("reward = score", history.metrics["reward"])]
+    return [(name, history.metrics[name]) for name in names]
 
 
 def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
     health = reader.health()
     curves = health.history.metrics
     notes = [*health.history.notes]
+    evals = eval_answers(reader, health.history)
     return {
         "id": reader.run.id,
         "name": reader.run.name,
@@ -92,11 +93,11 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "dashboard": _dashboard(health.history),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         **_ranked(health.verdicts, str(reader.path)),
-        "hacking": None if is_fit(health.history.config) else _hacking(health),
+        "hacking": None if is_fit(health.history.config) else _hacking(health, evals),
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
-        "evals": eval_answers(reader, health.history),
+        "evals": evals,
         "examples": reader.examples.steps(),
         "labels": run_labels(reader),
         "result": _result(reader.path),
@@ -122,8 +123,8 @@ def _ranked(verdicts: Sequence[Verdict], run: str) -> dict[str, Any]:
     return found
 
 
-def _hacking(health: Health) -> dict[str, Any]:
-    found = answer_of(health.history, health.verdicts)
+def _hacking(health: Health, evals: Mapping[str, Any]) -> dict[str, Any]:
+    found = answer_of(health.history, health.verdicts, evals)
     return {"level": found["level"], "answer": found["answer"]}
 
 

@@ -6,19 +6,20 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agentrl.errors import RunError
 from agentrl.finding import Status
-from agentrl.health import History, diagnose, read_history
+from agentrl.health import History, Series, Verdict, diagnose, read_history
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.clusters import clusters_answer
 from agentrl.inspect.pages.compare import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question, parse_question
-from agentrl.inspect.pages.hacking import SIGNS, hacking_answer
+from agentrl.inspect.pages.hacking import SIGNS, answer_of, hacking_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import turn_facts
 from agentrl.inspect.read.runs import FoundRun
@@ -95,6 +96,29 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
     assert "the environment gives no score beside the reward" in answer["answer"]
     assert "no held-out evaluation" in answer["answer"]
     assert answer["signs"] == []
+    same = diagnose_few(tmp_path / "few", [0.4, 0.3, 0.3, 0.2, 0.6, 0.7, 0.8, 0.3])
+    assert same["one_number"]
+    assert same["answer"].startswith(
+        "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55, 2 steps "
+        "against 2; reward and score are one number here, so they cannot part. Not tested: "
+    )
+    history = History(metrics={"reward": Series(steps=(1, 2, 3, 4), values=(0.0, 0.1, 0.8, 0.9)),
+                               "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4))})  # fmt: skip
+    evals = {"held": {"change": {"mean": 0.3, "low": 0.2, "high": 0.4, "tasks": 9}}}
+    told = answer_of(history, [Verdict(name="decoupling", status=Status.OK, detail="x")], evals)
+    assert (
+        "the held-out score rose with the training reward: held +0.3 [0.2, 0.4]" in told["answer"]
+    )
+
+
+def diagnose_few(run: Path, values: list[float]) -> dict[str, Any]:
+    """The answer of a run of few steps, one number for reward and score, evaluated twice."""
+    for step, value in enumerate(values, 1):
+        write_metrics(run, {"step": step, "reward": value, "score": value})
+    for step in (1, len(values)):
+        write_metrics(run, {"step": step, "eval/held/score": 0.5})
+    write_step(run, [make_rollout("a", [("assistant", "words")])], len(values))
+    return hacking_answer(reader_of(run))
 
 
 def test_every_sign_is_a_detector_that_exists():

@@ -119,7 +119,7 @@ function draw(data, params) {
       saved(),
       run &&
         !inSql &&
-        questions(run, h("a", { href: href("hacking", { run }) }, "same text in many tasks")),
+        questions(run, { more: h("a", { href: href("hacking", { run }) }, "same text in many tasks") }),
       run ? body : empty("No run here", "There is nothing to search."),
     ),
     after: () =>

@@ -14,12 +14,16 @@ const QUESTIONS = [
   ["labelled hacked", { label: "hacked" }],
 ];
 
+// What has no answer where the score is the reward.
+const APART = ["reward 1, score 0", "paid most and not solved"];
+
 // `more` stands after them: a page that has the answer itself needs no link to it.
-export function questions(run, more) {
+export function questions(run, { more = null, oneNumber = false } = {}) {
+  const asked = QUESTIONS.filter(([name]) => !(oneNumber && APART.includes(name)));
   return h(
     "nav",
     { class: "row note", "aria-label": "Questions" },
-    QUESTIONS.map(([name, params]) => h("a", { href: href("find", { run, ...params }) }, name)),
+    asked.map(([name, params]) => h("a", { href: href("find", { run, ...params }) }, name)),
     more,
   );
 }

@@ -47,7 +47,7 @@ function draw(data, params) {
         "section",
         { class: "card", "aria-label": "Questions to ask" },
         h("h2", {}, "Questions to ask"),
-        questions(run),
+        questions(run, { oneNumber: data.one_number }),
       ),
       clusters(data, params, more),
     ),
