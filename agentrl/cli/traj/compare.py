@@ -74,6 +74,10 @@ def _print(answer: Mapping[str, Any]) -> None:
         where = f"step {first}" if first == last else f"steps {first} to {last}"
         line = f"{letter}: {side['name']}, {side['kind']} {where}, {side['rollouts']} rollouts"
         screen.print(visible(line), highlight=False, soft_wrap=True)
+    told = answer["headline"]
+    if told:
+        line = f"{told['text']}, {told['change']}: {told['verdict']}. {told['others']}"
+        screen.print(visible(line.strip()), highlight=False, soft_wrap=True)
     if not answer["common_tasks"]:
         screen.print(
             "A and B share no task, so their scores do not say which is better; compare an "

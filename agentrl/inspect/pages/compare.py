@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError, choices
-from agentrl.inspect.pages.compare_pairs import Tried, sample_pairs
+from agentrl.inspect.pages.compare_pairs import Tried, explain_pairs, sample_pairs
+from agentrl.inspect.pages.compare_words import behaviour, headline
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges
@@ -87,6 +88,8 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     same = {
         name: "score" for name in ("reward", *parts) if all(_is_score(name, one) for one in sets)
     }
+    scores = [_by_task(one.tried, one.numbers["score"]) for one in sets]
+    means = [_spread(one.numbers["score"])["mean"] for one in sets]
     joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
     groups = {
         "": ["score", "reward"],
@@ -94,8 +97,9 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "length": ["tokens", "turns", "duration_s"],
         "tools": list(TURN_FACTS[1:]),
     }
-    return {
+    found = {
         "sides": [_side(one) for one in sets],
+        "headline": headline(scores[0], scores[1], means),
         "numbers": [
             {
                 "group": group,
@@ -107,10 +111,13 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
             for name in names
         ],
         "endings": _endings(ours.tried, theirs.tried),
-        "by_label": _by_label(ours, theirs),
+        "by_label": _by_label(sets, scores),
         **sample_pairs(ours.tried, theirs.tried),
         "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
     }
+    explain_pairs(found, ours.reader, theirs.reader)
+    found["behaviour"] = behaviour(found["numbers"], found["endings"], found["sides"])
+    return found
 
 
 def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]]]:
@@ -249,12 +256,13 @@ def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
     }
 
 
-def _by_label(ours: _Set, theirs: _Set) -> dict[str, list[dict[str, Any]]]:
+def _by_label(
+    sets: Sequence[_Set], scores: Sequence[Mapping[str, float]]
+) -> dict[str, list[dict[str, Any]]]:
     """The score by label of the tasks, for sets that share no task as well."""
-    scores = [_by_task(one.tried, one.numbers["score"]) for one in (ours, theirs)]
     names = list(dict.fromkeys([*scores[0], *scores[1]]))
     labels = {
-        task: of for one in (ours, theirs)
+        task: of for one in sets
         for task, of in one.reader.task_labels.of_kind(one.kind).items()
     }  # fmt: skip
     means = [np.array([of.get(name, np.nan) for name in names]) for of in scores]

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from agentrl.inspect.pages.groups import last_answer
+from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of, shown
+from agentrl.types import Termination
 
 _MOST_PAIRS = 20
 """Pairs listed of either direction."""
+_MOST_EXPLAINED = 40
+"""Pairs of either direction whose reasons are counted: their files are read."""
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
+"""Name of an exception in what a grader says."""
 _HALF = 0.5
 """A score from here on is solved; where values leave 0 to 1, the middle between the extremes is."""
-_PLACE = ["kind", "step", "group_id", "rollout_id", "reward", "score", "termination"]
+_PLACE = ["kind", "step", "row", "group_id", "rollout_id", "reward", "score", "termination"]
+_ANSWER_CHARS = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +57,76 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
     lost = [t for t in common if ours[t].mean > theirs[t].mean
             and theirs[t].low < limit <= ours[t].high]  # fmt: skip
 
-    def entry(task: str, worst_first: bool) -> dict[str, Any]:
-        a, b = ours[task], theirs[task]
-        return {
-            "task_id": task,
-            "before": a.mean,
-            "after": b.mean,
-            "a": _place(before, a.worst if worst_first else a.best),
-            "b": _place(after, b.best if worst_first else b.worst),
-        }
-
-    def most(tasks: Sequence[str], sign: int) -> list[str]:
-        return sorted(tasks, key=lambda t: (sign * (ours[t].mean - theirs[t].mean), t))[
-            :_MOST_PAIRS
+    def entries(tasks: Sequence[str], sign: int) -> list[dict[str, Any]]:
+        order = sorted(tasks, key=lambda t: (sign * (ours[t].mean - theirs[t].mean), t))
+        most = order[:_MOST_EXPLAINED]
+        a = _places(before, [ours[t].worst if sign > 0 else ours[t].best for t in most])
+        b = _places(after, [theirs[t].best if sign > 0 else theirs[t].worst for t in most])
+        return [
+            {"task_id": task, "before": ours[task].mean, "after": theirs[task].mean, "a": x, "b": y}
+            for task, x, y in zip(most, a, b, strict=True)
         ]
 
     return {
         "common_tasks": len(common),
         "solved_from": limit,
-        "solved": [entry(task, True) for task in most(solved, 1)],
+        "solved": entries(solved, 1),
         "solved_count": len(solved),
-        "lost": [entry(task, False) for task in most(lost, -1)],
+        "lost": entries(lost, -1),
         "lost_count": len(lost),
     }
+
+
+def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) -> None:
+    """Say of each pair why one failed, count the reasons, and show what the first of them said.
+
+    Args:
+        found: as `sample_pairs` gives it; pairs beyond those that are listed are taken out.
+        before: run of the first set.
+        after: run of the second set.
+    """
+    readers = {"a": before, "b": after}
+    for name, failed, solved in (("solved", "a", "b"), ("lost", "b", "a")):
+        pairs = found[name]
+        long = _long(readers[failed], [pair[failed] for pair in pairs], ["explanation"])
+        for pair, of in zip(pairs, long, strict=True):
+            said = (of["explanation"] or {}).get("reason") or ""
+            pair["said"] = shown(said[:_ANSWER_CHARS])
+            pair["why"] = _why(pair[failed], pair[solved], pair["said"])
+        counts = Counter(_ERROR.sub("an error", pair["why"]) for pair in pairs)
+        found[f"{name}_why"] = [{"why": w, "tasks": count} for w, count in counts.most_common()]
+        found[name] = pairs[:_MOST_PAIRS]
+        for pair in pairs[:1]:
+            for side, reader in readers.items():
+                [of] = _long(reader, [pair[side]], ["turns"])
+                pair[side]["text"] = shown(last_answer(of["turns"])[:_ANSWER_CHARS])
+
+
+def _why(failed: Mapping[str, Any], solved: Mapping[str, Any], said: str) -> str:
+    """What the failed rollout of a pair has that the other one has not, in words."""
+    ending = failed["termination"]
+    if ending not in (Termination.ENV_DONE, solved["termination"]):
+        return f"ended by {ending.replace('_', ' ')}"
+    if failed["failed_calls"] > solved["failed_calls"]:
+        return "more calls that were not parsed or failed"
+    error = _ERROR.search(said)
+    return f"the answer raised {error[0]}" if error else "a wrong answer, ended and called alike"
+
+
+def _long(
+    reader: RunReader, places: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Long columns of some rollouts, with one reading a step."""
+    of_step: dict[tuple[str, int], list[int]] = {}
+    for place in places:
+        of_step.setdefault((place["kind"], place["step"]), []).append(place["row"])
+    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for (kind, step), rows in of_step.items():
+        order = sorted(set(rows))
+        table = reader.rows.read(reader.rows.shelf(kind, step), order, columns)
+        for row, of in zip(order, rows_of(table), strict=True):
+            found[kind, step, row] = of
+    return [found[place["kind"], place["step"], place["row"]] for place in places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +164,15 @@ def _solved_from(*scores: np.ndarray) -> float:
     return float(known.min() + known.max()) / 2
 
 
-def _place(tried: Tried, rollout: int) -> dict[str, Any]:
-    row = rows_of(tried.rollouts.slice(rollout, 1).select(_PLACE))[0]
-    return {
-        **row,
-        "reward": number(row["reward"]),
-        "score": number(row["score"]),
-        "termination": shown(row["termination"], 100),
-        "failed_calls": int(tried.failed_calls[rollout]),
-    }
+def _places(tried: Tried, rollouts: Sequence[int]) -> list[dict[str, Any]]:
+    found = rows_of(tried.rollouts.select(_PLACE).take(pa.array(rollouts, pa.int64())))
+    return [
+        {
+            **row,
+            "reward": number(row["reward"]),
+            "score": number(row["score"]),
+            "termination": shown(row["termination"], 100),
+            "failed_calls": int(tried.failed_calls[rollout]),
+        }
+        for rollout, row in zip(rollouts, found, strict=True)
+    ]

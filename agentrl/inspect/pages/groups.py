@@ -170,6 +170,11 @@ def _actions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return actions
 
 
+def last_answer(turns: Sequence[Mapping[str, Any]]) -> str:
+    """Text of the last turn of the policy; empty without one."""
+    return next((turn["text"] for turn in reversed(turns) if turn["role"] == "assistant"), "")
+
+
 def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Results of tools, or the text of the environment where no tool ran."""
     role = shown(turn["role"], 100)

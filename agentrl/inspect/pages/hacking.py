@@ -16,7 +16,7 @@ from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, reward_change
 from agentrl.health.measures.curves import Change, change, end_width, number
-from agentrl.inspect.pages.scores import eval_answers
+from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.task_scores import last_rows, rollout_scores
@@ -115,7 +115,7 @@ def _held_out_rise(history: History, evals: Mapping[str, Any]) -> str:
     gain = reward_change(history)
     beside = " with the training reward" if gain is not None and gain.gain > 0 else ""
     risen = [
-        f"{name} +{number(by['mean'])} [{number(by['low'])}, {number(by['high'])}]"
+        f"{name} {interval_text(by)}"
         for name in map(shown, held_out(history))
         if (by := evals.get(name, {}).get("change")) and (by["low"] or 0.0) > 0
     ]

@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.health import History, Series
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, shown
+from agentrl.inspect.read.safe_terminal import number as digits
 from agentrl.inspect.read.task_scores import task_scores
 from agentrl.intervals import paired_difference
 
@@ -96,6 +97,12 @@ def paired_change(before: Mapping[str, float], after: Mapping[str, float]) -> di
         return None
     numbers = {"mean": change.mean, "low": change.low, "high": change.high}
     return {key: number(value) for key, value in numbers.items()} | {"tasks": change.n}
+
+
+def interval_text(change: Mapping[str, Any]) -> str:
+    """A change of `paired_change` in digits, as in `+0.222 [+0.124, +0.320]`."""
+    mean, low, high = (digits(change[end], sign=True) for end in ("mean", "low", "high"))
+    return mean if change["low"] is None else f"{mean} [{low}, {high}]"
 
 
 def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:

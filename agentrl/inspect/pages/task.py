@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError
+from agentrl.inspect.pages.groups import last_answer
 from agentrl.inspect.pages.task_cells import mean_and_std
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -81,10 +82,7 @@ def _attempts(
     shelf = rows.shelf(stored[0]["kind"], stored[0]["step"])
     order = sorted(row["row"] for row in stored)
     turns = rows_of(rows.read(shelf, order, ["turns"]))
-    said = {
-        row: next((t["text"] for t in reversed(of["turns"]) if t["role"] == "assistant"), "")
-        for row, of in zip(order, turns, strict=True)
-    }
+    said = {row: last_answer(of["turns"]) for row, of in zip(order, turns, strict=True)}
     found = [
         {
             "rollout_id": row["rollout_id"],

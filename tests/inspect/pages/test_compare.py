@@ -7,6 +7,7 @@ from pathlib import Path
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.task_labels import write_task_labels
 from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.compare_words import behaviour
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
@@ -80,6 +81,18 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
     assert [(one["kind"], one["steps"]) for one in answer["sides"]] == [("train", (1, 1))] * 2
     [solved] = answer["solved"]
     assert (solved["a"]["failed_calls"], solved["b"]["failed_calls"]) == (1, 0)
+    assert (solved["why"], solved["said"]) == ("ended by max tokens", "")
+    numbers = [
+        {"name": name, "group": "tools", "a": {"mean": a}, "b": {"mean": b},
+         "paired": {"low": low, "high": low + 1}}
+        for name, a, b, low in (("tool_calls", 2.0, 3.0, -0.5), ("parse_errors", 0.5, 0.05, -2.0))
+    ]  # fmt: skip
+    endings = [{"name": "max_tokens", "a": 24, "b": 2, "shares": (24 / 90, 2 / 90)},
+               {"name": "max_turns", "a": 3, "b": 2, "shares": (3 / 90, 2 / 90)}]  # fmt: skip
+    assert behaviour(numbers, endings, [{"tasks": 90, "rollouts": 90}] * 2) == [
+        "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout.",
+        "Ended by max tokens: 24 of 90 -> 2 of 90 rollouts.",
+    ]
     assert (solved["a"]["termination"], solved["b"]["termination"]) == ("max_tokens", "env_done")
 
 

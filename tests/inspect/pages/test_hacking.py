@@ -102,13 +102,13 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
         "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55, 2 steps "
         "against 2; reward and score are one number here, so they cannot part. Not tested: "
     )
-    history = History(metrics={"reward": Series(steps=(1, 2, 3, 4), values=(0.0, 0.1, 0.8, 0.9)),
-                               "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4))})  # fmt: skip
+    history = History(metrics={
+        "reward": Series(steps=(1, 2, 3, 4), values=(0.0, 0.1, 0.8, 0.9)),
+        "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4)),
+    })  # fmt: skip
     evals = {"held": {"change": {"mean": 0.3, "low": 0.2, "high": 0.4, "tasks": 9}}}
     told = answer_of(history, [Verdict(name="decoupling", status=Status.OK, detail="x")], evals)
-    assert (
-        "the held-out score rose with the training reward: held +0.3 [0.2, 0.4]" in told["answer"]
-    )
+    assert "rose with the training reward: held +0.300 [+0.200, +0.400]" in told["answer"]
 
 
 def diagnose_few(run: Path, values: list[float]) -> dict[str, Any]:

@@ -233,6 +233,14 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert (of["tests"], of["style"], of["length"]) == (1.0, None, 0.25)
     score = numbers["", "score"]
     assert score["a"]["n"] == 10  # the broken one has none
+    assert answer["headline"] == {
+        "text": "On the 3 tasks that both tried: A 0.500, B 0.667",
+        "change": "B - A = +0.167 [-1.98, +2.32]",
+        "better": "",
+        "verdict": "may be chance, so neither is better for certain",
+        "others": "All tasks: A 0.500 (5), B 0.667 (3); other tasks, so these two are not "
+        "comparable.",
+    }
     assert score["change"] == pytest.approx(2 / 3 - 5 / 10)
     assert score["paired"]["mean"] == pytest.approx((1 - 1 + 0.5) / 3)
     assert numbers["part of the reward", "tests"]["a"]["mean"] == pytest.approx(4 / 9)
@@ -244,6 +252,10 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert pairs == [("a", "0-a/0", "a/0"), ("c", "0-c/0", "c/0")]
     assert [(p["task_id"], p["b"]["rollout_id"]) for p in answer["lost"]] == [("b", "b/0")]
     assert (answer["solved_count"], answer["lost_count"], answer["common_tasks"]) == (2, 1, 3)
+    assert sum(one["tasks"] for one in answer["solved_why"]) == 2
+    assert answer["lost_why"] == [{"why": "ended by max turns", "tasks": 1}]
+    assert [answer["lost"][0][side]["text"] for side in "ab"] == ["c", "c"]
+    assert answer["behaviour"] == []  # of three tasks nothing is certain
     inside = compare_answer(Side(reader=reader), Side(reader=reader))
     assert [of["steps"] for of in inside["sides"]] == [(0, 0), (6, 6)]
     # Task e has lost, too, but is solved in both.

@@ -2,8 +2,8 @@
 // same task failed in one and solved in the other.
 
 import { get } from "../../api.js";
-import { empty, h } from "../../dom.js";
-import { kindName, lastPart, num, plural, signed, words } from "../../format.js";
+import { h, longText } from "../../dom.js";
+import { kindName, lastPart, num, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
 import { notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
@@ -50,17 +50,18 @@ function draw({ runs, data }, params) {
       { class: "page" },
       h("header", { class: "head" }, h("div", {}, h("h1", {}, "Compare"), sub(data))),
       notes(data.notes),
-      sideForm(runs, data, params),
       summary(data),
-      !data.common_tasks && byLabel(data, { run, kind: a.kind }),
-      numbers(data, names),
-      endings(data, names),
+      sideForm(runs, data, params),
+      behaviour(data),
       data.common_tasks > 0 && h(
         "div",
         { class: "pair even" },
-        pairs(data, "solved", "Failed \u2192 solved", "failed in A, solved in B"),
-        pairs(data, "lost", "Solved \u2192 failed", "solved in A, failed in B"),
+        pairs(data, "solved", "Only B solves", "failed in A, solved in B"),
+        pairs(data, "lost", "Only A solves", "solved in A, failed in B"),
       ),
+      byLabel(data, { run, kind: a.kind }),
+      numbers(data, names),
+      endings(data, names),
     ),
   };
 }
@@ -81,25 +82,28 @@ function sub(data) {
 }
 
 function summary(data) {
-  const { a, b, change, paired, title } = data.numbers[0];
+  const { a, b, change, title } = data.numbers[0];
   if (a === null || b === null || change === null) return null;
-  if (!data.common_tasks) return apart(data);
+  if (!data.headline) return apart(data);
+  const { text, better, verdict, others } = data.headline;
   return h(
     "section",
     { class: "card learned-sum", "aria-label": "Change of the score" },
     h(
       "p",
       { class: "big" },
-      `Mean score ${num(a.mean)} \u2192 ${num(b.mean)}, change `,
-      h(
-        "b",
-        { class: `${changeLevel(paired)}-ink` },
-        paired ? intervalText(paired) : signed(change),
-      ),
+      `${text}, ${data.headline.change}: `,
+      h("b", { class: better ? "good-ink" : "" }, named(verdict, better, data.sides)),
     ),
-    paired && h("p", { class: "note" }, changeWords(paired)),
+    h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
     title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
+}
+
+// The letter with its run, where there are two.
+function named(verdict, better, [a, b]) {
+  const side = { A: a, B: b }[better];
+  return side && a.run !== b.run ? verdict.replace(better, `${better} (${side.name})`) : verdict;
 }
 
 // Two sets that share no task: that is said before any number, and where the question has an answer.
@@ -142,6 +146,17 @@ function apart(data) {
   );
 }
 
+function behaviour(data) {
+  return h(
+    "section",
+    { class: "card", "aria-label": "What changed in behaviour" },
+    h("h2", {}, "What changed in behaviour"),
+    data.behaviour.length
+      ? h("ul", {}, data.behaviour.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))))
+      : h("p", { class: "note" }, "Nothing for certain in lengths, calls and endings."),
+  );
+}
+
 function numbers(data, names) {
   const shown = data.numbers.filter((one) => !one.same_as);
   const groups = [...new Set(shown.map((one) => one.group))];
@@ -149,14 +164,17 @@ function numbers(data, names) {
     ["", ""],
     [sideHead("A", names[0]), "n"],
     [sideHead("B", names[1]), "n"],
-    ["change", "n"],
-    ["paired by task", "n wide"],
+    ["B \u2212 A, 95 % by task", "n"],
   ];
   return h(
     "section",
     { class: "card scroll" },
     h("h2", {}, "Numbers of a rollout"),
-    h("p", { class: "note" }, "Mean \u00b1 std over the rollouts."),
+    h(
+      "p",
+      { class: "note" },
+      "Mean \u00b1 std over all rollouts of either side; the difference is that of the tasks that both tried.",
+    ),
     h(
       "table",
       { class: "tasks compared" },
@@ -173,7 +191,7 @@ function numbers(data, names) {
         h(
           "tbody",
           {},
-          h("tr", {}, h("th", { colspan: 5, scope: "rowgroup" }, GROUPS[group] ?? group)),
+          h("tr", {}, h("th", { colspan: 4, scope: "rowgroup" }, GROUPS[group] ?? group)),
           shown.filter((one) => one.group === group).map(numberRow),
         ),
       ),
@@ -198,10 +216,9 @@ function numberRow(one) {
     h("td", {}, one.title),
     h("td", { class: "n" }, spread(one.a)),
     h("td", { class: "n" }, spread(one.b)),
-    h("td", { class: `n ${level ? `${level}-ink` : ""}` }, signed(one.change)),
     h(
       "td",
-      { class: "n wide" },
+      { class: `n ${level ? `${level}-ink` : ""}` },
       paired
         ? h(sure ? "b" : "span", { title: changeWords(paired) }, intervalText(paired))
         : h("span", { class: "note" }, num(null)),
@@ -279,23 +296,34 @@ export function pairAddress(sides, entry) {
   });
 }
 
-// What else is different in a pair, which is often why one of the two failed.
-function whatElse({ a, b }) {
-  const calls = (one) => plural(one.failed_calls, "failed call");
-  return [
-    a.termination !== b.termination && `${words(a.termination)} \u2192 ${words(b.termination)}`,
-    a.failed_calls !== b.failed_calls && `${calls(a)} \u2192 ${num(b.failed_calls)}`,
-  ].filter(Boolean);
+// Why the pairs of one direction differ: each is counted once, so that they sum to all.
+function reasons(data, which) {
+  const found = data[`${which}_why`];
+  const counted = found.reduce((sum, one) => sum + one.tasks, 0);
+  const all = data[`${which}_count`];
+  const loser = which === "solved" ? "A" : "B";
+  const of = counted < all ? `Of the ${num(counted)} of ${num(all)} that moved most` : `Of ${num(all)}`;
+  return h(
+    "p",
+    {},
+    `${of}, why ${loser} failed: ${found.map(({ why, tasks }) => `${num(tasks)}: ${why}`).join("; ")}.`,
+  );
 }
 
-// The pairs that are listed, in a sentence: how often they ended otherwise, or calls failed.
-function inCommon(found) {
-  const of = (test) => `${num(found.filter(test).length)} of ${num(found.length)}`;
-  return [
-    `${of(({ a, b }) => a.termination !== b.termination)} ended otherwise, `,
-    `${of(({ a, b }) => a.failed_calls > b.failed_calls)} have fewer failed calls, `,
-    `${of(({ a, b }) => a.failed_calls < b.failed_calls)} more.`,
-  ].join("");
+// The texts of the first pair, as one example.
+function example(pair) {
+  return h(
+    "div",
+    { class: "pair even" },
+    ["a", "b"].map((side) =>
+      h(
+        "div",
+        {},
+        h("p", { class: "note" }, `${pair.task_id}, ${side.toUpperCase()}, score ${num(pair[side].score ?? pair[side].reward)}`),
+        longText(pair[side].text),
+      ),
+    ),
+  );
 }
 
 function pairs(data, which, title, what) {
@@ -306,7 +334,10 @@ function pairs(data, which, title, what) {
     { class: "card" },
     h("h2", {}, title, " ", h("span", { class: "note" }, plural(count, "task"))),
     !found.length && h("p", { class: "note" }, `No task ${what}.`),
-    found.length > 0 && h("p", {}, inCommon(found)),
+    found.length > 0 && reasons(data, which),
+    found.length > 0 && example(found[0]),
+    count > found.length &&
+      h("p", { class: "note" }, `Below the ${found.length} of ${num(count)} that moved most.`),
     h(
       "ul",
       { class: "pair-list" },
@@ -324,17 +355,11 @@ function pairs(data, which, title, what) {
             },
             entry.task_id,
           ),
-          h("span", { class: "note why" }, whatElse(entry).join("; ")),
-          h(
-            "span",
-            { class: "note" },
-            `${num(entry.a.score ?? entry.a.reward)} \u2192 ${num(entry.b.score ?? entry.b.reward)}`,
-          ),
+          h("span", { class: "note why", title: entry.said }, entry.why),
+          h("span", { class: "note" }, `A ${num(entry.before)}, B ${num(entry.after)}`),
         ),
       ),
     ),
-    count > found.length &&
-      h("p", { class: "note" }, `the ${found.length} that moved most of ${num(count)}`),
   );
 }
 
