@@ -115,6 +115,7 @@ def _moved(one: Mapping[str, Any]) -> list[str]:
     change = one["change"]
     if change is None:
         return [number(one["first"]), number(one["last"]), "too few steps"]
-    ends = f"[{number(change['low'], sign=True)}, {number(change['high'], sign=True)}]"
-    gain = f"{number(change['gain'], sign=True)} {ends}"
+    gain = number(change["gain"], sign=True)
+    if change["low"] is not None:
+        gain += f" [{number(change['low'], sign=True)}, {number(change['high'], sign=True)}]"
     return [number(change["start"]), number(change["end"]), gain]

@@ -80,6 +80,7 @@ def clusters_answer(
             **_over_time(index, members),
         }
         cluster["paid_unsolved"] = _paid_unsolved(cluster, means)
+        cluster["solves"] = cluster["score"] == cluster["reward"] == 1.0
         found.append(cluster)
     found.sort(key=lambda one: (not one["paid_unsolved"], -one["rollouts"]))
     examples = _examples(reader, shelves, index, [one["leader"] for one in found])

@@ -9,17 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from agentrl.errors import RunError, choices
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, reward_change
-from agentrl.health.measures.curves import Change, change, end_width, number
+from agentrl.health.measures.curves import Change, change, difference, end_width, number
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
-from agentrl.inspect.read.task_scores import last_rows, rollout_scores
+from agentrl.inspect.read.task_scores import (
+    Measure,
+    last_rows,
+    mean_by,
+    numbered,
+    rollout_scores,
+)
 
 SIGNS = (
     "score_falls",
@@ -38,6 +45,8 @@ _DECIDES = ("score_falls", "decoupling", "judge_hacking")
 _MOST_VALUES = 12
 """So many different rewards have a bar each; more are put into `_BARS` ranges."""
 _BARS = 20
+_FEW = 5
+"""Steps at either end below which an interval over steps is too wide to say anything."""
 
 
 def hacking_answer(
@@ -54,12 +63,13 @@ def hacking_answer(
         RunError: no rollout is stored, or not of this kind and step.
     """
     health = reader.health()
+    reader.rows.refresh()
     evals = eval_answers(reader, health.history)
     return {
         **answer_of(health.history, health.verdicts, evals),
         "one_number": _one_number(health.history),
         "curves": _curves(health.history),
-        "parts": _parts(health.history, evals),
+        "parts": _parts(reader, health.history, evals),
         "rewards": _rewards(reader, kind, step),
         "notes": [*health.history.notes, *reader.rows.notes],
     }
@@ -151,13 +161,24 @@ def _moves(history: History) -> list[tuple[str, Series, Change | None]]:
     ]
 
 
-def _parts(history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(reader: RunReader, history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Reward, score, held-out scores and parts with their movement, those that rose most first."""
-    found = [_moved(name, series, change(series)) for name, series in _reward_and_score(history)]
+    found: list[dict[str, Any]] = []
+    for name, series in _reward_and_score(history):
+        line = _moved(name, series, change(series))
+        half = _half_by_task(reader, series, "score" if name == "score" else "reward")
+        if line["change"] and line["over"] == "few steps" and half is not None:
+            gain = line["change"]["gain"]
+            line |= {
+                "change": line["change"] | {"low": gain - half, "high": gain + half},
+                "over": "tasks",
+            }
+        found.append(line)
     for name, series in held_out(history).items():
         line = _moved(f"evaluation {name}", series, None)
         by_task = evals[shown(name)]["change"] if shown(name) in evals else None
         if by_task and by_task["low"] is not None:
+            line["over"] = "tasks"
             line["change"] = {
                 "start": series.values[0],
                 "end": series.values[-1],
@@ -181,16 +202,43 @@ def _reward_and_score(history: History) -> list[tuple[str, Series]]:
 
 
 def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
-    ends = ("start", "end", "gain", "low", "high")
     width = end_width(series) if moved else 1
+    few = width < _FEW
+    ends = ("start", "end", "gain") if few else ("start", "end", "gain", "low", "high")
     return {
         "name": shown(name),
         "first": series.values[0],
         "last": series.values[-1],
         "start_steps": [series.steps[0], series.steps[width - 1]],
         "end_steps": [series.steps[-width], series.steps[-1]],
-        "change": moved and {end: getattr(moved, end) for end in ends},
+        "change": moved and {"low": None, "high": None} | {e: getattr(moved, e) for e in ends},
+        "over": "few steps" if few else "steps",
     }
+
+
+def _half_by_task(reader: RunReader, series: Series, measure: Measure) -> float | None:
+    """Half the 95 % interval of a movement, over tasks, where few steps give none over steps.
+
+    Never more than the distance between the lowest and the highest value of a rollout. None where
+    the rollouts of these steps are not all stored.
+    """
+    width = end_width(series)
+    ends: list[list[float]] = []
+    reach: list[float] = []
+    for steps in (series.steps[:width], series.steps[-width:]):
+        shelves = [shelf for shelf in reader.rows.shelves("train") if shelf.step in steps]
+        if width >= _FEW or len(shelves) < width:
+            return None
+        index = last_rows(pa.concat_tables(shelf.index for shelf in shelves))
+        values = rollout_scores(index, measure)
+        names, of_task = numbered(index.column("task_id"))
+        means = mean_by(of_task, values, len(names))
+        ends.append(means[~np.isnan(means)].tolist())
+        reach += values[~np.isnan(values)].tolist()
+    if min(map(len, ends)) < 2:
+        return None
+    moved = difference(*ends)
+    return min(moved.high - moved.gain, max(reach) - min(reach))
 
 
 def _curves(history: History) -> dict[str, list[dict[str, Any]]]:

@@ -102,6 +102,11 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
         "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55, 2 steps "
         "against 2; reward and score are one number here, so they cannot part. Not tested: "
     )
+    [reward, held] = same["parts"]
+    low, high = (reward["change"][end] for end in ("low", "high"))
+    assert (reward["over"], low, high) == ("tasks", pytest.approx(-0.373, abs=1e-3),
+                                                 pytest.approx(0.773, abs=1e-3))  # fmt: skip
+    assert (held["over"], held["change"]) == ("few steps", None)
     history = History(metrics={
         "reward": Series(steps=(1, 2, 3, 4), values=(0.0, 0.1, 0.8, 0.9)),
         "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4)),
@@ -115,9 +120,14 @@ def diagnose_few(run: Path, values: list[float]) -> dict[str, Any]:
     """The answer of a run of few steps, one number for reward and score, evaluated twice."""
     for step, value in enumerate(values, 1):
         write_metrics(run, {"step": step, "reward": value, "score": value})
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", "words")], group_id=f"{step}/{n}",
+                         task_id=f"{step}/{n}", reward=n % 2, score=n % 2)
+            for n in range(4)
+        ]  # fmt: skip
+        write_step(run, rows, step)
     for step in (1, len(values)):
         write_metrics(run, {"step": step, "eval/held/score": 0.5})
-    write_step(run, [make_rollout("a", [("assistant", "words")])], len(values))
     return hacking_answer(reader_of(run))
 
 

@@ -112,6 +112,7 @@ function cluster(one, found, run) {
       h("a", { class: "strong", href: members, "data-key": `cluster ${one.rollout_id}` }, plural(one.rollouts, "rollout")),
       h("span", {}, plural(one.tasks, "task")),
       one.paid_unsolved && h("span", { class: "pill warn" }, "paid above the mean, scores below it"),
+      one.solves && h("span", { class: "pill good" }, "by the score it solves all its tasks"),
     ),
     h(
       "dl",
@@ -119,7 +120,7 @@ function cluster(one, found, run) {
       fact("mean reward", column(one.reward), one.paid_unsolved ? "warn-ink" : ""),
       fact("mean score", column(one.score), one.paid_unsolved ? "warn-ink" : ""),
       fact("steps", one.steps[0] === one.steps[1] ? num(one.steps[0]) : `${num(one.steps[0])} to ${num(one.steps[1])}`),
-      fact("share of rollouts", `${num(one.shares[0])} \u2192 ${num(one.shares[1])}`),
+      fact("of all rollouts", `${num(one.shares[0])} in the first third of the steps, ${num(one.shares[1])} in the last`),
     ),
     longText(one.text, { first: FIRST }),
     h(

@@ -125,16 +125,27 @@ function charts(data, params) {
 
 function movements(parts) {
   if (!parts.length) return null;
-  const gain = ({ change }) => {
+  const gain = ({ change, over }) => {
     if (!change) return h("span", { class: "note" }, "too few steps");
+    if (change.low === null)
+      return [signed(change.gain), h("span", { class: "note" }, " too few steps for an interval")];
     const sure = change.low > 0 || change.high < 0;
     const ends = `[${signed(change.low)}, ${signed(change.high)}]`;
-    return [h(sure ? "b" : "span", {}, signed(change.gain)), " ", h("span", { class: "note" }, ends)];
+    return [
+      h(sure ? "b" : "span", {}, signed(change.gain)),
+      " ",
+      h("span", { class: "note", title: `over ${over}` }, ends),
+    ];
   };
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "What rose and what fell"),
+    h(
+      "p",
+      { class: "note" },
+      "Each step of training draws its own tasks; an evaluation has the same ones each time and is compared task by task.",
+    ),
     h(
       "table",
       { class: "tasks moved" },
