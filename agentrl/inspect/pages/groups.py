@@ -26,6 +26,7 @@ _GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""
 _RESULT_CHARS = 20_000
 """Shown there of one text that a tool or the environment gave."""
+_OUTCOME_CHARS = 400
 _PATCH_KEYS = ("patch", "diff")
 """What tools call a patch in the data they hand to the environment."""
 
@@ -107,6 +108,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "task_id": task,
         "prompt_text": shown(stored[first_rows[0]]["prompt_text"], _GROUP_CHARS),
         "siblings": siblings,
+        "outcomes": _outcomes(siblings),
         "divergence": _divergence(
             [ids[order.index(row)] for row in first_rows],
             [stored[row]["turns"] for row in first_rows],
@@ -138,6 +140,35 @@ def _sibling(
         "explanation": explanation_parts(stored[last["row"]]["explanation"]),
         "patch": last_patch(turns),
     }
+
+
+def _outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the siblings ended with, each once: best first, then the most frequent.
+
+    A sibling that did the same as one before it, word by word, is marked as `same_as` that one.
+    """
+    first: dict[str, str] = {}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in siblings:
+        end = (one["reward"], one["termination"])
+        key = json.dumps([one["actions"], *end])
+        same = first.setdefault(key, one["rollout_id"])
+        one["same_as"] = None if same == one["rollout_id"] else same
+        text = one["actions"][-1]["text"] if one["actions"] else ""
+        said = next((part["text"] for part in one["explanation"] if part["field"] == "reason"), "")
+        of = found.setdefault(
+            (text, *end),
+            {
+                "text": text[:_OUTCOME_CHARS],
+                "reward": one["reward"],
+                "termination": one["termination"],
+                "said": said[:_OUTCOME_CHARS],
+                "rollouts": [],
+            },
+        )
+        of["rollouts"].append(one["rollout_id"])
+    order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
+    return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
 
 
 def by_reward(

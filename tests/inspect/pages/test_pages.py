@@ -161,7 +161,12 @@ def test_siblings_part_where_their_tokens_first_differ(tmp_path):
     assert group_answer(reader, "train", 2, "g")["divergence"] == {
         "turn": 1, "name": "after turn 1", "char": 0, "token": 4,
     }  # fmt: skip
-    assert group_answer(reader, "train", 3, "g")["divergence"] is None
+    alike = group_answer(reader, "train", 3, "g")
+    assert alike["divergence"] is None
+    assert [one["same_as"] for one in alike["siblings"]] == [None, "a"]
+    [outcome] = alike["outcomes"]
+    assert (outcome["text"], outcome["reward"], outcome["rollouts"]) == ("all one", 1.0, ["a", "b"])
+    assert [one["text"] for one in answer["outcomes"]] == ["go left", "go right", "go lower"]
 
 
 def test_a_group_shows_the_last_patch_that_a_tool_handed_over(tmp_path):

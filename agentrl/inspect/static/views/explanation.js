@@ -30,13 +30,35 @@ export function explanationTexts(parts, under = "") {
   ]);
 }
 
-// One line a test: how it ended is also said by a colour.
+// Failed tests first, those with one message together; what passed is a number and a fold.
 function tests(text) {
   if (text.length > MOST_CHARS) return longText(text);
-  const level = (line) => (WELL.test(line) ? "good-ink" : ILL.test(line) ? "fail-ink" : null);
-  return h(
-    "pre",
-    { class: "text" },
-    text.split("\n").map((line) => h("span", { class: level(line) }, `${line}\n`)),
-  );
+  const lines = text.split("\n").filter((line) => line.trim());
+  const passed = lines.filter((line) => WELL.test(line));
+  const failed = new Map();
+  for (const line of lines.filter((one) => !WELL.test(one))) {
+    const message = ILL.test(line) ? line.replace(/^[^:]*: /, "") : line;
+    failed.set(message, [...(failed.get(message) ?? []), line]);
+  }
+  return [
+    failed.size > 0 &&
+      h(
+        "pre",
+        { class: "text" },
+        [...failed].map(([message, of]) =>
+          h(
+            "span",
+            { class: ILL.test(of[0]) ? "fail-ink" : null, title: of.join("\n") },
+            of.length > 1 ? `${of.length} \u00d7 ${message}\n` : `${of[0]}\n`,
+          ),
+        ),
+      ),
+    passed.length > 0 &&
+      h(
+        "details",
+        { class: "raw" },
+        h("summary", { class: "good-ink" }, `${passed.length} of ${lines.length} passed`),
+        h("pre", { class: "text" }, passed.join("\n")),
+      ),
+  ];
 }

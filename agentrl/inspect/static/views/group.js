@@ -56,7 +56,7 @@ function draw(data, params) {
             "All steps of this task",
           ),
           data.siblings.some((one) => one.actions.length > 1) && foldButtons(FOLDED),
-          bestAgainstWorst(data, params),
+          bestAgainstFailure(data, params),
           otherSteps(data, params),
           base &&
             h(
@@ -67,14 +67,14 @@ function draw(data, params) {
         ),
       ),
       notes(data.notes),
+      data.siblings.length > 1 && outcomes(data),
       h(
         "details",
-        { class: "card prompt", "data-key": "prompt", open: true },
+        { class: "card prompt", "data-key": "prompt", open: matchMedia("(min-width: 701px)").matches },
         h("summary", {}, h("h2", {}, "Prompt")),
         longText(data.prompt_text),
       ),
       reference && explanationCard([reference], { key: "reference", title: "Reference answer" }),
-      data.siblings.length > 1 && strip(data),
       columns(data, params, base, reference),
     ),
   };
@@ -94,41 +94,65 @@ function pairAddress(params, one, other) {
   return href("pair", { run, kind, step, rollout: one.rollout_id, b_rollout: other.rollout_id });
 }
 
-function bestAgainstWorst(data, params) {
-  const rated = data.siblings.filter((one) => one.reward !== null);
-  const [best, worst] = [rated[0], rated.at(-1)];
-  if (rated.length < 2 || best.reward === worst.reward) return null;
+// The failure that most siblings share says more than the lowest reward.
+function bestAgainstFailure(data, params) {
+  const rated = data.outcomes.filter((one) => one.reward !== null);
+  const [best, ...others] = rated;
+  const failed = others
+    .filter((one) => one.reward < best.reward)
+    .sort((a, b) => b.rollouts.length - a.rollouts.length || a.reward - b.reward);
+  if (!failed.length) return null;
+  const [one, other] = [best, failed[0]].map((of) => ({ rollout_id: of.rollouts[0] }));
   return h(
     "a",
-    { class: "button", href: pairAddress(params, best, worst), "data-key": "best against worst" },
-    "Best and worst side by side",
+    { class: "button", href: pairAddress(params, one, other), "data-key": "best against failure" },
+    "Best and commonest failure side by side",
   );
 }
 
-// All siblings in one line, since the columns seldom fit on one screen; each leads to its column.
-function strip(data) {
+// What the siblings ended with, each outcome once; a number leads to the column of that sibling.
+function outcomes(data) {
   const jump = (id) => {
-    const cell = document.querySelector(`[data-sibling="${CSS.escape(id)}"]`);
+    const one = data.siblings.find((of) => of.rollout_id === id);
+    const cell = document.querySelector(`[data-sibling="${CSS.escape(one.same_as ?? id)}"]`);
     cell?.scrollIntoView({ block: "nearest" });
     cell?.querySelector("a")?.focus({ preventScroll: true });
   };
   return h(
-    "div",
-    { class: "strip" },
-    h("span", { class: "note" }, "Reward of each"),
-    data.siblings.map((one) =>
+    "section",
+    { class: "card outcomes", "aria-label": "Outcomes" },
+    h("h2", {}, "Outcomes ", h("span", { class: "note" }, `${plural(data.outcomes.length, "different last answer")} of ${plural(data.siblings.length, "sibling")}`)),
+    h(
+      "table",
+      { class: "tasks" },
+      h("thead", {}, h("tr", {}, ["reward", "last answer", "how it was graded", "siblings"].map((name, i) => h("th", { class: i === 2 ? "wide" : "" }, name)))),
       h(
-        "button",
-        {
-          class: "quiet",
-          title: `${words(one.termination)}; go to this sibling`,
-          onclick: () => jump(one.rollout_id),
-        },
-        h("span", { class: "note" }, `sibling ${lastPart(one.rollout_id)} `),
-        reward(one.reward),
+        "tbody",
+        {},
+        data.outcomes.map((one) =>
+          h(
+            "tr",
+            { "data-item": "" },
+            h("td", {}, reward(one.reward)),
+            h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, 110)),
+            h("td", { class: "note wide", title: one.said }, one.said ? oneLine(one.said, 110) : words(one.termination)),
+            h(
+              "td",
+              {},
+              one.rollouts.map((id) =>
+                h("button", { class: "quiet", title: "Go to this sibling", onclick: () => jump(id) }, lastPart(id)),
+              ),
+            ),
+          ),
+        ),
       ),
     ),
   );
+}
+
+function oneLine(text, most) {
+  const line = text.replace(/```\s*$/, "").replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most)}\u2026` : line || "(nothing)";
 }
 
 function compareFocused(params, base) {
@@ -145,13 +169,6 @@ function summary(data) {
   return [
     h("span", {}, plural(data.siblings.length, "sibling")),
     known.length > 0 && h("span", {}, `rewards ${num(Math.min(...known))} to ${num(best)}`),
-    h(
-      "span",
-      {},
-      data.divergence
-        ? `first difference: ${data.divergence.name || "before turn 1"}, character ${num(data.divergence.char)}${data.divergence.token === null || data.divergence.token === undefined ? "" : `, token ${num(data.divergence.token)}`}`
-        : "all wrote the same",
-    ),
   ];
 }
 
@@ -197,12 +214,12 @@ function columns(data, params, base, reference) {
   return h(
     "div",
     { class: "siblings", role: "region", "aria-label": "Siblings side by side" },
-    data.siblings.map((one, column) =>
+    data.siblings.map((one, column) => one.same_as === null &&
       h(
         "div",
         { class: "column", vars: { "--rows": rows } },
-        sibling(one, params, shared, base),
-        one.actions.map((action, i) => turnCell(data, one, action, i, base)),
+        sibling(one, params, shared, base, data.siblings.filter((of) => of.same_as === one.rollout_id)),
+        one.actions.map((action, i) => turnCell(one, action, i, base)),
         Array.from({ length: turns - one.actions.length }, () =>
           h("div", { class: "cell turn over" }),
         ),
@@ -214,7 +231,7 @@ function columns(data, params, base, reference) {
   );
 }
 
-function sibling(one, params, shared, base) {
+function sibling(one, params, shared, base, alike) {
   const { run, kind, step } = params;
   const isBase = one === base;
   return h(
@@ -240,24 +257,32 @@ function sibling(one, params, shared, base) {
       h(
         "a",
         {
-          class: "note",
           href: href("group", { ...params, base: isBase ? null : one.rollout_id }),
-          title: "Show how the others differ from this one (b)",
+          title: "Show in every other sibling how it differs from this one (b)",
         },
-        isBase ? "compared with" : "compare",
+        isBase ? "compared with" : "compare others with it",
       ),
       base &&
         !isBase &&
         h(
           "a",
           {
-            class: "note",
             href: pairAddress(params, base, one),
             title: "Both rollouts beside each other, line by line",
           },
           "side by side",
         ),
     ),
+    alike.length > 0 &&
+      h(
+        "p",
+        { class: "note" },
+        "the same, word by word: ",
+        alike.map((of) => [
+          h("a", { href: href("rollout", { run, kind, step, rollout: of.rollout_id }) }, `sibling ${lastPart(of.rollout_id)}`),
+          " ",
+        ]),
+      ),
     h("p", { class: "big" }, h("span", {}, h("span", { class: "note" }, "reward "), reward(one.reward)), termination(one.termination, one.detail)),
     h(
       "dl",
@@ -289,10 +314,8 @@ function fact(name, value, what) {
   return [h("dt", { title: what }, name), h("dd", {}, value)];
 }
 
-function turnCell(data, one, action, i, base) {
+function turnCell(one, action, i, base) {
   const other = base && base !== one ? base.actions[i] : null;
-  const first =
-    data.divergence && data.divergence.turn === action.turn ? data.divergence.char : null;
   return h(
     "section",
     { class: "cell turn" },
@@ -300,14 +323,14 @@ function turnCell(data, one, action, i, base) {
       "details",
       { open: true, "data-key": `turn ${one.rollout_id} ${action.turn}` },
       h("summary", {}, h("h3", {}, `Turn ${i + 1} of ${one.turns}`)),
-      actionParts(action, { first, against: base && base !== one ? (other?.text ?? "") : null }),
+      actionParts(action, base && base !== one ? (other?.text ?? "") : null),
     ),
   );
 }
 
-function actionParts(action, marks) {
+function actionParts(action, against) {
   return [
-    actionText(action, marks),
+    actionText(action.text, against),
     action.tool_calls.map((call) =>
       h(
         "p",

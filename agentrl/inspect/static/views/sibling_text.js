@@ -1,4 +1,4 @@
-// One sibling's text beside the others': where they part, or how it differs from a chosen one.
+// One sibling's text, or how it differs from that of a chosen one.
 
 import { diff } from "../diff.js";
 import { h, longText } from "../dom.js";
@@ -6,25 +6,9 @@ import { h, longText } from "../dom.js";
 // Longer texts are shown plain: a difference of that size is not read anyway.
 const MOST_CHARS = 60_000;
 
-export function actionText(action, { first, against }) {
-  const { text } = action;
-  if (against !== null && text.length + against.length < MOST_CHARS) {
-    return changes(against, text);
-  }
-  if (first === null || first > MOST_CHARS) return longText(text);
-  const rest = longText(text.slice(first), { tag: "span", cls: "" });
-  return h(
-    "pre",
-    { class: "text" },
-    h("span", { class: "common", title: "All siblings begin with this" }, text.slice(0, first)),
-    h("span", {
-      class: "parting",
-      role: "img",
-      "aria-label": "First difference",
-      title: "First difference",
-    }),
-    rest,
-  );
+export function actionText(text, against) {
+  if (against !== null && text.length + against.length < MOST_CHARS) return changes(against, text);
+  return longText(text);
 }
 
 function changes(from, to) {

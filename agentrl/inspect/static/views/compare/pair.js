@@ -2,7 +2,7 @@
 // texts level line by line, and why each has its reward.
 
 import { get } from "../../api.js";
-import { h } from "../../dom.js";
+import { h, longText } from "../../dom.js";
 import { kindName, lastPart, num, secondsLike } from "../../format.js";
 import { href } from "../../router.js";
 import { explanationCard } from "../explanation.js";
@@ -10,7 +10,7 @@ import { foldButtons, foldKeys } from "../fold.js";
 import { notes, reward, termination } from "../parts.js";
 import { actionText } from "../sibling_text.js";
 import { MOST_CHARS, splitText } from "../split.js";
-import { heading, outcomes, turn } from "../turn.js";
+import { heading, outcomes } from "../turn.js";
 
 // What is collapsed and expanded together.
 const FOLDED = ".beside details.turn";
@@ -133,7 +133,7 @@ function prompt(a, b) {
     h("summary", {}, h("h2", {}, left === right ? "Prompt" : "Prompt: they differ")),
     left === right
       ? h("pre", { class: "text" }, left)
-      : actionText({ text: right }, { first: null, against: left }),
+      : actionText(right, left),
   );
 }
 
@@ -226,7 +226,14 @@ function cell(name, one, index, ended, other) {
   return h(
     "div",
     {},
-    turn(one, `${name}-${index}`),
+    // As text on both sides: a call that was read in one and not in the other would look unlike.
+    h(
+      "details",
+      { class: `turn role-${one.role}`, open: true, "data-item": "", "data-key": `turn ${name}-${index}` },
+      h("summary", {}, heading(one)),
+      longText(one.text || one.tool_results.map((of) => of.text).join("\n")),
+      outcomes(one),
+    ),
     other === one.text && h("p", { class: "note" }, "The same text."),
   );
 }
