@@ -51,6 +51,9 @@ def test_it_is_stored_shown_and_exported(tmp_path: Path) -> None:
     assert [part["title"] for part in parts] == [
         "reason", "reference answer", "tests", "grader output",
     ]  # fmt: skip
+    assert rollout_answer(reader, "train", 1, "g/0")["outcome"] == (
+        "1 turn, ended by env done; 35; reward 0"
+    )
     assert rollout_answer(reader, "train", 1, "g/1")["explanation"] == []
     group = group_answer(reader, "train", 1, "g")
     assert [one["rollout_id"] for one in group["siblings"]] == ["g/1", "g/0"]

@@ -21,6 +21,7 @@ from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
+from agentrl.inspect.read.safe_terminal import number as digits
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 from agentrl.inspect.read.trained_turns import trained_by_turn
@@ -29,6 +30,7 @@ from agentrl.types import TERMINATION_RULES, Termination
 
 _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "requests", "images",
             "temperature", "prompt_text", "turns", "split")  # fmt: skip
+_REASON_CHARS = 300
 _MOST_LINES = 3000
 """Lines of each side that a diff compares; its time grows with their square."""
 
@@ -54,6 +56,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     sampled = action_tokens(rows, shelf)
     turns = [long["turns"] for long in stored]
     named, trained = turn_names(turns), trained_by_turn(reader, shelf, index, turns)
+    explained = explanation_parts(last_stored["explanation"])
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
     siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
@@ -72,7 +75,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "detail": shown(last_stored["termination_detail"]),
         "reward_parts": named_numbers(last_stored["reward_parts"]),
         "extra_logs": named_numbers(last_stored["extra_logs"]),
-        "explanation": explanation_parts(last_stored["explanation"]),
+        "explanation": explained,
+        "outcome": _outcome(turns, last, explained),
         "requests": requests,
         "temperature": number(last_stored["temperature"]),
         "duration_s": number(last["duration_s"]),
@@ -106,6 +110,20 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "next": order[at + 1] if at + 1 < len(order) else None,
         "notes": rows.notes,
     }
+
+
+def _outcome(
+    rows: Sequence[Sequence[Mapping[str, Any]]],
+    last: Mapping[str, Any],
+    explained: Sequence[Mapping[str, str]],
+) -> str:
+    """How a rollout went in one line: its turns, how it ended, how it was graded, its reward."""
+    turns = sum(turn["role"] == "assistant" for row in rows for turn in row)
+    ended = shown(last["termination"], 100).replace("_", " ")
+    said = next((part["text"] for part in explained if part["field"] == "reason"), "")
+    reason = said.splitlines()[0][:_REASON_CHARS].rstrip(".") + "; " if said else ""
+    count = "1 turn" if turns == 1 else f"{turns} turns"
+    return f"{count}, ended by {ended}; {reason}reward {digits(number(last['reward']))}"
 
 
 def diff_answer(reader: RunReader, ours: tuple[str, int, str], theirs: tuple[str, int, str]) -> Any:

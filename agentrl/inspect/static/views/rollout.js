@@ -96,9 +96,9 @@ function draw(data, params) {
         h(
           "div",
           { class: "turns" },
-          explanationCard(data.explanation),
           requestCard(data.requests, (row, turn) => `turn-${turnId({ row_index: row }, turn, data.rows.length > 1)}`),
           data.rows.map((row) => rowOf(row, data, params)),
+          explanationCard(data.explanation),
           data.patch &&
             h(
               "details",
@@ -133,9 +133,9 @@ function header(data, params, up) {
         "p",
         { class: "sub" },
         h("span", { class: "mono" }, params.rollout),
-        h("span", {}, "reward ", reward(data.reward)),
         data.detail && h("span", {}, data.detail.split("\n")[0]),
       ),
+      h("p", { class: "outcome-line" }, data.outcome),
     ),
     h(
       "div",
@@ -222,6 +222,7 @@ function rowOf(row, data, params) {
       const shown = (text) => shownText(params.run, text, images);
       return turn(one, turnId(row, i, many), shown, images.length > 0);
     }),
+    graded(row, data),
     data.detail?.includes("\n") &&
       h(
         "details",
@@ -238,6 +239,15 @@ function rowOf(row, data, params) {
       !row.has_tokens && " (the trainer recorded none of them)",
     ),
   );
+}
+
+// The call that ends a rollout has no result; what the grader said stands there.
+function graded(row, data) {
+  const reason = data.explanation.find((part) => part.field === "reason");
+  const ends = row === data.rows.at(-1) && row.turns.at(-1)?.tool_calls.length;
+  return ends && reason
+    ? h("p", { class: "note" }, `The rollout ended with this call, so no result went to the model. Graded: ${reason.text}`)
+    : null;
 }
 
 function side(data, params, at) {
@@ -268,11 +278,15 @@ function side(data, params, at) {
         facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
       ),
       logged.length > 0 && [
-        h("h3", { class: "gap" }, "Logged by the environment"),
         h(
-          "dl",
-          { class: "facts" },
-          logged.map(([name, value]) => [h("dt", {}, name), h("dd", {}, num(value))]),
+          "details",
+          { class: "raw", "data-key": "logged" },
+          h("summary", { class: "note" }, `${plural(logged.length, "number")} logged by the environment`),
+          h(
+            "dl",
+            { class: "facts" },
+            logged.map(([name, value]) => [h("dt", {}, name), h("dd", {}, num(value))]),
+          ),
         ),
       ],
     ),
