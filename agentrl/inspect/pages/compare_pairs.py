@@ -49,7 +49,7 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
 
     The rollouts are the worst and the best of the task, so that the pair shows the difference.
     """
-    limit = _solved_from(before.scores, after.scores)
+    limit = solved_from(before.scores, after.scores)
     ours, theirs = _ends_by_task(before), _ends_by_task(after)
     common = [task for task in ours if task in theirs]
     solved = [t for t in common if ours[t].mean < theirs[t].mean
@@ -157,7 +157,8 @@ def _ends_by_task(tried: Tried) -> dict[str, _Ends]:
     return found
 
 
-def _solved_from(*scores: np.ndarray) -> float:
+def solved_from(*scores: np.ndarray) -> float:
+    """The score from which on a rollout counts as solved."""
     known = np.concatenate([of[~np.isnan(of)] for of in scores])
     if not len(known) or (known.min() >= 0 and known.max() <= 1):
         return _HALF

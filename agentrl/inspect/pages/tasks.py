@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError, choices
+from agentrl.inspect.pages.compare_pairs import solved_from
 from agentrl.inspect.pages.scores import first_and_last, paired_change
 from agentrl.inspect.pages.task_cells import Range, TaskCells
 from agentrl.inspect.read.reader import RunReader
@@ -114,6 +115,7 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
     page = order[question.offset : question.offset + question.limit]
     cells = TaskCells(index, len(names), of_task, of_step, scores)
     of_page = cells.of_tasks(page, [before, after, *columns])
+    limit = solved_from(scores)
     return {
         "kind": kind,
         "kinds": {name: rows.steps(name) for name in rows.kinds()},
@@ -121,6 +123,7 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
         "before": before,
         "after": after,
         "columns": columns,
+        "once": _once(reader),
         "total": len(order),
         "all": len(names),
         "change": _change([names[i] for i in kept], *([mean[i] for i in kept] for mean in means)),
@@ -134,11 +137,48 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
                 "before": first,
                 "after": last,
                 "over": over,
+                "solved": _solved(task, of_task, of_step, scores, limit),
             }
             for task, (first, last, *over) in zip(page, of_page, strict=True)
         ],
         "notes": rows.notes,
     }
+
+
+def _solved(
+    task: int, of_task: np.ndarray, of_step: np.ndarray, scores: np.ndarray, limit: float
+) -> dict[str, int | None]:
+    """In how many of its steps a rollout of a task solved it, and in which one first."""
+    here = of_task == task
+    steps, of_rollout = of_step[here], scores[here]
+    won = np.unique(steps[of_rollout >= limit])
+    return {
+        "steps": len(np.unique(steps[~np.isnan(of_rollout)])),
+        "solved": len(won),
+        "first": int(won[0]) if len(won) else None,
+    }
+
+
+def _once(reader: RunReader) -> str:
+    """A sentence if no task of training came back in a later step; empty if one did."""
+    rows = reader.rows
+    shelves = list(rows.shelves("train"))
+    if len(shelves) < 2:
+        return ""
+    index = pa.concat_tables(shelf.index for shelf in shelves)
+    names, of_task = numbered(index.column("task_id"))
+    steps = index.column("step").to_numpy()
+    if len(np.unique(of_task * (int(steps.max()) + 1) + steps)) > len(names):
+        return ""
+    told = "Each task of training was tried in one step"
+    again = [
+        f"{kind.removeprefix('eval/')} (steps {', '.join(map(str, at))})"
+        if len(at) < 6
+        else f"{kind.removeprefix('eval/')} (steps {at[0]} to {at[-1]})"
+        for kind in rows.kinds()
+        if kind != "train" and len(at := rows.steps(kind)) > 1
+    ]
+    return f"{told}; only evaluations repeat tasks: {', '.join(again)}." if again else f"{told}."
 
 
 def usual_ranges(kind: str, steps: Sequence[int]) -> tuple[Range, Range]:

@@ -9,6 +9,7 @@ from agentrl.data.run.task_labels import write_task_labels
 from agentrl.inspect.pages.compare import Side, compare_answer
 from agentrl.inspect.pages.compare_words import behaviour
 from agentrl.inspect.pages.task import task_answer
+from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.types import Role, Task, Termination
@@ -43,6 +44,8 @@ def test_steps_without_a_common_task_are_compared_by_labels(tmp_path: Path) -> N
     answer = compare_answer(first, second)
     assert answer["common_tasks"] == 0
     assert answer["numbers"][0]["paired"] is None
+    once = tasks_answer(reader, TaskQuestion())["once"]
+    assert once == "Each task of training was tried in one step."
     family = answer["by_label"]["family"]
     assert [(one["value"], one["before"], one["after"]) for one in family] == [
         ("sort", 0.5, 0.75), ("sum", 0.0, 0.25),

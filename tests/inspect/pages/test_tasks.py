@@ -106,6 +106,9 @@ def test_tasks_are_listed_with_their_change_by_gain_and_by_loss(reader, run):
         "mean": 0.0, "std": 0.0, "n": 2, "step": 0, "group_id": "0-a",
     }  # fmt: skip
     assert listed["Y-new"]["before"] is None
+    assert listed["a"]["solved"] == {"steps": 2, "solved": 1, "first": 6}
+    assert listed["x-gone"]["solved"]["steps"] == 1
+    assert answer["once"] == ""  # t0 comes back in every step
     stores = run / "trajectories"
     ends = [task_scores(stores, "eval/held", step) for step in (0, 6)]
     assert ends[0] == {task: fmean(scores) for task, scores in BEFORE.items()}

@@ -65,6 +65,7 @@ function draw(data, params) {
       ),
       notes(data.notes),
       taskFilters(data, params),
+      data.once && h("p", { class: "note" }, data.once),
       summary(data),
       byLabel(data, params),
       table(data, params),
@@ -138,10 +139,9 @@ function table(data, params) {
     ["before", "n"],
     ["after", "n"],
     ["change", "n"],
-    [
-      `${data.columns.length} ${data.columns.some(([a, b]) => a !== b) ? "ranges of steps" : "steps"}`,
-      "over",
-    ],
+    ["first solved", "n wide"],
+    ["solved in", "n wide"],
+    [columnsName(data), "over"],
   ];
   return h(
     "section",
@@ -191,12 +191,24 @@ function table(data, params) {
               scoreCell(one.after, { ...place, steps: data.after, name: "after" }),
             ),
             h("td", { class: "n" }, changed(one.change)),
+            h("td", { class: "n wide" }, one.solved.first === null ? "never" : `step ${num(one.solved.first)}`),
+            h(
+              "td",
+              { class: "n wide", title: "Steps in which a rollout solved it, of those that tried it" },
+              `${num(one.solved.solved)} of ${plural(one.solved.steps, "step")}`,
+            ),
             h("td", { class: "over" }, scoreColumns(one.over, data.columns, place)),
           ),
         ),
       ),
     ),
   );
+}
+
+function columnsName({ columns, measure }) {
+  if (columns.some(([a, b]) => a !== b)) return `${measure} in ${columns.length} ranges of steps`;
+  if (columns.length > 4) return `${measure} at ${columns.length} steps`;
+  return `${measure} at ${plural(columns.length, "step").replace(/^\S+ /, "")} ${columns.map(([a]) => num(a)).join(", ")}`;
 }
 
 export function labelNotes(labels) {
