@@ -297,7 +297,8 @@ def test_why_a_token_was_not_trained_is_said(page: Page, served: str, run: str) 
     opened(page, f"{served}#/tokens?{place}")
     expect(fact(page, "reason")).to_have_text("truncated: masked")
     expect(page.locator("#token-facts .verdict")).to_contain_text("the config masks those")
-    expect(page.locator(".token-key")).to_contain_text("environment")
+    expect(page.locator(".token-bar .token-key")).to_contain_text("environment or chat template")
+    expect(page.locator(".token-bar .token-key")).to_contain_text(re.compile(r"= \d+ tokens"))
 
 
 def test_find_by_text_and_filters_and_keep_the_link(page: Page, served: str, run: str) -> None:

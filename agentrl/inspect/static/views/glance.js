@@ -140,6 +140,6 @@ function tokens(run) {
   return {
     ...answer,
     big: `${num(trained / sum)} of sampled tokens`,
-    small: lost ? `${num(lost[1] / sum)} ${words(lost[0])}: ${fateText(lost[0])}` : "nothing lost",
+    small: `${lost ? `${num(lost[1] / sum)} ${words(lost[0])}: ${fateText(lost[0])}` : "Nothing lost."} Prompt and environment are never trained on.`,
   };
 }

@@ -1,7 +1,7 @@
 // Beside the tokens: every number of the one that is looked at, the key of the colours, outliers.
 
 import { h } from "../dom.js";
-import { num, signed, words } from "../format.js";
+import { num, plural, signed, words } from "../format.js";
 import { tickTexts } from "../scale.js";
 import { shownToken } from "./token_text.js";
 
@@ -107,6 +107,16 @@ const REASONS = {
   dropped: "The whole rollout was dropped from the batch.",
   masked: "Masked out of the loss by a correction or a limit of the importance ratio.",
 };
+// What a reason is called in the legend where its own name leaves out what one sees.
+const NAMED = {
+  environment: "environment or chat template, such as the end of a turn",
+  "reply prefix": "reply prefix, in turn 1 at the end of the prompt",
+};
+
+function reasonOf(text) {
+  return REASONS[Object.keys(REASONS).find((start) => text.startsWith(start))] ?? null;
+}
+
 const CLIPS = {
   1: "clipped at the upper bound: no gradient",
   "-1": "clipped at the lower bound: no gradient",
@@ -117,12 +127,11 @@ const CLIPS = {
 export function verdict(data, i) {
   const why = data.why.legend[data.why.codes[i]];
   if (why !== "trained") {
-    const known = Object.keys(REASONS).find((start) => why.startsWith(start));
     return h(
       "p",
       { class: "verdict" },
       h("span", { class: "pill" }, "Not trained"),
-      h("span", {}, REASONS[known] ?? why),
+      h("span", {}, reasonOf(why) ?? why),
     );
   }
   const advantage = data.advantage?.[i] ?? null;
@@ -155,12 +164,13 @@ export function legendOf(paint, overlay) {
       paint.legend.map((one) =>
         h(
           "li",
-          {},
+          { title: reasonOf(one.text) },
           h("span", { class: "tokens key" }, h("span", { class: one.cls }, "\u00a0\u00a0")),
-          h("span", {}, one.text),
-          h("span", { class: "note" }, `${num(one.count)}  (${num(one.count / total)})`),
+          h("b", {}, num(one.count)),
+          h("span", {}, NAMED[one.text] ?? one.text),
         ),
       ),
+      h("li", { class: "note" }, `= ${plural(total, "token")}`),
     );
   }
   const { legend } = paint;

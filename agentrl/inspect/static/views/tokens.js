@@ -145,14 +145,13 @@ function stage(data, params) {
       h(
         "div",
         { class: "token-main" },
-        h("div", { class: "token-bar card" }, switches, strip.node),
+        h("div", { class: "token-bar card" }, switches, strip.node, legend),
         node,
       ),
       h(
         "aside",
         { class: "side" },
         h("section", { class: "card here" }, facts, numbersExplained(data), said),
-        h("section", { class: "card" }, h("h2", {}, "Colours"), legend),
         labels.node,
         far,
       ),
