@@ -44,8 +44,8 @@ _PART = "part/"
 """Before the name of a part of the reward, which is free text."""
 _TITLES = {
     "duration_s": "seconds",
-    "parse_errors": "failed calls: not parsed",
-    "tool_errors": "failed calls: tool error",
+    "parse_errors": "calls not parsed",
+    "tool_errors": "calls broken by a tool error",
 }
 """Names of numbers in words, where they are not their own."""
 

@@ -108,7 +108,7 @@ def _why(failed: Mapping[str, Any], solved: Mapping[str, Any], said: str) -> str
     if ending not in (Termination.ENV_DONE, solved["termination"]):
         return f"ended by {ending.replace('_', ' ')}"
     if failed["failed_calls"] > solved["failed_calls"]:
-        return "more calls that were not parsed or failed"
+        return "more calls not parsed or broken"
     error = _ERROR.search(said)
     return f"the answer raised {error[0]}" if error else "a wrong answer, ended and called alike"
 

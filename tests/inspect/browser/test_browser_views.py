@@ -133,7 +133,7 @@ def test_two_runs_are_compared_down_to_two_rollouts_side_by_side(page: Page, ser
     page.get_by_role("link", name="Compare their rollouts").click()
     table = page.locator("table.compared").first
     expect(table.get_by_role("cell", name=re.compile(r"score$"))).to_be_visible()
-    for name in ("tokens", "turns", "tool calls", "failed calls: tool error"):
+    for name in ("tokens", "turns", "tool calls", "calls broken by a tool error"):
         expect(table.get_by_role("cell", name=name, exact=True)).to_be_visible()
     expect(page.locator(".sub")).to_contain_text("B second, evaluation held step 4: 6 rollouts")
     page.get_by_label("rollouts of B").select_option("train")

@@ -58,7 +58,7 @@ def test_a_number_that_is_the_score_is_shown_once(tmp_path: Path) -> None:
     shown = {one["title"]: one["same_as"] for one in compare_answer(*sides)["numbers"]}
     assert shown["reward = tests = score"] is None
     assert (shown["reward"], shown["tests"], shown["style"]) == ("score", "score", None)
-    assert {"failed calls: not parsed", "failed calls: tool error"} <= shown.keys()
+    assert {"calls not parsed", "calls broken by a tool error"} <= shown.keys()
     other = make_rollout("x/0", [("assistant", "x")], task_id="x", reward=0.5, score=1.0)
     write_step(tmp_path / "apart", [other])
     apart = Side(reader=RunReader(FoundRun(id="a", path=tmp_path / "apart")), kind="train")

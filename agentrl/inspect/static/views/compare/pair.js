@@ -171,10 +171,17 @@ function outcome(name, one, other) {
       parts.map((part) => fact(part, num(one.reward_parts[part] ?? null))),
       fact("tokens", num(one.action_tokens)),
       fact("turns", num(actions(one))),
-      fact("failed calls", num(failed(one))),
+      fact("calls not parsed or broken", num(failed(one))),
       fact("time", time(one.duration_s)),
     ),
+    graded(one),
   );
+}
+
+// What the grader said first: an answer that ran and was wrong is no failed call.
+function graded(one) {
+  const said = one.explanation.find((part) => part.field === "reason");
+  return said ? h("p", { class: "note" }, `Graded: ${said.text.split("\n")[0]}`) : null;
 }
 
 function turnsOf(one) {
