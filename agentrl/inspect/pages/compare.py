@@ -99,6 +99,7 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     }
     found = {
         "sides": [_side(one) for one in sets],
+        "config": _config(ours.reader, theirs.reader),
         "headline": headline(scores[0], scores[1], means),
         "numbers": [
             {
@@ -290,6 +291,22 @@ def _endings(ours: Tried, theirs: Tried) -> list[dict[str, Any]]:
 def _value_counts(tried: Tried) -> list[dict[str, Any]]:
     counts = tried.rollouts.column("termination").value_counts()
     return rows_of(pa.table({name: counts.field(name) for name in ("values", "counts")}))
+
+
+def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
+    """The settings in which two runs differ; empty for one run."""
+    first, second = (reader.curves().config for reader in (ours, theirs))
+    return [
+        {
+            "key": shown(key, 200),
+            **{
+                side: shown(str(config.get(key, "not set")), 200)
+                for side, config in (("a", first), ("b", second))
+            },
+        }
+        for key in sorted({*first, *second})
+        if first.get(key) != second.get(key)
+    ]
 
 
 def _side(one: _Set) -> dict[str, Any]:

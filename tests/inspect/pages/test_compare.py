@@ -80,7 +80,11 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
         )  # fmt: skip
         write_step(tmp_path / run, [row], 1)
     sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
+    for run, rate in (("a", 1e-5), ("b", 2e-5)):
+        config = f"train:\n  steps: 5\n  learning_rate: {rate}\n"
+        RunPaths(tmp_path / run).config_file.write_text(config)
     answer = compare_answer(*sides)
+    assert answer["config"] == [{"key": "train.learning_rate", "a": "1e-05", "b": "2e-05"}]
     assert [(one["kind"], one["steps"]) for one in answer["sides"]] == [("train", (1, 1))] * 2
     [solved] = answer["solved"]
     assert (solved["a"]["failed_calls"], solved["b"]["failed_calls"]) == (1, 0)

@@ -62,6 +62,7 @@ function draw({ runs, data }, params) {
       byLabel(data, { run, kind: a.kind }),
       numbers(data, names),
       endings(data, names),
+      config(data),
     ),
   };
 }
@@ -86,6 +87,7 @@ function summary(data) {
   if (a === null || b === null || change === null) return null;
   if (!data.headline) return apart(data);
   const { text, better, verdict, others } = data.headline;
+  const model = data.config.find(({ key }) => key === "model.path");
   return h(
     "section",
     { class: "card learned-sum", "aria-label": "Change of the score" },
@@ -96,6 +98,7 @@ function summary(data) {
       h("b", { class: better ? "good-ink" : "" }, named(verdict, better, data.sides)),
     ),
     h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
+    model && h("p", { class: "warn-ink" }, `Different models: A ${model.a}, B ${model.b}.`),
     title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
 }
@@ -276,6 +279,27 @@ function endings(data, names) {
             ),
             h("td", { class: "n" }, signed(shares[1] - shares[0])),
           ),
+        ),
+      ),
+    ),
+  );
+}
+
+function config(data) {
+  if (!data.config.length) return null;
+  return h(
+    "details",
+    { class: "card", "data-key": "config" },
+    h("summary", {}, h("h2", {}, `Config: ${plural(data.config.length, "setting")} differ`)),
+    h(
+      "table",
+      { class: "tasks" },
+      h("thead", {}, h("tr", {}, ["setting", "A", "B"].map((name) => h("th", {}, name)))),
+      h(
+        "tbody",
+        {},
+        data.config.map(({ key, a, b }) =>
+          h("tr", {}, h("td", { class: "mono" }, key), h("td", {}, a), h("td", {}, b)),
         ),
       ),
     ),
