@@ -353,7 +353,7 @@ function answer(one) {
     h(
       "p",
       {},
-      h("span", { class: "role" }, one.name || (one.role === "tool" ? "tool" : "environment")),
+      h("span", { class: "role" }, one.name || one.role),
       failed && h("span", { class: "fail-ink" }, ` ${words(one.status)}`),
     ),
     longText(one.text, { first: 2_000 }),

@@ -95,6 +95,10 @@ export function termination(name, detail) {
   return h("span", { class: `pill ${levelOf(name)}`, title: title || null }, words(name));
 }
 
+export function endingMeaning(name) {
+  return ends[name]?.meaning ?? "";
+}
+
 export function terminationLevel(name) {
   return levelOf(name) || "good";
 }

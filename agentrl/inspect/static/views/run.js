@@ -148,7 +148,7 @@ function head(run, brief, steps) {
               href: href("step", { run: run.id, ...placeOf(run, last) }),
               "data-key": "latest",
             },
-            `Step ${num(last)}`,
+            `Rollouts of step ${num(last)}`,
           ),
         steps &&
           !run.examples.length && [

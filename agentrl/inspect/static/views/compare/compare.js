@@ -5,13 +5,17 @@ import { get } from "../../api.js";
 import { h, longText } from "../../dom.js";
 import { kindName, lastPart, num, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
-import { notes, termination } from "../parts.js";
+import { endingMeaning, notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
 import { changeLevel, changeWords, intervalText } from "../tasks/change_text.js";
 import { stepsName } from "../tasks/score_cell.js";
 import { sideForm } from "./side_form.js";
 
 const ASKED = ["kind", "steps", "b_run", "b_kind", "b_steps"];
+const WHAT = {
+  parse_errors: "The model wrote a call that could not be read, so nothing ran.",
+  tool_errors: "A tool ran and came back with an error.",
+};
 const GROUPS = {
   "": "Score and reward",
   "part of the reward": "Parts of the reward",
@@ -216,7 +220,7 @@ function numberRow(one) {
   return h(
     "tr",
     { "data-item": "" },
-    h("td", {}, one.title),
+    h("td", { title: WHAT[one.name] }, one.title),
     h("td", { class: "n" }, spread(one.a)),
     h("td", { class: "n" }, spread(one.b)),
     h(
@@ -264,7 +268,7 @@ function endings(data, names) {
           h(
             "tr",
             { "data-item": "" },
-            h("td", {}, termination(name)),
+            h("td", {}, termination(name), h("span", { class: "note wide" }, ` ${endingMeaning(name)}`)),
             h(
               "td",
               { class: "n" },
