@@ -38,6 +38,8 @@ def command(
     ] = False,
 ) -> None:
     """Look at runs while they run or afterwards: curves, findings, groups, turns, every token."""
+    # Not to standard output: its first line has the address, for which a caller may wait.
+    typer.echo("reading runs ...", err=True)
     from agentrl.inspect.web.library import Library
 
     library = Library(runs)
