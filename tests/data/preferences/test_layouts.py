@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "scores": ({"prompt": "p", "responses": ["a", "b"], "scores": [1]}, "no list of as many"),
     "picture": (
         {**GOOD, "chosen": [{"role": "assistant", "content": [{"type": "image"}]}]},
-        "'text' parts",
+        r"type \['image'\]; expected text",
     ),
     "sampled": ({"chosen_ids": [1], "rejected_ids": [2]}, "expected a row of agentrl prefs make"),
 }

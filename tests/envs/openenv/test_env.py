@@ -230,7 +230,9 @@ async def test_a_server_that_dies_or_is_not_there_drops_the_rollout() -> None:
         rollout = await in_the_loop(url, [guess(1), guess(669)])
         assert rollout.termination is Termination.ENV_CRASHED
         assert rollout.reward is None
-        assert "no OpenEnv server answers" in rollout.termination_detail
+        # Retried until nothing listens any more, unless the last try met it in its death.
+        detail = rollout.termination_detail
+        assert "no OpenEnv server answers" in detail or "hung up during step" in detail
 
 
 async def test_an_episode_in_the_loop(url) -> None:
