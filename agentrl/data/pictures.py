@@ -81,7 +81,8 @@ class RowImages:
             DataError: an image cannot be read, or the column has no more.
         """
         parts: list[Any] = []
-        for part in [content] if isinstance(content, str) else content:
+        given: Sequence[Any] = [content] if isinstance(content, str) else content
+        for part in given:
             text = part if isinstance(part, str) else part.get("text")
             if isinstance(text, str):
                 first, *rest = text.split(_PLACE) if self._images else [text]
