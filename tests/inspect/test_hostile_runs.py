@@ -22,12 +22,12 @@ from agentrl.errors import RunError
 from agentrl.health.journal import HealthJournal
 from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.pages.clusters import clusters_answer
-from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.groups import group_answer, step_answer
-from agentrl.inspect.pages.hacking import hacking_answer
+from agentrl.inspect.pages.hacking.answer import hacking_answer
+from agentrl.inspect.pages.hacking.clusters import clusters_answer
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.pages.task import task_answer

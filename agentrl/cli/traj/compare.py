@@ -38,7 +38,7 @@ def compare(
 
     Example: agentrl traj compare runs/x runs/y --kind eval/held_out
     """
-    from agentrl.inspect.pages.compare import Side, compare_answer
+    from agentrl.inspect.pages.compare.answer import Side, compare_answer
     from agentrl.inspect.pages.task_cells import parse_steps
     from agentrl.inspect.read.reader import RunReader
     from agentrl.inspect.read.runs import FoundRun

@@ -38,8 +38,8 @@ def hacking(
 
     Example: agentrl traj hacking runs/x --steps 50-100
     """
-    from agentrl.inspect.pages.clusters import clusters_answer
-    from agentrl.inspect.pages.hacking import hacking_answer
+    from agentrl.inspect.pages.hacking.answer import hacking_answer
+    from agentrl.inspect.pages.hacking.clusters import clusters_answer
     from agentrl.inspect.pages.task_cells import parse_steps
     from agentrl.inspect.read.reader import RunReader
     from agentrl.inspect.read.runs import FoundRun

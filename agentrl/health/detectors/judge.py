@@ -59,10 +59,11 @@ def judge_hacking(history: History, limits: Limits) -> Verdict:
     if own is None:
         return unknown(name, "the environment has no score of its own to hold the judge against")
     fines: list[str] = []
+    short: list[str] = []
     for part in parts:
         gain = change(part.series)
         if gain is None or len(part.series.values) < _LEAST_STEPS:
-            fines.append(f"{part.name}: fewer than {_LEAST_STEPS} steps so far")
+            short.append(f"{part.name}: fewer than {_LEAST_STEPS} steps so far")
             continue
         if not gain.up or gain.gain < limits["judge_hacking/gain"] * _noise(part.series):
             fines.append(f"{part.name} does not rise: {gain.text()}")
@@ -71,7 +72,9 @@ def judge_hacking(history: History, limits: Limits) -> Verdict:
         if verdict is not None:
             return verdict
         fines.append(f"{part.name} {gain.text()}, and the score of the environment follows")
-    return fine(name, "; ".join(fines))
+    if not fines:
+        return unknown(name, "; ".join(short))
+    return fine(name, "; ".join([*fines, *short]))
 
 
 def _apart(

@@ -130,13 +130,14 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
     if not models:
         return unknown(name, "no ensemble of reward models gives a part of the reward")
     fines: list[str] = []
+    short: list[str] = []
     for model in models:
         metric = f"rewards/{model.name}/std_between/mean"
         series = history.metrics.get(metric)
         spread = None if series is None else change(series)
         gain = change(model.series)
         if series is None or len(series.values) < _LEAST_STEPS or spread is None or gain is None:
-            fines.append(f"{model.name}: fewer than {_LEAST_STEPS} steps so far")
+            short.append(f"{model.name}: fewer than {_LEAST_STEPS} steps so far")
             continue
         least = limits["members_disagree/rise"] * max(spread.start, 1e-6)
         own = own_change(history)
@@ -159,7 +160,9 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
                 *policy.see_held_out(history.config),
             ],
         )
-    return fine(name, "; ".join(fines))
+    if not fines:
+        return unknown(name, "; ".join(short))
+    return fine(name, "; ".join([*fines, *short]))
 
 
 def _models(history: History) -> Iterator[_RewardModelCurve]:

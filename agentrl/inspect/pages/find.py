@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from agentrl.data.run.labels import read_labels
 from agentrl.data.store.columns import escape
-from agentrl.inspect.pages.clusters import sketch_of
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.find_text import WantedText, any_of, first_hit, flat_lists, row_groups
+from agentrl.inspect.pages.hacking.clusters import sketch_of
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown

@@ -17,7 +17,7 @@ from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
 from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
-from agentrl.inspect.pages.hacking import answer_of
+from agentrl.inspect.pages.hacking.answer import answer_of
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import Health, RunReader
 from agentrl.inspect.read.run_labels import run_labels

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from agentrl.inspect.pages.clusters import clusters_answer
-from agentrl.inspect.pages.hacking import hacking_answer
+from agentrl.inspect.pages.hacking.answer import hacking_answer
+from agentrl.inspect.pages.hacking.clusters import clusters_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.terminal.view import TableView, View, reader_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl.inspect.pages.clusters import clusters_answer
-from agentrl.inspect.pages.hacking import hacking_answer
+from agentrl.inspect.pages.hacking.answer import hacking_answer
+from agentrl.inspect.pages.hacking.clusters import clusters_answer
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import required, steps_or_none, whole_or_none
 

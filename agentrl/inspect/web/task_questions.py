@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.web.library import Library

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.task_labels import write_task_labels
-from agentrl.inspect.pages.compare import Side, compare_answer
-from agentrl.inspect.pages.compare_words import behaviour
+from agentrl.inspect.pages.compare.answer import Side, compare_answer
+from agentrl.inspect.pages.compare.words import behaviour
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.read.reader import RunReader

@@ -15,11 +15,11 @@ from agentrl.errors import RunError
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose, read_history
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
-from agentrl.inspect.pages.clusters import clusters_answer
-from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question, parse_question
-from agentrl.inspect.pages.hacking import SIGNS, answer_of, hacking_answer
+from agentrl.inspect.pages.hacking.answer import SIGNS, answer_of, hacking_answer
+from agentrl.inspect.pages.hacking.clusters import clusters_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import turn_facts
 from agentrl.inspect.read.runs import FoundRun
@@ -47,6 +47,28 @@ def curves(run: Path, **of_step: object) -> RunReader:
         write_metrics(run, {"step": step, **values})
     write_step(run, [make_rollout("a", [("assistant", "words")])], 30)
     return reader_of(run)
+
+
+def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
+    run = tmp_path / "run"
+    for step in range(1, 10):
+        wrong = step > 6  # in the last third one of two that are paid is wrong
+        rows = [
+            make_rollout(f"{step}/0", [("assistant", "a")], task_id="a", reward=2.0, score=1.0),
+            make_rollout(f"{step}/1", [("assistant", "b")], task_id="b",
+                         reward=2.5 if wrong else -1.0, score=0.0),
+        ]  # fmt: skip
+        write_step(run, rows, step)
+        write_metrics(run, {"step": step, "reward": 1.0, "score": 0.5})
+    answer = hacking_answer(reader_of(run))["answer"]
+    assert answer.endswith(
+        "3 of the 12 rollouts that were paid 2 or more, as the median solved one, have a score in "
+        "the lower half: 0 of them in the first third of the steps, 0.5 in the last."
+    )
+    same = tmp_path / "same"
+    write_step(same, [make_rollout("a", [("assistant", "a")], reward=0.5, score=0.5)], 1)
+    write_metrics(same, {"step": 1, "reward": 0.5, "score": 0.5})
+    assert "median solved one" not in hacking_answer(reader_of(same))["answer"]
 
 
 def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_gain(hacked):

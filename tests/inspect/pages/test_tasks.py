@@ -13,7 +13,7 @@ import pytest
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.task_labels import read_task_labels, write_task_labels
 from agentrl.errors import RunError
-from agentrl.inspect.pages.compare import Side, compare_answer
+from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.overview import run_overview
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer, usual_ranges

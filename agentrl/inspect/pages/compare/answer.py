@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError, choices
-from agentrl.inspect.pages.compare_pairs import Tried, explain_pairs, sample_pairs
-from agentrl.inspect.pages.compare_words import behaviour, headline
+from agentrl.inspect.pages.compare.pairs import Tried, explain_pairs, sample_pairs
+from agentrl.inspect.pages.compare.words import behaviour, headline
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges

@@ -17,6 +17,7 @@ from agentrl.health import History, Series, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, reward_change
 from agentrl.health.measures.curves import Change, change, difference, end_width, number
+from agentrl.inspect.pages.hacking.paid_wrong import paid_wrong
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -65,8 +66,12 @@ def hacking_answer(
     health = reader.health()
     reader.rows.refresh()
     evals = eval_answers(reader, health.history)
+    found = answer_of(health.history, health.verdicts, evals)
+    wrong = paid_wrong(reader)
+    if wrong is not None and wrong.wrong:
+        found["answer"] += f" {wrong.text()[0].upper()}{wrong.text()[1:]}."
     return {
-        **answer_of(health.history, health.verdicts, evals),
+        **found,
         "one_number": _one_number(health.history),
         "curves": _curves(health.history),
         "parts": _parts(reader, health.history, evals),
@@ -227,7 +232,7 @@ def _half_by_task(reader: RunReader, series: Series, measure: Measure) -> float 
     reach: list[float] = []
     for steps in (series.steps[:width], series.steps[-width:]):
         shelves = [shelf for shelf in reader.rows.shelves("train") if shelf.step in steps]
-        if width >= _FEW or len(shelves) < width:
+        if not 0 < width < _FEW or len(shelves) < width:
             return None
         index = last_rows(pa.concat_tables(shelf.index for shelf in shelves))
         values = rollout_scores(index, measure)

@@ -1,0 +1,1 @@
+"""Two sets of rollouts held against each other: numbers, tasks won and lost, words."""
