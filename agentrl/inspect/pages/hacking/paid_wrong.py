@@ -20,7 +20,7 @@ class PaidWrong:
     paid: int
     """Rollouts with a reward of at least `least`."""
     least: float
-    """Median reward of the rollouts with the best score."""
+    """Reward that three of four rollouts with the best score reach."""
     first: float
     """Share of `wrong` in `paid`, in the first third of the steps."""
     last: float
@@ -30,7 +30,7 @@ class PaidWrong:
         """A sentence with the numbers."""
         return (
             f"{self.wrong} of the {self.paid} rollouts that were paid {number(self.least)} or more,"
-            " as the median solved one, have a score in the lower half: "
+            " as three of four solved ones are, have a score in the lower half: "
             f"{self.first:.3g} of them in the first third of the steps, {self.last:.3g} in the last"
         )
 
@@ -55,7 +55,7 @@ def paid_wrong(reader: RunReader) -> PaidWrong | None:
     reward, score, of_third = reward[known], score[known], of_third[known]
     if not len(score) or score.min() == score.max() or np.array_equal(reward, score):
         return None
-    least = float(np.median(reward[score == score.max()]))
+    least = float(np.quantile(reward[score == score.max()], 0.25))
     paid = reward >= least
     wrong = paid & (score <= (score.min() + score.max()) / 2)
     shares = [
