@@ -63,14 +63,16 @@ function changeText(change) {
   return `, ${signed(change.mean)}${ends} by task over ${plural(change.tasks, "task")}`;
 }
 
-// A mean over a fifth of the steps at either end: single steps are mostly noise.
+// A mean over as many steps at either end as `end_width` of the detectors takes, so that card,
+// findings and the view of hacking give the same numbers: single steps are mostly noise.
 function rewardTrend(reward) {
   const values = (reward?.values ?? []).filter(Number.isFinite);
   if (values.length < 2) return null;
-  const part = Math.max(1, Math.floor(values.length / 5));
+  const quarter = Math.max(2, Math.min(10, Math.floor(values.length / 4)));
+  const part = Math.min(quarter, Math.floor(values.length / 2));
   const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
   const ends = `${num(mean(values.slice(0, part)))} \u2192 ${num(mean(values.slice(-part)))}`;
-  return `training reward ${ends} (each step draws its own tasks)`;
+  return `training reward ${ends}, ${plural(part, "step")} at either end (each step draws its own tasks)`;
 }
 
 function health(run) {
@@ -136,10 +138,11 @@ function tokens(run) {
   const answer = { name: "Which tokens are trained on?", to: "waste-title" };
   if (!sum) return { ...answer, big: "Not logged", small: "" };
   const trained = fates.find(([name]) => name === "trained")?.[1] ?? 0;
-  const lost = fates.find(([name, value]) => name !== "trained" && value > 0);
+  const lost = fates.filter(([name, value]) => name !== "trained" && value > 0);
+  const why = lost.map(([name, value]) => `${num(value / sum)} ${words(name)}: ${fateText(name)}`);
   return {
     ...answer,
     big: `${num(trained / sum)} of sampled tokens`,
-    small: `${lost ? `${num(lost[1] / sum)} ${words(lost[0])}: ${fateText(lost[0])}` : "Nothing lost."} Prompt and environment are never trained on.`,
+    small: `${why.join(" ") || "Nothing lost."} Prompt and environment are never trained on.`,
   };
 }
