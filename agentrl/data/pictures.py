@@ -81,7 +81,7 @@ class RowImages:
             DataError: an image cannot be read, or the column has no more.
         """
         parts: list[Any] = []
-        given: Sequence[Any] = [content] if isinstance(content, str) else content
+        given = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for part in given:
             text = part if isinstance(part, str) else part.get("text")
             if isinstance(text, str):
