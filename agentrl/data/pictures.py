@@ -81,9 +81,10 @@ class RowImages:
             DataError: an image cannot be read, or the column has no more.
         """
         parts: list[Any] = []
-        given = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        for part in given:
-            text = part if isinstance(part, str) else part.get("text")
+        given: list[Any] = [content] if isinstance(content, str) else list(content)
+        for each in given:
+            part: Mapping[str, Any] = {"text": each} if isinstance(each, str) else each
+            text = part.get("text")
             if isinstance(text, str):
                 first, *rest = text.split(_PLACE) if self._images else [text]
                 parts.append(first)

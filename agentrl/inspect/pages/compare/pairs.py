@@ -110,7 +110,9 @@ def _why(failed: Mapping[str, Any], solved: Mapping[str, Any], said: str) -> str
     if failed["failed_calls"] > solved["failed_calls"]:
         return "more calls not parsed or broken"
     error = _ERROR.search(said)
-    return f"the answer raised {error[0]}" if error else "a wrong answer, without another difference"
+    return (
+        f"the answer raised {error[0]}" if error else "a wrong answer, without another difference"
+    )
 
 
 def _long(
