@@ -1,14 +1,15 @@
 """Features of images among the embeddings of a sequence, and positions behind them.
 
-Every image goes through the vision tower alone, so the numbers of one do not depend on which
-others are computed with it, and a broken one reaches no other row.
+Images of one size go through the vision tower together. Each attends to itself alone, so the
+numbers of one do not depend on which others are computed with it, and a broken one reaches no
+other row.
 
 Legend: `_T` tokens, `_E` width of the hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ from agentrl.types import ImageSpan
 from agentrl.vision.reader import VisionReader
 
 IntArray = NDArray[np.int64]
+TOWER_BYTES = 16 * 2**20
+"""Pixels that one pass of the vision tower reads; a larger image has a pass of its own."""
+_FEWEST_FEATURES = 16
+"""Features of a pass. Products of fewer rows are rounded otherwise on CPUs (`least_rows`), so an
+image alone would have other bits than the same image among others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +71,10 @@ def embeddings(
     embedded = model.get_input_embeddings()(ids_T[None])
     if not placed:
         return {"inputs_embeds": embedded}
-    computed: dict[str, tuple[Tensor, ...]] = {}
+    placed = sorted(placed, key=lambda image: image.positions[0])
+    computed = image_features(model, reader, [image.digest for image in placed])
     parts: list[list[Tensor]] = []
-    for image in sorted(placed, key=lambda image: image.positions[0]):
-        if image.digest not in computed:
-            computed[image.digest] = image_features(model, reader, image.digest)
+    for image in placed:
         found, end = computed[image.digest], image.first + len(image.positions)
         if end > len(found[0]):
             raise DataError(
@@ -88,11 +93,38 @@ def embeddings(
     return out
 
 
-def image_features(model: Any, reader: VisionReader, digest: str) -> tuple[Tensor, ...]:
-    """[features, E] of one image, as `VisionFamily.features`."""
+def image_features(
+    model: Any, reader: VisionReader, digests: Sequence[str]
+) -> Mapping[str, tuple[Tensor, ...]]:
+    """[features, E] of each image, as `VisionFamily.features`; one named twice is computed once."""
     device = next(model.parameters()).device
-    pixels = {name: tensor.to(device) for name, tensor in reader.pixels(digest).items()}
-    return reader.family.features(model.base_model, pixels)
+    pixels = {digest: reader.pixels(digest) for digest in digests}
+    computed: dict[str, tuple[Tensor, ...]] = {}
+    for together in _passes(pixels):
+        batch = [
+            {name: tensor.to(device) for name, tensor in pixels[digest].items()}
+            for digest in together
+        ]
+        batch *= -(-_FEWEST_FEATURES // (len(batch) * reader.features(together[0])))
+        found = reader.family.features(model.base_model, batch)
+        computed.update(zip(together, found, strict=False))
+    return computed
+
+
+def _passes(pixels: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
+    """Images that are computed together: those of one size, up to `TOWER_BYTES`."""
+    passes: list[list[str]] = []
+    open_passes: dict[tuple[torch.Size, ...], list[str]] = {}
+    for digest, tensors in pixels.items():
+        shapes = tuple(tensor.shape for tensor in tensors.values())
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if (together := open_passes.get(shapes)) is None or size * (
+            len(together) + 1
+        ) > TOWER_BYTES:
+            together = open_passes[shapes] = []
+            passes.append(together)
+        together.append(digest)
+    return passes
 
 
 def rotary_positions(reader: VisionReader, spans: Sequence[ImageSpan], length: int) -> IntArray:

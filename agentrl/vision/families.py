@@ -7,12 +7,13 @@ from the model. A family is one entry of `FAMILIES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
@@ -32,9 +33,10 @@ class VisionFamily:
     """Text of an image from the image processor, its output and the config of the model."""
     grid: Callable[[Any, Mapping[str, Any], Any], Grid]
     """Features as (frames or tiles, rows, columns), from the same."""
-    features: Callable[[Any, Mapping[str, Tensor]], tuple[Tensor, ...]]
-    """[features, E] from the body of the model and the pixels of one image: first those that stand
-    among the embeddings, then those that the first layers add to their outputs."""
+    features: Callable[[Any, Sequence[Mapping[str, Tensor]]], list[tuple[Tensor, ...]]]
+    """[features, E] of each image from the body of the model and the pixels of images of one size:
+    first those that stand among the embeddings, then those that the first layers add to their
+    outputs."""
     tower: str
     """Name of the module that reads pixels."""
     inputs: tuple[str, ...]
@@ -84,13 +86,15 @@ def _qwen_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
     return frames, rows // processor.merge_size, columns // processor.merge_size
 
 
-def _qwen_features(body: Any, pixels: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _qwen_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, ...]]:
     found = body.get_image_features(
-        pixels["pixel_values"], pixels["image_grid_thw"], return_dict=True
+        torch.cat([pixels["pixel_values"] for pixels in images]),
+        torch.cat([pixels["image_grid_thw"] for pixels in images]),
+        return_dict=True,
     )
-    (features,) = found.pooler_output
     # Qwen3-VL alone has some for layers, one tuple of images for each.
-    return (features, *(layer[0] for layer in getattr(found, "deepstack_features", None) or ()))
+    layers = getattr(found, "deepstack_features", None) or ()
+    return list(zip(found.pooler_output, *layers, strict=True))
 
 
 def _expand_tiles(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
@@ -118,11 +122,13 @@ def _tile_features(config: Any) -> int:
     return (vision.image_size // vision.patch_size // config.scale_factor) ** 2
 
 
-def _tiled_features(body: Any, pixels: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _tiled_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, ...]]:
     found = body.get_image_features(
-        pixels["pixel_values"], pixels["pixel_attention_mask"], return_dict=True
+        torch.cat([pixels["pixel_values"] for pixels in images], dim=1),
+        torch.cat([pixels["pixel_attention_mask"] for pixels in images], dim=1),
+        return_dict=True,
     ).pooler_output
-    return (found.flatten(0, 1),)
+    return [(tiles.flatten(0, 1),) for tiles in found.chunk(len(images))]
 
 
 _QWEN_TOKEN, _TILE_TOKEN = "<|image_pad|>", "<image>"

@@ -102,6 +102,10 @@ class VisionReader:
         """
         return self._read(digest, None).pixels
 
+    def features(self, digest: str) -> int:
+        """How many features the model computes of one image; errors as of `pixels`."""
+        return self._read(digest, None).expanded.features
+
     def save(self, folder: Path) -> None:
         """Write the settings of the image processor beside weights and tokenizer."""
         self._processor.save_pretrained(folder)

@@ -31,6 +31,8 @@ from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.prove.model import TrueRMSNorm
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
+from agentrl.vision import embed
+from agentrl.vision.embed import image_features
 from agentrl.vision.reader import VisionReader, reader_of
 from tests.chat.chat_models import seeing_tokenizer
 from tests.vision.tiny_seeing import FAMILIES, picture, seeing_model
@@ -218,6 +220,32 @@ async def test_every_image_is_seen_and_none_by_another_row(model: Any) -> None:
     poisoned = log_probs(model, [rows[0], replace(rows[1], images=broken)])
     assert torch.equal(poisoned[0], before[0])
     assert poisoned[1].isnan().all()
+
+
+def test_images_of_one_size_share_a_pass_and_keep_their_bits(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = reader_of(model)
+    assert reader is not None
+    assert reader.folder is not None
+    images = [picture(seed) for seed in range(5)] + [picture(9, width=90, height=90)]
+    for image in images:
+        reader.folder.keep(image)
+    digests = [image.digest for image in images]
+    passes: list[int] = []
+    tower = getattr(model.base_model, reader.family.tower)
+    tower.register_forward_hook(lambda *_: passes.append(1))
+    with torch.no_grad():
+        together = image_features(model, reader, [*digests, digests[0]])
+        sizes = {reader.pixels(digest)["pixel_values"].shape for digest in digests}
+        assert len(passes) == len(sizes) < len(digests)
+        for digest in digests:
+            (alone,) = image_features(model, reader, [digest]).values()
+            assert all(map(torch.equal, alone, together[digest]))
+        passes.clear()
+        monkeypatch.setattr(embed, "TOWER_BYTES", 1)
+        image_features(model, reader, digests)
+        assert len(passes) == len(digests)
 
 
 def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
