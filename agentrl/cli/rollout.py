@@ -32,19 +32,16 @@ def command(
     settings, base = read_config(config, overrides or [], with_models=True)
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-rollout")
     console = open_console()
+    play = record_solutions if solutions else collect
     made = watched(
         console,
-        lambda progress: (
-            record_solutions(settings, base=base, tasks=n, out=target, progress=progress)
-            if solutions
-            else collect(
-                settings,
-                base=base,
-                model_path=model_of(model, config),
-                tasks=n,
-                out=target,
-                progress=progress,
-            )
+        lambda progress: play(
+            settings,
+            base=base,
+            model_path=model_of(model, config),
+            tasks=n,
+            out=target,
+            progress=progress,
         ),
         stopped="stopped",
     )

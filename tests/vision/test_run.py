@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from agentrl.cli.console.fit_view import FitView
 from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
+from agentrl.config.schema import ModelSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.preflight.reward.recorded_solutions import record_solutions
@@ -80,8 +81,14 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
     moved = {name for name, old in weights[0].items() if not torch.equal(old, weights[1][name])}
     assert moved == {name for name in weights[0] if "visual" not in name}
+    absent = config.model_copy(update={"model": ModelSection(path=str(tmp_path / "absent"))})
     made = await record_solutions(
-        config, base=tmp_path, tasks=4, out=tmp_path / "expert", progress=Progress()
+        absent,
+        base=tmp_path,
+        model_path=str(run),
+        tasks=4,
+        out=tmp_path / "expert",
+        progress=Progress(),
     )
     assert (made.rollouts, made.trusted) == (4, 4)
     await learned_from(tmp_path / "expert", run, tmp_path)

@@ -30,7 +30,13 @@ _NAME = "solutions"
 
 
 async def record_solutions(
-    config: RunConfig, *, base: Path, tasks: int | None, out: Path, progress: Progress
+    config: RunConfig,
+    *,
+    base: Path,
+    model_path: str | None = None,
+    tasks: int | None,
+    out: Path,
+    progress: Progress,
 ) -> Collection:
     """Play the solution of each of the first training tasks through the rollout loop, once.
 
@@ -40,6 +46,7 @@ async def record_solutions(
     Args:
         config: environment, limits, and the `model.path` whose tokenizer reads the conversations.
         base: where relative paths of the config start.
+        model_path: takes the place of `model.path`, which then need not be there.
         tasks: how many; None takes all.
         out: trajectories go to `out`/trajectories, images to `out`/images.
         progress: notified of what happens.
@@ -52,7 +59,7 @@ async def record_solutions(
     from agentrl.train.model.pretrained import load_tokenizer
     from agentrl.vision.reader import load_reader
 
-    source = model_source(config.model)
+    source = model_source(config.model, path=model_path)
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
     images = load_reader(source, tokenizer)
     if images is not None:
