@@ -30,6 +30,7 @@ from agentrl.config.presets import (
     LossAggMode,
     Preset,
 )
+from agentrl.config.training import AdapterSection
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
 
 
@@ -348,6 +349,9 @@ class CriticSection(FiniteSection):
     """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes
     `model.path`. A `reward_scale.json` beside a reward model becomes part of its head, so that it
     predicts the reward of `reward.models`. Relative folders start at the folder of this file."""
+    lora: AdapterSection | None = None
+    """Adapters that are trained instead of the weights of the critic's layers; None trains all. Its
+    value head is trained either way."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate of the critic; the shape is that of `train.schedule`."""
     warmup_steps: int = Field(default=0, ge=0)

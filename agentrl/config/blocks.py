@@ -140,7 +140,8 @@ def _critic(algorithm: AlgorithmSection, critic: CriticSection) -> str:
     start = critic.path or "model.path"
     moved = "" if critic.value_clip is None else f", moved at most {critic.value_clip:g} a step"
     warm = f"; alone for {critic.warmup_steps} steps" if critic.warmup_steps else ""
-    return f"squared error of V{moved}; from {start}{warm}"
+    low = "" if critic.lora is None else f" with adapters of rank {critic.lora.rank}"
+    return f"squared error of V{moved}; from {start}{low}{warm}"
 
 
 def _updates(train: TrainSection) -> str:

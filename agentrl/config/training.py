@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.base import FiniteSection, KindSection, OneOf
 
 
-class LoraSection(FiniteSection):
+class AdapterSection(FiniteSection):
     """Low-rank adapters (peft), trained instead of all weights; a number alone is their rank."""
 
     bare: ClassVar[str] = "rank"
@@ -20,15 +20,12 @@ class LoraSection(FiniteSection):
     """The adapters' output is scaled by this over the rank."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
     """Names of the modules that get one; `all-linear` is every linear layer but the head."""
-    sync: Literal["adapters", "merged"] = "adapters"
-    """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
-    started with, or all weights. The `nccl` backend always sends all."""
 
     @field_validator("rank", mode="before")
     @classmethod
     def _some(cls, rank: Any) -> Any:
         if rank == 0:
-            raise ValueError("a rank of 0 would be no adapters; leave train.lora out for that")
+            raise ValueError("a rank of 0 would be no adapters; leave lora out for that")
         return rank
 
     @field_validator("targets")
@@ -40,6 +37,14 @@ class LoraSection(FiniteSection):
                 "alone, or name the layers without it"
             )
         return targets
+
+
+class LoraSection(AdapterSection):
+    """Adapters of the policy, and the way that they take to its servers."""
+
+    sync: Literal["adapters", "merged"] = "adapters"
+    """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
+    started with, or all weights. The `nccl` backend always sends all."""
 
 
 class TorchTraining(KindSection):

@@ -103,7 +103,7 @@ class VisionReader:
         return self._read(digest, None).pixels
 
     def features(self, digest: str) -> int:
-        """How many features the model computes of one image; errors as of `pixels`."""
+        """Number of features that the model computes of one image; errors as of `pixels`."""
         return self._read(digest, None).expanded.features
 
     def save(self, folder: Path) -> None:

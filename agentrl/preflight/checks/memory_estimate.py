@@ -16,7 +16,7 @@ from agentrl.compute_threads import usable_cores
 from agentrl.config import RunConfig
 from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
 from agentrl.config.schema import ModelSection
-from agentrl.config.training import TrainSection
+from agentrl.config.training import AdapterSection, TrainSection
 
 GIB = 2**30
 _PROCESS = int(0.75 * GIB)
@@ -118,9 +118,9 @@ def estimate(
     trainer.append(Part(what="activations", size=activations))
     beside = 0 if on_gpu else _lanes(config, shape) - 1
     if beside:
-        sums = 4 * _trained_parameters(config.train, shape)
+        sums = 4 * _moving(config.train.lora, shape)
         if config.resolved_algorithm().needs_values:
-            sums += 4 * shape.parameters  # the critic's lanes
+            sums += 4 * _moving(config.critic.lora, shape)  # the critic's lanes
         trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
         context = config.rollout.max_context_tokens
@@ -210,7 +210,7 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
     width, algorithm = _width(config.model), config.resolved_algorithm()
     weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
-    count, adapted = _trained_parameters(config.train, shape), config.train.lora is not None
+    count, adapted = _moving(config.train.lora, shape), config.train.lora is not None
     state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
     _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
     # FSDP2 keeps the frozen weights in the dtype of what is trained beside them.
@@ -224,16 +224,17 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     if algorithm.needs_reference:
         parts.append(Part(what="reference", size=shape.parameters * width // weights))
     if algorithm.needs_values:
-        state, _ = trained_bytes(config.train, config.model, shape.parameters, kept=optimizer)
-        _, sums = trained_bytes(config.train, config.model, shape.parameters, kept=gradients)
+        moving = _moving(config.critic.lora, shape)
+        state, _ = trained_bytes(config.train, config.model, moving, kept=optimizer)
+        _, sums = trained_bytes(config.train, config.model, moving, kept=gradients)
         size = shape.parameters * width // weights + state + sums
         parts.append(Part(what="critic", size=size))
     return parts
 
 
-def _trained_parameters(train: TrainSection, shape: ModelShape) -> int:
-    """Parameters that move: all, or those of the adapters."""
-    return shape.parameters if train.lora is None else shape.adapters * train.lora.rank
+def _moving(lora: AdapterSection | None, shape: ModelShape) -> int:
+    """Parameters that are trained: all, or those of the adapters."""
+    return shape.parameters if lora is None else shape.adapters * lora.rank
 
 
 def _lanes(config: RunConfig, shape: ModelShape) -> int:

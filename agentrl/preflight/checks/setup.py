@@ -251,7 +251,9 @@ async def critic(
     text = f"from {section.path or 'the policy itself'}, learning rate {section.learning_rate:g}"
     found: list[str] = []
     fixes: list[str] = []
-    if section.learning_rate <= train.learning_rate:
+    # Adapters learn at ten times the rate of whole matrices.
+    alike = (train.lora is None) == (section.lora is None)
+    if alike and section.learning_rate <= train.learning_rate:
         found.append(f"it learns no faster than the policy ({train.learning_rate:g})")
         fixes.append(f"set critic.learning_rate: {10 * train.learning_rate:g}")
     if section.warmup_steps == 0:

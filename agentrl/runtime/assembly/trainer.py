@@ -132,14 +132,19 @@ def check_learner(config: RunConfig, *, base: Path) -> str:
     from agentrl.train.backends.choose import check_backend
 
     check_backend(train, dtype=config.model.dtype)
-    if train.lora is not None:
-        from agentrl.train.model.lora import load_peft
+    valued = config.resolved_algorithm().needs_values
+    for key, section in (
+        ("train.lora", train.lora),
+        ("critic.lora", config.critic.lora if valued else None),
+    ):
+        if section is not None:
+            from agentrl.train.model.lora import load_peft
 
-        load_peft()
+            load_peft(key)
     ranks = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
     what = "all weights" if train.lora is None else f"adapters of rank {train.lora.rank}"
     text = f"{train.optimizer} on {what}, backend {train.backend.kind}, ranks: {ranks}"
-    if not config.resolved_algorithm().needs_values:
+    if not valued:
         return text
     from agentrl.train.model.pretrained import check_model_path
 

@@ -133,7 +133,8 @@ def _slow_critic(
     algorithm: AlgorithmSection, critic: CriticSection, train: TrainSection
 ) -> Iterator[str]:
     # Adapters learn at ten times the rate of whole matrices, so the two say nothing of each other.
-    if not algorithm.needs_values or train.lora is not None:
+    alike = (train.lora is None) == (critic.lora is None)
+    if not algorithm.needs_values or not alike:
         return
     if critic.learning_rate < train.learning_rate:
         yield (

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.config.training import LoraSection
+from agentrl.config.training import AdapterSection
 from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.train.model.hub_format import save_pretrained
@@ -53,18 +53,21 @@ class LayerAdapter:
     """Whether the layer keeps its weight as [in, out], as GPT-2 does."""
 
 
-def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
+def add_adapters(
+    model: Any, section: AdapterSection, *, base: str, key: str = "train.lora"
+) -> None:
     """Freeze the model and put fresh adapters into it, in its dtype, the same ones on every rank.
 
     Args:
-        model: a `transformers` causal language model without adapters.
+        model: a `transformers` language model without adapters, with its head or without.
         section: with a rank of at least 1.
         base: folder or hub name of `model`; written into what `save_policy` saves.
+        key: of `section`, for messages.
 
     Raises:
         ConfigError: peft is not installed, or a target names nothing that can have an adapter.
     """
-    peft = load_peft()
+    peft = load_peft(key)
     targets = list(section.targets)
     try:
         settings = peft.LoraConfig(
@@ -84,10 +87,10 @@ def add_adapters(model: Any, section: LoraSection, *, base: str) -> None:
     except ValueError as error:
         raise ConfigError(
             # What peft says may hold a module, layer by layer.
-            f"train.lora.targets {targets} do not fit {type(model).__name__}: they must name "
+            f"{key}.targets {targets} do not fit {type(model).__name__}: they must name "
             f"linear layers, which are called {', '.join(_linear_names(model))}"
         ) from error
-    _check_targets(model, targets)
+    _check_targets(model, targets, key)
 
 
 def _outside_language(model: Any) -> str | None:
@@ -244,21 +247,21 @@ def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _check_targets(model: Any, targets: list[str]) -> None:
+def _check_targets(model: Any, targets: list[str], key: str) -> None:
     """Peft is content if one of several targets is there, and takes more than matrices."""
     names = [name for name, _ in _adapted(model)]
     for target in targets:
         found = any(name == target or name.endswith(f".{target}") for name in names)
         if target != "all-linear" and not found:
             raise ConfigError(
-                f"train.lora.targets: {target!r} is no linear layer of {type(model).__name__}; its "
+                f"{key}.targets: {target!r} is no linear layer of {type(model).__name__}; its "
                 f"linear layers are called {', '.join(_linear_names(model))}"
             )
     head = model.get_output_embeddings()
     if any(module is head for _, module in _adapted(model)):
         raise ConfigError(
-            "train.lora.targets names the head, which is computed in chunks without adapters; "
-            "leave it out"
+            f"{key}.targets names the head, which is computed in chunks without adapters; leave it "
+            "out"
         )
 
 
@@ -274,7 +277,7 @@ def _linear_names(model: Any) -> list[str]:
     )
 
 
-def load_peft() -> Any:
+def load_peft(key: str = "train.lora") -> Any:
     """Import and return the peft package.
 
     Raises:
@@ -284,7 +287,7 @@ def load_peft() -> Any:
         import peft
     except ImportError:
         raise ConfigError(
-            "train.lora needs the package peft, which is not installed; run "
-            f"{install_command('lora')}, or leave train.lora out"
+            f"{key} needs the package peft, which is not installed; run "
+            f"{install_command('lora')}, or leave {key} out"
         ) from None
     return peft

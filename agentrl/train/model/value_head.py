@@ -21,6 +21,7 @@ from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.pretrained import (
     QUICKSTART,
     SCORED,
@@ -151,17 +152,24 @@ def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
 
     Where `reward_scale.json` is beside a reward model, RL uses (r / T - mean) / std, and the head
     predicts that from the start: w' = w / (T std), b' = (b / T - mean) / std (document 004, 5.3).
-    Of several heads it is the mean of what each of them would be.
+    Of several heads it is the mean of what each of them would be. Adapters begin as nothing.
 
     Args:
         critic: where it begins.
         model: the policy, for what `critic` does not say.
 
     Raises:
-        ConfigError: as `load_value_model`.
+        ConfigError: as `load_value_model` and `add_adapters`.
         DataError: the scale cannot be read.
     """
     path = critic.path or model.path
+    made = _in_reward_unit(critic, model, path)
+    if critic.lora is not None:
+        add_adapters(made.body, critic.lora, base=path, key="critic.lora")
+    return made
+
+
+def _in_reward_unit(critic: CriticSection, model: ModelSection, path: str) -> ValueModel:
     heads = _stored_heads(path)
     made = load_value_model(critic, model, outputs=heads, heads=heads)
     folder = Path(path).expanduser()

@@ -12,6 +12,7 @@ from agentrl.config.schema import CriticSection
 from agentrl.errors import TrainError
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
+from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
@@ -29,6 +30,7 @@ CASES = {
     "zero-head": ({}, {}, {}),
     "warm-up": ({}, {"minibatches": 2}, {"warmup_steps": 1}),
     "kl": (KL, {"epochs": 2, "minibatches": 2}, {"value_clip": 0.2}),
+    "adapters": ({}, {"epochs": 2, "minibatches": 2}, {"lora": 2}),
 }
 """Changes of the algorithm, of the batch and of the critic."""
 
@@ -47,10 +49,11 @@ def made(kind, ranks, case, dtype, *, checkpointing=False, critic_kind=Critic, o
     policy = tiny_model(dtype)
     settings = {"train": train, "gradient_checkpointing": checkpointing, "ranks": ranks}
     backend = make_backend(policy, **settings)
-    critic = critic_kind(
-        critic_model(case, dtype), section=CriticSection(learning_rate=1e-2, **of_critic),
-        **settings,
-    )  # fmt: skip
+    chosen_critic = CriticSection.model_validate({"learning_rate": 1e-2, **of_critic})
+    values = critic_model(case, dtype)
+    if chosen_critic.lora is not None:
+        add_adapters(values.body, chosen_critic.lora, base="tiny", key="critic.lora")
+    critic = critic_kind(values, section=chosen_critic, **settings)
     held = None
     if chosen.kl_coef:
         divided = ranks if kind in ("fsdp2", "zero3") else None
@@ -166,8 +169,10 @@ def test_zero_trains_policy_and_critic_as_one_process(crew, kind):
     assert ranks[0]["held"] == pytest.approx(alone["numel"] / parts, rel=0.01)
 
 
-@pytest.mark.parametrize(("kind", "case"), [("zero2", "warm-up"), ("zero3", "zero-head")])
-def test_zero_does_so_with_a_fresh_head_and_a_warm_up(crew, kind, case):
+@pytest.mark.parametrize(
+    ("kind", "case"), [("zero2", "warm-up"), ("zero3", "zero-head"), ("zero3", "adapters")]
+)
+def test_zero_does_so_with_a_fresh_head_a_warm_up_and_adapters(crew, kind, case):
     needs(kind)
     alone = train_alone(case, torch.float32)
     ranks = crew.run(2, train_as, kind, case, torch.float32)
@@ -187,6 +192,25 @@ def test_a_critic_goes_on_with_any_number_of_ranks_of_any_backend(crew, kind, tm
     close(crew.run(3, go_on_as, kind, "kl", dtype, tmp_path)[0], whole, error=error, rel=rel)
     alone = train(None, None, "kl", dtype, steps=slice(2, 3), load=tmp_path)
     close(alone, whole, error=error, rel=rel)
+
+
+def test_adapters_of_a_critic_move_alone_and_go_on_on_any_ranks(crew, tmp_path):
+    whole = train_alone("adapters", torch.float64)
+    before = dict(value_model(torch.float64).named_parameters())
+    trained = {name for name in whole["state"]["masters"] if "value_head" not in name}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    assert not torch.equal(whole["critic"]["value_head.weight"], before["value_head.weight"])
+    moved = [name for name in before if not torch.equal(whole["critic"][name], before[name])]
+    assert {name.split(".")[-2] for name in moved} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "value_head",
+    }
+    whole = {**whole, "metrics": whole["metrics"][2:]}
+    crew.run(2, begin_as, "fsdp2", "adapters", torch.float64, tmp_path)
+    ranks = crew.run(3, go_on_as, "fsdp2", "adapters", torch.float64, tmp_path)
+    same_on_all(ranks)
+    close(ranks[0], whole, error=1e-9, rel=1e-8)
 
 
 def test_fsdp2_checkpoints_the_layers_of_a_critic(crew):
