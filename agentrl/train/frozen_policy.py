@@ -12,9 +12,9 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.compute_threads import usable_cores
-from agentrl.train.backends.agreement import check_same_weights, go_on_together
+from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.lanes import in_lanes, lane_count
-from agentrl.train.backends.lockstep import Whole
+from agentrl.train.backends.lockstep import Whole, with_tower_passes
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.logprob_worker import LogProbPasses, Result
@@ -125,7 +125,7 @@ class SlicedFrozenPolicy(FrozenPolicy):
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:
         """Forward pass, without a graph; all ranks call."""
-        go_on_together(self._ranks.gather)
+        batch = with_tower_passes(self._ranks.gather, self._model, batch)
         with torch.no_grad(), self._ranks.naming("gathering the reference in a forward pass"):
             return of_tensors(self._whole(batch))
 

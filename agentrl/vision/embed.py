@@ -111,6 +111,11 @@ def image_features(
     return computed
 
 
+def count_passes(reader: VisionReader, digests: Sequence[str]) -> int:
+    """Passes of the vision tower in which `image_features` computes some images."""
+    return len(_passes({digest: reader.pixels(digest) for digest in digests}))
+
+
 def _passes(pixels: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:
     """Images that are computed together: those of one size, up to `TOWER_BYTES`."""
     passes: list[list[str]] = []

@@ -25,6 +25,8 @@ from agentrl.vision.families import VisionFamily, family_of
 
 KEPT_BYTES = 64 * 2**20
 """Pixels that are remembered."""
+_BLANK_SIZE = (32, 32)
+_SPLITS = "do_image_splitting"
 _PROBE_SIZES = ((48, 32), (90, 56), (40, 120))
 
 
@@ -70,6 +72,7 @@ class VisionReader:
         self._kept: OrderedDict[str, ReadImage] = OrderedDict()
         self._kept_bytes = 0
         self._probes: set[str] = set()
+        self._blank: Mapping[str, Tensor] | None = None
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VisionReader:
@@ -106,6 +109,16 @@ class VisionReader:
         """Number of features that the model computes of one image; errors as of `pixels`."""
         return self._read(digest, None).expanded.features
 
+    def blank(self) -> Mapping[str, Tensor]:
+        """The tensors of a small blank image, for a pass of the vision tower that means nothing."""
+        if self._blank is None:
+            from PIL import Image as pil
+
+            one_tile = {_SPLITS: False} if hasattr(self._processor, _SPLITS) else {}
+            made = self._processed(pil.new("RGB", _BLANK_SIZE), **one_tile)
+            self._blank = {name: torch.as_tensor(made[name]) for name in self.family.inputs}
+        return self._blank
+
     def save(self, folder: Path) -> None:
         """Write the settings of the image processor beside weights and tokenizer."""
         self._processor.save_pretrained(folder)
@@ -129,11 +142,16 @@ class VisionReader:
                 self._kept_bytes -= oldest.size_bytes
         return read
 
+    def _processed(self, picture: Any, **options: Any) -> Any:
+        # One image a call: what else is in a batch must not change its pixels.
+        return self._processor(
+            images=[picture], return_tensors="pt", **self.family.options, **options
+        )
+
     def _process(self, picture: Any) -> ReadImage:
         family = self.family
         try:
-            # One image a call: what else is in a batch must not change its pixels.
-            made = self._processor(images=[picture], return_tensors="pt", **family.options)
+            made = self._processed(picture)
             text = family.expand(self._processor, made, self._config)
             grid = family.grid(self._processor, made, self._config)
         except (ValueError, TypeError) as error:

@@ -31,12 +31,6 @@ def check_seeing(config: RunConfig) -> None:
         ("runtime.worker_processes", workers, 0, not workers),
         ("serving.engine", config.serving.engine, "embedded", config.serving.engine == "embedded"),
         (
-            "train.backend.kind",
-            config.train.backend.kind,
-            "torch",
-            config.train.backend.kind == "torch",
-        ),
-        (
             "algorithm (with a critic)",
             "a critic",
             "none",
@@ -53,11 +47,8 @@ def check_seeing_fit(config: FitConfig) -> None:
         ConfigError: names each setting, what it is and what it must be.
     """
     sources = [section.source for section in (config.data, *config.eval.datasets.values())]
-    backend = config.train.backend.kind
     wanted = [
         ("objective", config.objective.kind, "sft", config.objective.kind == "sft"),
-        ("train.backend.kind", backend, "torch", backend == "torch"),
-        ("ranks", config.ranks, 1, config.ranks == 1),
         ("sources of data", sources, "run:FOLDER", all(s.startswith("run:") for s in sources)),
     ]
     _refuse(config.model.path, wanted)

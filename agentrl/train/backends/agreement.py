@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -25,10 +24,12 @@ from agentrl.train.backends.contract import TrainBackend
 Result = TypeVar("Result")
 
 
-class _Going(Enum):
+@dataclass(frozen=True, slots=True)
+class _GoesOn:
     """Report of a rank that is about to compute."""
 
-    ON = "on"
+    tower_passes: int
+    """Passes of the vision tower that its rows take."""
 
 
 class _PeersFailed(TrainError):
@@ -69,7 +70,7 @@ def on_every_rank(backend: TrainBackend, work: Callable[[], Result]) -> list[Res
         raise failure
     if failed_text:
         raise TrainError(failed_text)
-    behind = [rank for rank, report in enumerate(reports) if report is _Going.ON]
+    behind = [rank for rank, report in enumerate(reports) if isinstance(report, _GoesOn)]
     if behind:
         raise TrainError(
             f"rank {behind[0]} has micro-batches left when others have none; ranks in lock-step "
@@ -78,15 +79,23 @@ def on_every_rank(backend: TrainBackend, work: Callable[[], Result]) -> list[Res
     return [value for _, value in reports]
 
 
-def go_on_together(gather: Callable[[Any], list[Any]]) -> None:
+def go_on_together(gather: Callable[[Any], list[Any]], *, tower_passes: int = 0) -> int:
     """Before a pass in lock-step: see that every rank is about to make it.
+
+    Args:
+        gather: as `TrainBackend.gather`.
+        tower_passes: passes of the vision tower that the rows of this rank take.
+
+    Returns:
+        Passes of the tower on the rank that needs most; every rank makes as many.
 
     Raises:
         TrainError: a rank has failed, or has no more to compute.
     """
-    reports = gather(_Going.ON)
-    if any(report is not _Going.ON for report in reports):
+    reports = gather(_GoesOn(tower_passes))
+    if not all(isinstance(report, _GoesOn) for report in reports):
         raise _PeersFailed(reports)
+    return max(report.tower_passes for report in reports)
 
 
 def _failure_text(reports: Sequence[Any]) -> str:
@@ -94,7 +103,7 @@ def _failure_text(reports: Sequence[Any]) -> str:
     failed = [
         f"rank {rank}: {report[0]}"
         for rank, report in enumerate(reports)
-        if report is not _Going.ON and report[0]
+        if not isinstance(report, _GoesOn) and report[0]
     ]
     return f"{len(failed)} of {len(reports)} ranks failed; {'; '.join(failed)}" if failed else ""
 

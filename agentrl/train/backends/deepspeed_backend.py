@@ -12,6 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from agentrl.train.optim.optimizer import (
     check_same_kind,
     check_same_parameters,
 )
+from agentrl.vision.reader import reader_of
 
 
 class DeepspeedBackend(LockstepBackend):
@@ -136,7 +138,11 @@ class DeepspeedBackend(LockstepBackend):
         """`reduce_gradients` as in `TrainBackend.reduce_gradients`."""
         with self._ranks.naming("summing gradients"), self.running():
             self._engine.set_gradient_accumulation_boundary(True)
-            out = self._forward(self.to_tensors(padding_micro_batch()))
+            closing = self.to_tensors(padding_micro_batch())
+            if reader_of(self._model) is not None:
+                # With offload the engine sums what this pass reaches, and forgets the rest.
+                closing = replace(closing, tower_passes=1)
+            out = self._forward(closing)
             self._engine.backward((out if isinstance(out, Tensor) else out[0]).sum())
 
     def grad_norm(self) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.shares import padded, share
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, exact_passes
+from agentrl.train.model.image_rows import tower_passes
 from agentrl.train.model.logprobs import (
     LossOf,
     TokenLogProbs,
@@ -47,6 +49,19 @@ class Whole(nn.Module):
     def forward(self, batch: TensorBatch) -> tuple[Tensor, ...]:
         """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples."""
         return packed_log_probs(self.model, batch).tensors()
+
+
+def with_tower_passes(
+    gather: Callable[[Any], list[Any]], model: Any, batch: TensorBatch
+) -> TensorBatch:
+    """The batch of a pass that every rank is about to make, with the tower's passes of all ranks.
+
+    Raises:
+        TrainError: a rank has failed, or has no more to compute.
+        DataError: an image of this rank cannot be read.
+    """
+    passes = go_on_together(gather, tower_passes=tower_passes(model, batch))
+    return replace(batch, tower_passes=passes)
 
 
 class LockstepBackend(ABC):
@@ -123,14 +138,14 @@ class LockstepBackend(ABC):
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
         """See `TrainBackend`; all ranks call. The head's gradient is formed in the backward pass,
         where the libraries expect it."""
-        go_on_together(self.gather)
+        batch = with_tower_passes(self.gather, self._model, batch)
         with self._ranks.naming("gathering weights in a forward pass"):
             found = self._forward(batch)
         return of_tensors(found)
 
     def values(self, batch: TensorBatch) -> Tensor:
         """See `TrainBackend`; all ranks call."""
-        go_on_together(self.gather)
+        batch = with_tower_passes(self.gather, self._model, batch)
         with self._ranks.naming("gathering weights in a forward pass of the critic"):
             return self._forward(batch)
 

@@ -8,10 +8,9 @@ predict a token the loss looks at and no others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +18,10 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.kernels.lm_head import has_float32_head
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
+from agentrl.train.model.image_rows import image_arguments
 from agentrl.train.model.segments import Segments, path_ranges, starts
 from agentrl.train.model.stateful_layers import carries_state
-from agentrl.vision.embed import PlacedFeatures, embeddings, language_model, rotary_positions
-from agentrl.vision.reader import VisionReader, reader_of
+from agentrl.vision.embed import language_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
     segments = Segments(lengths=batch.lengths, parents=batch.parents)
-    if batch.images:
+    if batch.images or batch.tower_passes:
         return _read_with_images(model, batch, segments)
     if carries_state(model):
         return _row_by_row(body, batch, segments)
@@ -165,57 +164,11 @@ def _read(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, segments: Segm
 
 
 def _read_with_images(model: Any, batch: TensorBatch, segments: Segments) -> Tensor:
-    """As `_read`, with features in the place of placeholders.
-
-    Raises:
-        TrainError: a model of text, or one whose layers carry a state.
-    """
-    reader = reader_of(model)
-    if reader is None or carries_state(model):
-        raise TrainError(
-            f"{type(model).__name__} reads text only here, and the rows of this micro-batch have "
-            f"{len(batch.images)} images; critics, teachers and reward models of such rows are not "
-            "supported"
-        )
-    ids = batch.input_ids_T.cpu().numpy()
-    placed = [
-        PlacedFeatures(
-            digest=image.span.digest,
-            first=0,
-            positions=image.span.start
-            + np.flatnonzero(ids[image.span.start : image.span.end] == reader.placeholder_id),
-            what=f"row {image.row}, image {image.number}",
-        )
-        for image in batch.images
-    ]
-    for found, image in zip(placed, batch.images, strict=True):
-        if len(found.positions) != image.span.features:
-            raise TrainError(
-                f"{found.what} ({found.digest[:8]}): {len(found.positions)} placeholders among the "
-                f"ids for {image.span.features} features"
-            )
+    """As `_read`, with features in the place of placeholders."""
     out = language_model(model)(
-        **embeddings(model, reader, batch.input_ids_T, placed),
-        position_ids=_positions(reader, batch, segments).to(batch.input_ids_T.device),
-        use_cache=False,
-        segments=segments,
+        **image_arguments(model, batch, segments), use_cache=False, segments=segments
     )
     return out.last_hidden_state[0]
-
-
-def _positions(reader: VisionReader, batch: TensorBatch, segments: Segments) -> Tensor:
-    """[1, T] positions, or [3, 1, T] by frame, row and column, rebuilt from the images of rows."""
-    if not reader.family.multi_axis_rope:
-        return batch.position_ids_T[None]
-    parts = []
-    for start, length in zip(starts(segments), segments.lengths, strict=True):
-        own = [
-            replace(image.span, start=image.span.start - start)
-            for image in batch.images
-            if start <= image.span.start < start + length
-        ]
-        parts.append(rotary_positions(reader, own, length))
-    return torch.from_numpy(np.concatenate(parts, axis=1))[:, None]
 
 
 def _row_by_row(body: Any, batch: TensorBatch, segments: Segments) -> Tensor:
