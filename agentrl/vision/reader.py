@@ -79,6 +79,15 @@ class VisionReader:
         # A lane's copy of the model reads the same images.
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process reads the same images with; what is remembered stays here."""
+        return {**self.__dict__, "_lock": None, "_kept": OrderedDict(), "_kept_bytes": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what `__getstate__` gave."""
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
     def expand(self, image: Image) -> ExpandedImage:
         """Do what `ImageReader.expand` says."""
         read = self._read(image.digest, image.data)

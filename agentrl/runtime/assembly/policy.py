@@ -130,7 +130,14 @@ async def open_policy(
         else:
             opened = await stack.enter_async_context(
                 _open_children(
-                    config, engines, source, tokenizer, base=base, logs=logs, version=loaded
+                    config,
+                    engines,
+                    source,
+                    tokenizer,
+                    base=base,
+                    logs=logs,
+                    images=reader,
+                    version=loaded,
                 )
             )
         yield Policy(
@@ -217,6 +224,7 @@ async def _open_children(
     *,
     base: Path,
     logs: Path,
+    images: ImageReader | None,
     version: int,
 ) -> AsyncIterator[_OpenRollouts]:
     """Workers in processes of their own, with sandboxes and tools there."""
@@ -229,6 +237,7 @@ async def _open_children(
         engines=engines,
         source=source,
         tokenizer=tokenizer,
+        images=images,
         version=version,
     ) as opened:
         yield _OpenRollouts(

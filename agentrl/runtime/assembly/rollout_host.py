@@ -28,6 +28,7 @@ from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from agentrl.chat.pictures.slots import ImageReader
     from agentrl.rollout import RolloutWorker
     from agentrl.runtime.assembly.reward_models import OpenRewardModels
     from agentrl.serving import TokenClient
@@ -47,15 +48,28 @@ class HostReport:
     """Ends an assistant turn."""
 
 
-def copy_tokenizer(tokenizer: Any) -> bytes | None:
-    """Pickle a tokenizer for the processes of rollout workers, which then need no torch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCopy:
+    """Parts of the policy for the processes of rollout workers, pickled."""
+
+    tokenizer: bytes | None
+    """Tokenizer; None for a class that another process cannot import by its name."""
+    images: bytes | None = None
+    """Image processor with the folder of the run's images; None for a model that reads text only.
+    """
+
+
+def copy_policy(tokenizer: Any, images: ImageReader | None) -> PolicyCopy:
+    """Pickle a tokenizer and an image processor for the processes of rollout workers.
 
     Finding the class of a tokenizer imports all of `transformers` and torch: 5 s of processor and
-    330 MB in each worker. None for a class that another process cannot import by its name.
+    330 MB in each worker. With the copy only the workers of a model that reads images need both.
     """
-    if type(tokenizer).__module__.partition(".")[0] != "transformers":
-        return None
-    return pickle.dumps(tokenizer)
+    portable = type(tokenizer).__module__.partition(".")[0] == "transformers"
+    return PolicyCopy(
+        tokenizer=pickle.dumps(tokenizer) if portable else None,
+        images=None if images is None else pickle.dumps(images),
+    )
 
 
 class RolloutHost:
@@ -83,13 +97,13 @@ class RolloutHost:
         self._ended: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def open(
-        self, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None = None
+        self, engines: Sequence[EngineAddress], policy_copy: PolicyCopy | None = None
     ) -> HostReport:
         """Open sandboxes, tools and connections to engines.
 
         Args:
             engines: those that serve.
-            tokenizer_copy: of the policy, by `copy_tokenizer`; without one it is loaded.
+            policy_copy: by `copy_policy`; a tokenizer that is not in it is loaded.
 
         Raises:
             AgentrlError: one of them cannot be opened; call `close`.
@@ -117,8 +131,11 @@ class RolloutHost:
         stack.push_async_callback(self._client.close)
         self._engines = engines
         quiet_transformers()
-        if tokenizer_copy is not None:
-            tokenizer: Any = pickle.loads(tokenizer_copy)
+        images: ImageReader | None = None
+        if policy_copy is not None and policy_copy.images is not None:
+            images = pickle.loads(policy_copy.images)
+        if policy_copy is not None and policy_copy.tokenizer is not None:
+            tokenizer: Any = pickle.loads(policy_copy.tokenizer)
         else:
             from agentrl.train.model.pretrained import load_tokenizer
 
@@ -134,6 +151,7 @@ class RolloutHost:
             tools=tools,
             base=base,
             reward_models=models.targets,
+            images=images,
         )
         self._models = models
         stack.enter_context(frozen_heap())

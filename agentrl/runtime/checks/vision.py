@@ -24,12 +24,13 @@ def check_seeing(config: RunConfig) -> None:
     Raises:
         ConfigError: names each setting, what it is and what it must be.
     """
-    local = config.runtime.kind == "local"
+    embedded = config.serving.engine == "embedded"
+    near = config.runtime.kind == "local" or embedded
     workers = config.runtime.worker_processes if config.runtime.kind == "local" else 0
     wanted = [
-        ("runtime.kind", config.runtime.kind, "local", local),
+        ("runtime.kind", config.runtime.kind, "local", near),
         ("runtime.worker_processes", workers, 0, not workers),
-        ("serving.engine", config.serving.engine, "embedded", config.serving.engine == "embedded"),
+        ("serving.engine", config.serving.engine, "embedded", embedded),
         (
             "algorithm (with a critic)",
             "a critic",
@@ -77,4 +78,4 @@ def open_images(config: RunConfig, reader: VisionReader | None, folder: Path) ->
     """
     if reader is not None:
         check_seeing(config)
-        reader.folder = ImageFolder(folder)
+        reader.folder = ImageFolder(folder.absolute())

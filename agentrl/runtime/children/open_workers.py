@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat.pictures.slots import ImageReader
 from agentrl.config import RunConfig
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.engines import OpenEngines
-from agentrl.runtime.assembly.rollout_host import HostReport, copy_tokenizer
+from agentrl.runtime.assembly.rollout_host import HostReport, copy_policy
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 from agentrl.runtime.children.worker_main import WorkerSetup
 from agentrl.runtime.children.workers import ChildWorkers
@@ -43,6 +44,7 @@ async def open_workers(
     source: str,
     tokenizer: Any,
     version: int,
+    images: ImageReader | None = None,
 ) -> AsyncIterator[OpenWorkers]:
     """Start `runtime.worker_processes` children, connected to the engines that serve.
 
@@ -54,6 +56,7 @@ async def open_workers(
         source: folder or hub name of the tokenizer.
         tokenizer: loaded from there.
         version: of the weights that the servers were started with.
+        images: image processor of the policy; None for one that reads text only.
 
     Raises:
         AgentrlError: a worker cannot be opened.
@@ -62,7 +65,7 @@ async def open_workers(
     count = config.runtime.worker_processes
     there = config.model_copy(update={"model": config.model.model_copy(update={"path": source})})
     logs.mkdir(parents=True, exist_ok=True)
-    tokenizer_copy = copy_tokenizer(tokenizer)
+    policy_copy = copy_policy(tokenizer, images)
     setups = [
         WorkerSetup(
             config=there,
@@ -70,7 +73,7 @@ async def open_workers(
             index=index,
             sharers=count,
             log=(logs / f"worker-{index}.log").absolute(),
-            tokenizer_copy=tokenizer_copy,
+            policy_copy=policy_copy,
         )
         for index in range(count)
     ]

@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.processes.child_main import ChildChannel, Frame
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
-from agentrl.runtime.assembly.rollout_host import HostReport, RolloutHost
+from agentrl.runtime.assembly.rollout_host import HostReport, PolicyCopy, RolloutHost
 from agentrl.runtime.children.packed_group import PROTOCOL, PackedGroup
 from agentrl.runtime.disk.logs import log_to, quiet_libraries
 from agentrl.types import SamplingParams, Task
@@ -41,8 +41,8 @@ class WorkerSetup:
     """Workers of the run."""
     log: Path
     """File that takes log records."""
-    tokenizer_copy: bytes | None
-    """Of the policy, as `copy_tokenizer` gives it."""
+    policy_copy: PolicyCopy | None
+    """By `copy_policy`."""
 
 
 def serve(channel: ChildChannel) -> None:
@@ -58,7 +58,7 @@ class _WorkerServer:
     """Answers the requests of one parent."""
 
     def __init__(self, channel: ChildChannel, setup: WorkerSetup) -> None:
-        self._channel, self._tokenizer_copy = channel, setup.tokenizer_copy
+        self._channel, self._policy_copy = channel, setup.policy_copy
         self._host = RolloutHost(
             setup.config, base=setup.base, index=setup.index, sharers=setup.sharers
         )
@@ -77,7 +77,7 @@ class _WorkerServer:
 
     async def open(self, engines: Sequence[EngineAddress]) -> tuple[int, HostReport]:
         """Open the worker; returns its process id, too."""
-        return os.getpid(), await self._host.open(engines, self._tokenizer_copy)
+        return os.getpid(), await self._host.open(engines, self._policy_copy)
 
     async def run_group(
         self, task: Task, group_id: str, n: int, sampling: SamplingParams, seed: int

@@ -14,6 +14,7 @@ from agentrl.config import RunConfig
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.parts import served_source
+from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.assembly.weight_route import rank_to_engine
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
@@ -173,7 +174,7 @@ class RunActors:
         return reports, served
 
     async def opened_workers(
-        self, workers: Workers, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None
+        self, workers: Workers, engines: Sequence[EngineAddress], policy_copy: PolicyCopy | None
     ) -> list[WorkerReport]:
         """Open sandboxes and connections.
 
@@ -181,8 +182,8 @@ class RunActors:
             AgentrlError: whatever does not fit, named.
         """
         async with _within(self._limit_s, "the rollout workers"):
-            workers.tokenizer_copy = tokenizer_copy
-            return await workers.group.open(engines, tokenizer_copy)
+            workers.policy_copy = policy_copy
+            return await workers.group.open(engines, policy_copy)
 
     @staticmethod
     def beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:

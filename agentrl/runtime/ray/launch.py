@@ -176,9 +176,7 @@ async def _open(
             open_fleet(actors, stack, ranks, servers, reports, served, note=note)
         )
         opened = await rank_failure.guard(
-            actors.opened_workers(
-                workers, list(fleet.addresses.values()), reports[0].tokenizer_copy
-            )
+            actors.opened_workers(workers, list(fleet.addresses.values()), reports[0].policy_copy)
         )
     engines = RayEngines(
         fleet.client,

@@ -13,9 +13,10 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
-from agentrl.runtime.assembly.rollout_host import copy_tokenizer
+from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.checks.vision import open_images
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.step_parts import StepParts
 
@@ -99,6 +100,7 @@ class Rank:
 
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(spec.config.model, spec.config.train, checkpoint=checkpoint)
+        open_images(spec.config, pretrained.images, RunPaths(spec.run_dir).images)
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(spec.config, pretrained.model, rank_spec, meeting)
@@ -127,11 +129,11 @@ class Rank:
         return self.trainer.version
 
     @property
-    def tokenizer_copy(self) -> bytes | None:
-        """The tokenizer for processes of rollout workers; rank 0 gives it."""
+    def policy_copy(self) -> PolicyCopy | None:
+        """Tokenizer and image processor for processes of rollout workers; rank 0 gives them."""
         if self._rank_spec.rank != 0:
             return None
-        return copy_tokenizer(self._pretrained.tokenizer)
+        return copy_policy(self._pretrained.tokenizer, self._pretrained.images)
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
         """Serve the embedded engine on these weights to clients with the secret; None with vLLM.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
-from agentrl.runtime.assembly.rollout_host import RolloutHost
+from agentrl.runtime.assembly.rollout_host import PolicyCopy, RolloutHost
 from agentrl.runtime.ray.actor import ActorLocation, ActorSpec, actor_location, set_up_actor
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 from agentrl.runtime.reward_versions import UsedRewardModel
@@ -41,12 +41,12 @@ class RolloutActor:
 
     @dispatch(Mode.BROADCAST)
     async def open(
-        self, engines: Sequence[EngineAddress], tokenizer_copy: bytes | None
+        self, engines: Sequence[EngineAddress], policy_copy: PolicyCopy | None
     ) -> WorkerReport:
         """Open sandboxes and connections; the worker serves until its process ends."""
         self._stack.enter_context(set_up_actor(self._spec))
         self._stack.push_async_callback(self._host.close)
-        report = await self._host.open(engines, tokenizer_copy)
+        report = await self._host.open(engines, policy_copy)
         return WorkerReport(
             location=actor_location(),
             sandbox_text=report.sandbox_text,

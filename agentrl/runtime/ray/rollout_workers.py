@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
+from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask
 from agentrl.runtime.reward_versions import UsedRewardModel
 
@@ -27,8 +28,8 @@ class Workers:
     """The engines that serve at this moment; set before a worker can die."""
     held: Callable[[], bool]
     """Whether the clocks of turns stand still at this moment; set likewise."""
-    tokenizer_copy: bytes | None = None
-    """Of the policy, for workers that are opened; set before a worker can die."""
+    policy_copy: PolicyCopy | None = None
+    """For workers that are opened; set before a worker can die."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Workers:
                 async with asyncio.timeout(self._open_limit_s):
                     engines, held = self.engines(), False
                     used: UsedRewardModel | None = None
-                    await ask(handle, "open", engines, self.tokenizer_copy, who=f"worker {index}")
+                    await ask(handle, "open", engines, self.policy_copy, who=f"worker {index}")
                     while (engines, held, used) != (
                         now := (self.engines(), self.held(), self._used)
                     ):

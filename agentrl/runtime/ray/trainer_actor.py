@@ -28,6 +28,7 @@ from agentrl.errors import RunError, StepAbandoned
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import ABANDONED
+from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import (
     ActorLocation,
@@ -56,8 +57,8 @@ class RankReport:
     """Version of the weights."""
     engine: EngineAddress | None
     """The engine on them, if it is embedded."""
-    tokenizer_copy: bytes | None
-    """The policy's, for rollout workers; rank 0 gives it."""
+    policy_copy: PolicyCopy | None
+    """For rollout workers; rank 0 gives it."""
 
 
 class TrainerActor:
@@ -101,7 +102,7 @@ class TrainerActor:
             model=self._own.description,
             version=self._own.version,
             engine=engine,
-            tokenizer_copy=self._own.tokenizer_copy,
+            policy_copy=self._own.policy_copy,
         )
 
     @dispatch(Mode.BROADCAST)

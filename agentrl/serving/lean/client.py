@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket, refuse_images
+from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.link import LeanLink, LinkStats
 from agentrl.serving.loop_timeout import LoopTimeout
@@ -103,11 +103,10 @@ class LeanEngine(Engine):
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """Sample one turn, as `Generator.generate` says."""
-        refuse_images(self.name, images)
         link = self._link
         if link is None or not link.usable:
             link = await self._connected()
-        return await link.generate(prompt_ids, sampling, session_id)
+        return await link.generate(prompt_ids, sampling, session_id, images)
 
     async def end_session(self, session_id: str) -> None:
         """Notify the server. A lost connection has ended its sessions already."""

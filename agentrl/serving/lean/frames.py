@@ -30,7 +30,7 @@ from typing import Any
 
 import orjson
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends must speak the same."""
 MAX_FRAME_BYTES = 64 << 20
 """Longest frame of a known peer."""

@@ -21,7 +21,7 @@ from agentrl.serving.lean.frames import FrameError, FrameKind
 from agentrl.serving.lean.handshake import ClientHandshake, Peer
 from agentrl.serving.lean.prefixes import ClientBook, Sent
 from agentrl.serving.lean.turns import Failure
-from agentrl.types import Generation, SamplingParams
+from agentrl.types import Generation, ImageSpan, SamplingParams
 
 BEATS = 4
 """Pings in the time after which a silent server counts as dead."""
@@ -61,6 +61,7 @@ class _Turn:
     session_id: str
     sampling: SamplingParams
     sent: Sent
+    images: Sequence[ImageSpan]
     born: int
     future: asyncio.Future[Generation]
 
@@ -125,12 +126,17 @@ class LeanLink(asyncio.Protocol):
         return len(self._turns)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        session_id: str,
+        images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """One turn; see `Generator.generate`."""
         try:
             sent = self._book.take(session_id, prompt_ids)
-            turn = _Turn(0, session_id, sampling, sent, self._beats, self._loop.create_future())
+            future = self._loop.create_future()
+            turn = _Turn(0, session_id, sampling, sent, images, self._beats, future)
             self._send_turn(turn)
         except FrameError as error:
             raise EngineRefused(f"{self._who}: {error}") from error
@@ -192,6 +198,7 @@ class LeanLink(asyncio.Protocol):
             have=sent.have,
             digest=sent.digest,
             new=sent.new,
+            images=turn.images,
         )
         if len(packed) > frames.MAX_FRAME_BYTES:
             raise FrameError(f"a prompt of {len(packed)} bytes does not fit into a frame")

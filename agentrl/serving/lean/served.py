@@ -221,7 +221,11 @@ class ServedConnection(asyncio.Protocol):
     ) -> None:
         request_id = turn.request_id
         try:
-            generation = await self._engine.generate(ids, turn.sampling, turn.session_id)
+            asked = ids, turn.sampling, turn.session_id
+            if turn.images:
+                generation = await self._engine.generate(*asked, turn.images)
+            else:
+                generation = await self._engine.generate(*asked)
             packed = frames.pack_ids(generation.ids)
             answer = turns.encode_result(
                 request_id, generation, version=self._engine.version, packed_ids=packed

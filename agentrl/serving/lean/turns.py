@@ -9,6 +9,7 @@ dataclass costs several times as much to make.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from agentrl.serving.lean.frames import (
     unpack,
     unpack_ids,
 )
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 
 
 class Failure(IntEnum):
@@ -56,6 +57,8 @@ class GenerateFrame(NamedTuple):
     """Sampling parameters of the turn."""
     new: bytes
     """The prompt from token `have` on, as int32 bytes."""
+    images: tuple[ImageSpan, ...]
+    """Images among all of the prompt; their files are in a folder that both ends see."""
 
 
 class ResultFrame(NamedTuple):
@@ -93,8 +96,10 @@ class ControlFrame(NamedTuple):
 
 _ID = struct.Struct("<Q")
 # request, have, digest, max_tokens, temperature, top_p, seeded, seed, then the counts of session
-# bytes, stop ids and new ids
-_GENERATE = struct.Struct("<QIIIdd?qHHI")
+# bytes, stop ids, new ids and images
+_GENERATE = struct.Struct("<QIIIdd?qHHIH")
+# digest, first token, tokens, grid
+_IMAGE = struct.Struct("<16s5I")
 # request, engine version, finish reason, cached tokens, then the counts of ids and version spans
 _RESULT = struct.Struct("<QqBIII")
 _ERROR = struct.Struct("<QB")
@@ -114,6 +119,7 @@ def encode_generate(
     have: int,
     digest: int,
     new: bytes,
+    images: Sequence[ImageSpan] = (),
 ) -> bytes:
     """A GENERATE; the arguments are the fields of `GenerateFrame`.
 
@@ -136,10 +142,12 @@ def encode_generate(
             len(session),
             len(stops) // 4,
             len(new) // 4,
+            len(images),
         )
-    except struct.error as error:
+        shown = b"".join(_packed_image(span) for span in images)
+    except (struct.error, ValueError) as error:
         raise FrameError(f"a request that cannot be sent ({error}): {sampling}") from error
-    return frame(FrameKind.GENERATE, head, session, stops, new)
+    return frame(FrameKind.GENERATE, head, session, stops, new, shown)
 
 
 def decode_generate(payload: bytes) -> GenerateFrame:
@@ -150,11 +158,12 @@ def decode_generate(payload: bytes) -> GenerateFrame:
     """
     head = unpack(_GENERATE, payload)
     request_id, have, digest, max_tokens, temperature, top_p, seeded, seed = head[:8]
-    sessions, stops, news = head[8:]
+    sessions, stops, news, images = head[8:]
     at = _GENERATE.size
     session_end = at + sessions
     stop_end = session_end + 4 * stops
-    check_length("GENERATE", payload, stop_end + 4 * news)
+    new_end = stop_end + 4 * news
+    check_length("GENERATE", payload, new_end + images * _IMAGE.size)
     session_id = decode_text(payload[at:session_end])
     sampling = SamplingParams(
         temperature=temperature,
@@ -163,7 +172,21 @@ def decode_generate(payload: bytes) -> GenerateFrame:
         stop_token_ids=unpack_ids(payload[session_end:stop_end]),
         seed=seed if seeded else None,
     )
-    return GenerateFrame(request_id, session_id, have, digest, sampling, payload[stop_end:])
+    new = payload[stop_end:new_end]
+    shown = tuple(_read_images(payload[new_end:])) if images else ()
+    return GenerateFrame(request_id, session_id, have, digest, sampling, new, shown)
+
+
+def _packed_image(span: ImageSpan) -> bytes:
+    return _IMAGE.pack(bytes.fromhex(span.digest), span.start, span.tokens, *span.grid)
+
+
+def _read_images(payload: bytes) -> Iterator[ImageSpan]:
+    for digest, start, tokens, *grid in _IMAGE.iter_unpack(payload):
+        frames, rows, columns = grid
+        yield ImageSpan(
+            digest=digest.hex(), start=start, tokens=tokens, grid=(frames, rows, columns)
+        )
 
 
 def encode_result(

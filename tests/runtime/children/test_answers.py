@@ -48,7 +48,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_question_alone(
     Process.bodies = [pickle.dumps((7, "report")), UNREADABLE, pickle.dumps("well")]
     config = parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}})
     setup = WorkerSetup(
-        config=config, base=tmp_path, index=0, sharers=1, log=tmp_path / "log", tokenizer_copy=None
+        config=config, base=tmp_path, index=0, sharers=1, log=tmp_path / "log", policy_copy=None
     )
     child = WorkerChild(setup)
     async with asyncio.timeout(10):

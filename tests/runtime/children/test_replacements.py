@@ -84,7 +84,7 @@ def workers_of(
             index=index,
             sharers=count,
             log=tmp_path / "log",
-            tokenizer_copy=None,
+            policy_copy=None,
         )
         for index in range(count)
     ]

@@ -32,7 +32,7 @@ class Starting:
 
     async def opened(self, ranks: object, servers: object) -> tuple[list[Any], list[Any]]:
         await self.reach("models")
-        return [SimpleNamespace(tokenizer_copy=b"")], []
+        return [SimpleNamespace(policy_copy=b"")], []
 
     async def open_fleet(self, *args: object, **kwargs: object) -> Any:
         await self.reach("fleet")

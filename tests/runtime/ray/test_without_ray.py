@@ -20,6 +20,7 @@ from agentrl.config.fleet import (
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.layout import missing, plan
+from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.ray.actor import run_identity
 from agentrl.runtime.ray.cluster import check_cluster
 from agentrl.runtime.ray.rollout_workers import RESTARTS, Workers
@@ -138,7 +139,7 @@ class Plain:
     """An actor that opens where there is an engine to ask, as a worker does."""
 
     @dispatch(Mode.BROADCAST)
-    async def open(self, engines: list[Any], tokenizer_copy: bytes) -> None: ...
+    async def open(self, engines: list[Any], policy_copy: PolicyCopy | None) -> None: ...
 
     @dispatch(Mode.BROADCAST)
     async def serve_from(self, engines: list[Any]) -> None: ...
@@ -155,7 +156,7 @@ class Opening:
 
     def __init__(self, opened: list[int]) -> None:
         self.opened = opened
-        self.copies: list[bytes] = []
+        self.copies: list[PolicyCopy | None] = []
         self.held: list[bool] = []
         self.open, self.serve_from = Remote(self._open), Remote(self._ignore)
         self.hold_turns = Remote(self._hold)
@@ -163,9 +164,9 @@ class Opening:
         self.refuses: Exception | None = None
         self.use_reward_model = Remote(self._use)
 
-    async def _open(self, engines: list[Any], tokenizer_copy: bytes) -> None:
+    async def _open(self, engines: list[Any], policy_copy: PolicyCopy | None) -> None:
         self.opened.append(len(engines))
-        self.copies.append(tokenizer_copy)
+        self.copies.append(policy_copy)
         if not engines:
             raise ValueError("a client needs at least one engine")
 
@@ -220,12 +221,12 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
     workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: held
-    workers.tokenizer_copy = b"the policy's"
+    workers.policy_copy = PolicyCopy(tokenizer=b"the policy's")
     assert workers.lost(0)
     await asyncio.wait_for(workers.usable(), 10)
     assert group.handle(0) is fresh
     assert fresh.held == [True] * held
-    assert fresh.copies == [b"the policy's"]
+    assert fresh.copies == [PolicyCopy(tokenizer=b"the policy's")]
     await workers.close()
 
 

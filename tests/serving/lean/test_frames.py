@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.serving.lean import frames, handshake, turns
 from agentrl.serving.lean.frames import FrameError, FrameKind, FrameSplitter
-from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -34,6 +34,14 @@ def generations(draw: st.DrawFn) -> Generation:
     )
 
 
+uint32 = st.integers(0, 2**32 - 1)
+images = st.builds(
+    ImageSpan,
+    digest=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    start=uint32,
+    tokens=uint32,
+    grid=st.tuples(uint32, uint32, uint32),
+)
 samplings = st.builds(
     SamplingParams,
     temperature=floats,
@@ -57,17 +65,31 @@ def only(data: bytes, *, cuts: list[int] | None = None) -> tuple[int, bytes]:
 
 
 @thorough
-@given(st.integers(0, 2**64 - 1), st.text(max_size=40), samplings, st.lists(int32), st.lists(int32))
+@given(
+    st.integers(0, 2**64 - 1),
+    st.text(max_size=40),
+    samplings,
+    st.lists(int32),
+    st.lists(images, max_size=3).map(tuple),
+    st.lists(int32),
+)
 def test_a_turn_arrives_as_it_was_sent(
-    request_id: int, session: str, sampling: SamplingParams, new: list[int], cuts: list[int]
+    request_id: int,
+    session: str,
+    sampling: SamplingParams,
+    new: list[int],
+    shown: tuple[ImageSpan, ...],
+    cuts: list[int],
 ) -> None:
     """Fails if a number is rounded (a temperature sent as float32) or a sign is lost."""
     packed = frames.pack_ids(new)
-    data = turns.encode_generate(request_id, session, sampling, have=7, digest=9, new=packed)
+    data = turns.encode_generate(
+        request_id, session, sampling, have=7, digest=9, new=packed, images=shown
+    )
     kind, payload = only(data, cuts=cuts)
     assert kind == FrameKind.GENERATE
     turn = turns.decode_generate(payload)
-    assert turn == (request_id, session, 7, 9, sampling, packed)
+    assert turn == (request_id, session, 7, 9, sampling, packed, shown)
     assert frames.unpack_ids(turn.new) == tuple(new)
 
 
@@ -209,9 +231,9 @@ def test_a_proof_is_not_accepted_before_a_hello() -> None:
 
 def test_another_protocol_is_named() -> None:
     client = handshake.ClientHandshake("s", protocol=7)
-    with pytest.raises(FrameError, match=r"speaks lean protocol 7, this end 1"):
+    with pytest.raises(FrameError, match=r"speaks lean protocol 7, this end 2"):
         handshake.ServerHandshake("s").challenge(client.hello()[5:])
     hello = handshake.ClientHandshake("s")
-    challenge = handshake.ServerHandshake("s", protocol=2).challenge(hello.hello()[5:])
-    with pytest.raises(FrameError, match=r"the server speaks lean protocol 2"):
+    challenge = handshake.ServerHandshake("s", protocol=3).challenge(hello.hello()[5:])
+    with pytest.raises(FrameError, match=r"the server speaks lean protocol 3"):
         hello.prove(challenge[5:])
