@@ -16,6 +16,7 @@ from agentrl.batch.prefix import (
     cheapest_runs,
     common_prefix,
     path_positions,
+    prefix_keys,
     prefix_tree,
     reading_order,
     tree_tokens,
@@ -73,10 +74,6 @@ def pack_rows(
     """
     for row in rows:
         refuse_long_row(row.key, row.length, micro_batch_tokens)
-    if prefix_sharing and any(row.images for row in rows):
-        return _with_pictures(
-            rows, micro_batch_tokens=micro_batch_tokens, whole_rollouts=whole_rollouts
-        )
     items = _items(rows, prefix_sharing=prefix_sharing, whole_rollouts=whole_rollouts)
     for item in items:
         if item.tokens > micro_batch_tokens:
@@ -94,25 +91,6 @@ def pack_rows(
     return tuple(
         pack_micro_batch([rows[index] for index in members], prefix_sharing=prefix_sharing)
         for members in together
-    )
-
-
-def _with_pictures(
-    rows: Sequence[Row], *, micro_batch_tokens: int, whole_rollouts: bool
-) -> tuple[MicroBatch, ...]:
-    """Micro-batches of rows some of which have images: those of such rollouts share no prefix,
-    since the ids of two images can be equal although the images are not."""
-    pictured = {row.key.rollout_id for row in rows if row.images}
-    return tuple(
-        micro
-        for has_images in (False, True)
-        if (part := [row for row in rows if (row.key.rollout_id in pictured) is has_images])
-        for micro in pack_rows(
-            part,
-            micro_batch_tokens=micro_batch_tokens,
-            prefix_sharing=not has_images,
-            whole_rollouts=whole_rollouts,
-        )
     )
 
 
@@ -143,7 +121,7 @@ class _Item:
 
 def _items(rows: Sequence[Row], *, prefix_sharing: bool, whole_rollouts: bool) -> list[_Item]:
     """Indivisible items: rows, or all rows of a rollout. In reading order when they share."""
-    ids = [row.input_ids for row in rows]
+    ids = _keys(rows) if prefix_sharing else [row.input_ids for row in rows]
     order = reading_order(ids).order if prefix_sharing else range(len(rows))
     together: dict[str | int, list[int]] = {}
     for index in order:
@@ -173,13 +151,13 @@ def _runs(items: Sequence[_Item], budget: int) -> list[_Item]:
 
 def pack_micro_batch(rows: Sequence[Row], *, prefix_sharing: bool = False) -> MicroBatch:
     """Lay rows out in one micro-batch, each a tree of its own unless they share prefixes."""
-    ids = [row.input_ids for row in rows]
-    tree = prefix_tree(ids) if prefix_sharing else _side_by_side(ids)
+    tree = _shared(rows) if prefix_sharing else _side_by_side([row.input_ids for row in rows])
     responses = np.array([len(row.mask_R) for row in rows], dtype=np.int64)
+    paths = _paths(tree)
     sources = [
         # The token before each response position predicts it.
-        path_positions(tree.lengths_S, tree.parents_S, segment)[row.prompt_length - 1 : -1]
-        for segment, row in zip(tree.segment_N.tolist(), rows, strict=True)
+        path[row.prompt_length - 1 : -1]
+        for path, row in zip(paths, rows, strict=True)
     ]
     return MicroBatch(
         rows=tuple(row.key for row in rows),
@@ -197,20 +175,40 @@ def pack_micro_batch(rows: Sequence[Row], *, prefix_sharing: bool = False) -> Mi
         rollout_log_probs_R=np.concatenate([row.rollout_log_probs_R for row in rows]),
         advantages_R=np.concatenate([row.advantages_R for row in rows]),
         weights_R=np.repeat([row.weight for row in rows], responses),
-        images=_packed_images(rows),
+        images=_packed_images(rows, paths),
     )
 
 
-def _packed_images(rows: Sequence[Row]) -> tuple[PackedImage, ...]:
-    """The images of rows that lie side by side."""
-    found: list[PackedImage] = []
-    offset = 0
-    for row in rows:
+def _packed_images(rows: Sequence[Row], paths: Sequence[IntArray]) -> tuple[PackedImage, ...]:
+    """The images of rows, by packed position; one in a shared part once, as the first row's."""
+    found: dict[int, PackedImage] = {}
+    for row, path in zip(rows, paths, strict=True):
         for number, span in enumerate(row.images):
-            moved = replace(span, start=span.start + offset)
-            found.append(PackedImage(span=moved, row=row.key, number=number))
-        offset += row.length
-    return tuple(found)
+            moved = replace(span, start=int(path[span.start]))
+            found.setdefault(moved.start, PackedImage(span=moved, row=row.key, number=number))
+    return tuple(found[start] for start in sorted(found))
+
+
+def _keys(rows: Sequence[Row]) -> list[IntArray]:
+    return prefix_keys([row.input_ids for row in rows], [row.images for row in rows])
+
+
+def _shared(rows: Sequence[Row]) -> PrefixTree:
+    """The tree of rows, with ids again where keys of images stood."""
+    tree = prefix_tree(_keys(rows))
+    ids = tree.input_ids_T
+    for row, path in zip(rows, _paths(tree), strict=True):
+        if row.images:
+            ids[path] = row.input_ids
+    return tree
+
+
+def _paths(tree: PrefixTree) -> list[IntArray]:
+    """[L] Packed positions of each row."""
+    return [
+        path_positions(tree.lengths_S, tree.parents_S, segment)
+        for segment in tree.segment_N.tolist()
+    ]
 
 
 def _side_by_side(ids: Sequence[IntArray]) -> PrefixTree:

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from agentrl.batch.records import IntArray
+from agentrl.types import ImageSpan
 
 _COST_OF_A_PASS = 64
 """Cost of a further micro-batch beside its tokens, in tokens; breaks ties between splits."""
@@ -47,6 +48,31 @@ class PrefixTree:
     """[T] Positions, from 0 in every row."""
     segment_N: IntArray
     """[N] Segment with which each row ends, in the order the rows came in."""
+
+
+def prefix_keys(rows: Sequence[IntArray], images: Sequence[Sequence[ImageSpan]]) -> list[IntArray]:
+    """Numbers by which rows are compared: ids, and in the place of an image one that is its own.
+
+    The ids of two images can be equal although the images are not. No segment ends inside an image.
+
+    Args:
+        rows: ids of each.
+        images: of each row, by position.
+
+    Example:
+        >>> spans = [[ImageSpan(digest=name, start=1, tokens=1, grid=(1, 1, 1))] for name in "ab"]
+        >>> [keys.tolist() for keys in prefix_keys([np.array([5, 9])] * 2, spans)]
+        [[5, -1], [5, -2]]
+    """
+    numbers: dict[tuple[str, bytes], int] = {}
+    found = []
+    for ids, spans in zip(rows, images, strict=True):
+        keys = ids.copy() if spans else ids
+        for span in spans:
+            shown = span.digest, ids[span.start : span.end].tobytes()
+            keys[span.start : span.end] = numbers.setdefault(shown, -1 - len(numbers))
+        found.append(keys)
+    return found
 
 
 def common_prefix(one: IntArray, other: IntArray) -> int:

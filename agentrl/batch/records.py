@@ -85,7 +85,7 @@ class PackedImage:
     span: ImageSpan
     """With `start` as a packed position."""
     row: RowKey
-    """Row that shows it."""
+    """Row that shows it; the first of those that share it."""
     number: int
     """Number of the image in its row."""
 
@@ -138,7 +138,7 @@ class MicroBatch:
     weights_R: FloatArray
     """[R] Aggregation weight of each token, global denominator included."""
     images: tuple[PackedImage, ...] = ()
-    """Images of the rows, by packed position. A row with images shares no prefix."""
+    """Images of the rows, by packed position. No segment ends inside one."""
 
     def __post_init__(self) -> None:
         packed, ids, positions = (

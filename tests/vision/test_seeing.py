@@ -7,7 +7,7 @@ over tiny models of each family with random weights.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.qwen2_vl import modeling_qwen2_vl
-from transformers.models.qwen2_vl.modeling_qwen2_vl import rotate_half
 
 from agentrl.batch import build_step
 from agentrl.batch.packing import unpack
@@ -29,12 +27,12 @@ from agentrl.images import decode_image, message
 from agentrl.rollout import RolloutWorker
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.backends.torch_backend import TorchBackend
-from agentrl.train.prove.model import TrueRMSNorm
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 from agentrl.vision import embed
 from agentrl.vision.embed import image_features
 from agentrl.vision.reader import VisionReader, reader_of
 from tests.chat.chat_models import seeing_tokenizer
+from tests.vision.seeing_rows import exact_rotation, exact_seeing_model
 from tests.vision.tiny_seeing import FAMILIES, picture, seeing_model
 
 TASK = Task(id="t", prompt="unused")
@@ -93,10 +91,12 @@ async def rolled(model: Any, *, n: int = 2) -> list[Trajectory]:
     return rows
 
 
-def log_probs(model: Any, rows: list[Trajectory], *, packed: bool = True) -> list[Tensor]:
+def log_probs(
+    model: Any, rows: list[Trajectory], *, packed: bool = True, sharing: bool = False
+) -> list[Tensor]:
     """The trainer's log-probabilities of the sampled tokens of each row."""
     backend = trainer(model)
-    micros = batch(rows)
+    micros = batch(rows, sharing=sharing)
     if not packed:
         micros = [alone for micro in micros for alone in unpack(micro)]
     found: dict[str, Tensor] = {}
@@ -115,13 +115,13 @@ def trainer(model: Any) -> TorchBackend:
     )
 
 
-def batch(rows: list[Trajectory]) -> list[Any]:
+def batch(rows: list[Trajectory], *, sharing: bool = False) -> list[Any]:
     group = TrajectoryGroup(group_id="g", task_id="t", trajectories=tuple(rows))
     algorithm = AlgorithmSection(
         advantage_estimator="reinforce", loss_agg_mode="token-mean"
     ).resolved(horizon=64)
     step = build_step(
-        [group], algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=True
+        [group], algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=sharing
     )
     (update,) = step.updates
     return list(update.micro_batches)
@@ -159,9 +159,11 @@ async def test_engine_trainer_and_transformers_agree(model: Any, tmp_path: Path)
         span.digest for span in rows[0].images
     }
     together, apart = log_probs(model, rows), log_probs(model, rows, packed=False)
-    for row, packed, alone in zip(rows, together, apart, strict=True):
+    tree = log_probs(model, rows, sharing=True)
+    for row, packed, alone, shared in zip(rows, together, apart, tree, strict=True):
         torch.testing.assert_close(packed, sampled(row), rtol=0, atol=2e-5)
         assert torch.equal(packed, alone)
+        torch.testing.assert_close(shared, alone, rtol=0, atol=2e-5)
         torch.testing.assert_close(whole_model(model, reader, row), packed, rtol=0, atol=2e-5)
 
 
@@ -248,37 +250,29 @@ def test_images_of_one_size_share_a_pass_and_keep_their_bits(
         assert len(passes) == len(digests)
 
 
-def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotary embedding of Qwen2-VL's tower in the dtype of its input."""
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-
-
-async def test_packing_changes_no_gradient_that_of_the_tower_included(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_packing_and_sharing_change_no_gradient_that_of_the_tower_included(
+    tmp_path: Path,
 ) -> None:
     rows = await rolled(seeing_model("qwen2_vl", tmp_path / "images"))
     rows = [replace(row, reward=float(index + 1)) for index, row in enumerate(rows)]
-    model = seeing_model("qwen2_vl", tmp_path / "images", dtype=torch.float64)
-    # Norms and the tower's rotary embedding of `transformers` round to float32.
-    monkeypatch.setattr(modeling_qwen2_vl, "apply_rotary_pos_emb_vision", _rotated)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__ == "Qwen2VLRMSNorm":
-                setattr(module, name, TrueRMSNorm(child.weight, child.variance_epsilon))
-    together = batch(rows)
-    assert len(together) == 1
-    grads = [
-        gradient(model, micros)
-        for micros in (together, [alone for micro in together for alone in unpack(micro)])
-    ]
-    assert grads[0]["model.visual.patch_embed.proj.weight"].abs().max() > 0
-    for name, grad in grads[0].items():
-        scale = grad.abs().max().clamp(min=1e-6)
-        assert ((grad - grads[1][name]).abs().max() / scale) < 1e-12, name
+    model = exact_seeing_model(tmp_path / "images")
+    (packed,), (shared,) = batch(rows), batch(rows, sharing=True)
+    # The image of the prompt, and what else the rows begin with alike, is there once.
+    assert len(shared.images) < len(packed.images) == 8
+    assert shared.num_tokens < packed.num_tokens
+    with exact_rotation():
+        alone, *others = (
+            gradient(model, micros)
+            for micros in (unpack(packed), [packed], [shared], unpack(shared))
+        )
+    assert alone["model.visual.patch_embed.proj.weight"].abs().max() > 0
+    for found in others:
+        for name, grad in found.items():
+            scale = grad.abs().max().clamp(min=1e-6)
+            assert ((grad - alone[name]).abs().max() / scale) < 1e-12, name
 
 
-def gradient(model: Any, micros: list[Any]) -> dict[str, Tensor]:
+def gradient(model: Any, micros: Sequence[Any]) -> dict[str, Tensor]:
     model.zero_grad()
     backend = trainer(model)
     with backend.running():

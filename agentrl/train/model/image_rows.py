@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
@@ -122,12 +123,18 @@ def _positions(reader: VisionReader, batch: TensorBatch, segments: Segments) -> 
     """[1, T] positions, or [3, 1, T] by frame, row and column, rebuilt from the images of rows."""
     if not reader.family.multi_axis_rope:
         return batch.position_ids_T[None]
-    parts = []
-    for start, length in zip(starts(segments), segments.lengths, strict=True):
+    parts: list[NDArray[np.int64]] = []
+    # By segment, where what continues it goes on; -1 for roots.
+    goes_on = {-1: 0}
+    for segment, (start, length, parent) in enumerate(
+        zip(starts(segments), segments.lengths, segments.parents, strict=True)
+    ):
         own = [
             replace(image.span, start=image.span.start - start)
             for image in batch.images
             if start <= image.span.start < start + length
         ]
-        parts.append(rotary_positions(reader, own, length))
+        found = goes_on[parent] + rotary_positions(reader, own, length + 1)
+        goes_on[segment] = int(found[0, -1])
+        parts.append(found[:, :-1])
     return torch.from_numpy(np.concatenate(parts, axis=1))[:, None]
