@@ -10,12 +10,12 @@ import numpy as np
 from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
 from agentrl.batch.denominators import count_masks
 from agentrl.batch.minibatches import Place, started_rollouts, why_not_early
-from agentrl.batch.packing import pack_rows
 from agentrl.batch.plan import (
     PlannedRollout,
     UpdateSettings,
     check_resolved,
     count_rows,
+    pack,
     plan_untrained,
     update_counts,
     update_parts,
@@ -70,6 +70,7 @@ def build_step(
     oldest_version: int | None = None,
     needs: LossNeeds | None = None,
     prefix_sharing: bool = False,
+    image_tokens: int | None = None,
     clip_shaped: Bounds | None = None,
     skip_groups: Mapping[str, str] | None = None,
 ) -> StepBatch:
@@ -96,6 +97,7 @@ def build_step(
             tokens of every mask it declares, trained or not; the advantage of a token that is not
             trained is 0.
         prefix_sharing: compute what rows begin with in common once; never changes the result.
+        image_tokens: most features of images in one forward pass, as in `within_images`.
         clip_shaped: bounds of what the group baseline leaves of a reward.
         skip_groups: by group id, the reason a filter gave; they are counted under it as
             `batch/rows_dropped/<reason>` and take part in nothing.
@@ -118,6 +120,7 @@ def build_step(
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
+        image_tokens=image_tokens,
     )
     advantages: RowNumbers = final.by_row
     if open_:
@@ -164,6 +167,7 @@ def build_minibatch(
     micro_batch_tokens: int,
     needs: LossNeeds | None = None,
     prefix_sharing: bool = False,
+    image_tokens: int | None = None,
     clip_shaped: Bounds | None = None,
 ) -> PackedBatch | None:
     """One minibatch of the first pass of a step whose other groups have not ended.
@@ -177,6 +181,7 @@ def build_minibatch(
         micro_batch_tokens: likewise.
         needs: likewise.
         prefix_sharing: likewise.
+        image_tokens: likewise.
         clip_shaped: likewise.
 
     Returns:
@@ -206,6 +211,7 @@ def build_minibatch(
         micro_batch_tokens=micro_batch_tokens,
         needs=needs,
         prefix_sharing=prefix_sharing,
+        image_tokens=image_tokens,
     )
     return _build_update(part, advantages, settings, epoch=0) if part else None
 
@@ -263,12 +269,7 @@ def _build_update(
             for row in rollout.computed_rows(settings)
         ]
     return PackedBatch(
-        micro_batches=pack_rows(
-            rows,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            prefix_sharing=settings.prefix_sharing,
-            whole_rollouts=settings.needs.whole_rollouts,
-        ),
+        micro_batches=pack(rows, settings),
         global_tokens=counts.global_tokens,
         global_sequences=counts.global_sequences,
         horizon=counts.horizon,
@@ -288,15 +289,13 @@ def pack_sample(sample: UntrainedSample[CheckedRow], settings: UpdateSettings) -
     """
     assert settings.algorithm.horizon is not None
     return PackedBatch(
-        micro_batches=pack_rows(
+        micro_batches=pack(
             [
                 row.with_numbers(advantages_R=np.zeros(len(row.mask_R)), weight=weight)
                 for unit, weight in sample.units
                 for row in unit
             ],
-            micro_batch_tokens=settings.micro_batch_tokens,
-            prefix_sharing=settings.prefix_sharing,
-            whole_rollouts=settings.needs.whole_rollouts,
+            settings,
         ),
         global_tokens=sample.global_tokens,
         global_sequences=sample.global_sequences,

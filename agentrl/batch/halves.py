@@ -53,18 +53,54 @@ def halves(micro: MicroBatch) -> tuple[MicroBatch, MicroBatch] | None:
 
     The rows of a rollout stay together: a loss may be one of whole rollouts.
     """
-    rollouts: dict[str, list[int]] = {}
-    for index, key in enumerate(micro.rows):
-        rollouts.setdefault(key.rollout_id, []).append(index)
-    if len(rollouts) < 2:
+    members = _rollouts(micro)
+    if len(members) < 2:
         return None
-    members = list(rollouts.values())
     sizes = [sum(len(tokens_of_path(micro, int(micro.segment_N[r]))) for r in m) for m in members]
     before = np.cumsum(sizes)[:-1]
     index = int(np.abs(before - sum(sizes) / 2).argmin()) + 1
     first = sorted(row for part in members[:index] for row in part)
     second = sorted(row for part in members[index:] for row in part)
     return take_rows(micro, first), take_rows(micro, second)
+
+
+def within_images(
+    micro_batches: Sequence[MicroBatch], image_tokens: int | None
+) -> tuple[MicroBatch, ...]:
+    """The same rollouts in micro-batches whose images have at most so many features.
+
+    An image that several rows show counts once. A rollout of more has a micro-batch to itself.
+
+    Args:
+        micro_batches: packed by tokens.
+        image_tokens: most features of images in a micro-batch; None sets no bound.
+    """
+    if image_tokens is None:
+        return tuple(micro_batches)
+    return tuple(part for micro in micro_batches for part in _parts(micro, image_tokens))
+
+
+def _parts(micro: MicroBatch, image_tokens: int) -> list[MicroBatch]:
+    """A micro-batch as it is, or in several of neighbouring rollouts."""
+    parts: list[list[int]] = []
+    held: dict[str, int] = {}
+    for members in _rollouts(micro):
+        paths = [tokens_of_path(micro, int(micro.segment_N[row])) for row in members]
+        own = {i.span.digest: i.span.features for i in images_among(micro, paths)}
+        if not parts or sum((held | own).values()) > image_tokens:
+            parts.append([])
+            held = {}
+        parts[-1] += members
+        held |= own
+    return [micro] if len(parts) < 2 else [take_rows(micro, sorted(part)) for part in parts]
+
+
+def _rollouts(micro: MicroBatch) -> list[list[int]]:
+    """Rows of each rollout, by index."""
+    found: dict[str, list[int]] = {}
+    for index, key in enumerate(micro.rows):
+        found.setdefault(key.rollout_id, []).append(index)
+    return list(found.values())
 
 
 def _path(micro: MicroBatch, segment: int) -> list[int]:

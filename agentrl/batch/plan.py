@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Generic
 
 from agentrl.batch.denominators import GlobalCounts, count, token_weight
+from agentrl.batch.halves import within_images
 from agentrl.batch.minibatches import minibatch_places, started_rollouts
-from agentrl.batch.records import LossNeeds
+from agentrl.batch.packing import pack_rows
+from agentrl.batch.records import LossNeeds, MicroBatch, Row
 from agentrl.batch.rows import AnyRow
 from agentrl.batch.select import SelectedRollout
 from agentrl.batch.untrained import UntrainedRollout, UntrainedSample, choose_untrained
@@ -35,6 +37,8 @@ class UpdateSettings:
     """Declared by the loss."""
     prefix_sharing: bool
     """Whether rows may share what they begin with."""
+    image_tokens: int | None = None
+    """Most features of images in one forward pass; None sets no bound."""
 
     @property
     def keep_zeros(self) -> bool:
@@ -204,3 +208,18 @@ def plan_untrained(
         needs=settings.needs,
         seed=seed,
     )
+
+
+def pack(rows: Sequence[Row], settings: UpdateSettings) -> tuple[MicroBatch, ...]:
+    """Micro-batches of rows, as the settings bound them.
+
+    Raises:
+        DataError: as `pack_rows`.
+    """
+    packed = pack_rows(
+        rows,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        prefix_sharing=settings.prefix_sharing,
+        whole_rollouts=settings.needs.whole_rollouts,
+    )
+    return within_images(packed, settings.image_tokens)

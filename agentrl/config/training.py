@@ -101,6 +101,9 @@ class TrainSection(FiniteSection):
     """Optimizer updates per pass."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
     """Token budget of one forward and backward pass; never changes the result."""
+    micro_batch_image_tokens: int | None = Field(default=None, ge=1)
+    """Most placeholders of images in such a pass, an image that several rows show counted once; a
+    rollout of more has a pass to itself. Bounds the memory of the vision tower; null does not."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.batch.halves import within_images
 from agentrl.batch.packing import pack_micro_batch, pack_rows, padding_micro_batch, unpack
 from agentrl.batch.prefix import cheapest_runs, path_positions, prefix_tree, tree_tokens
 from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.errors import DataError
+from agentrl.types import ImageSpan
 
 # Two letters and short rows: long common prefixes, equal rows and rows inside rows are all likely.
 ROWS = st.lists(st.lists(st.integers(3, 4), min_size=2, max_size=9), min_size=1, max_size=8)
@@ -167,3 +170,45 @@ def test_segments_that_are_not_depth_first_are_refused():
     for parents in ([-1, 2, 0], [-1, -1, 0], [0, 0, 0]):
         with pytest.raises(DataError, match="depth first"):
             MicroBatch(**{**fields, "parents_S": np.array(parents)})
+
+
+def shown(ids, index, *digests):
+    """A row of `make_row` whose images of two tokens begin at 1, 4, ..."""
+    spans = [
+        ImageSpan(digest=digest, start=1 + 3 * number, tokens=2, grid=(1, 1, 2))
+        for number, digest in enumerate(digests)
+    ]
+    return replace(make_row(ids, index), images=tuple(spans))
+
+
+PICTURED = [5, 9, 9, 6, 9, 9, 7, 8]
+
+
+def test_rows_share_an_image_and_what_follows_only_if_it_is_the_same():
+    """Fails if rows are told apart by ids alone, or a segment ends inside an image."""
+    rows = [shown(PICTURED, 0, "a", "b"), shown(PICTURED, 1, "a", "c"), shown(PICTURED, 2, "c")]
+    micro = pack_micro_batch(rows, prefix_sharing=True)
+    assert sorted(image.span.digest for image in micro.images) == ["a", "b", "c", "c"]
+    # [5] alone is common to all; the first image and what follows it to two.
+    assert sorted(micro.lengths_S.tolist()) == [1, 3, 4, 4, 7]
+    for alone, row in zip(unpack(micro), rows, strict=True):
+        assert alone.input_ids_T.tolist() == PICTURED
+        assert tuple(image.span for image in alone.images) == row.images
+
+
+def test_a_micro_batch_has_images_of_so_many_features():
+    """Fails if a shared image counts twice, or a rollout is lost or split."""
+    rows = [
+        shown(PICTURED, index, *digests)
+        for index, digests in enumerate([("a", "b"), ("a", "c"), ("d",), (), ("e", "f")])
+    ]
+    whole = pack_micro_batch(rows, prefix_sharing=True)
+    assert within_images([whole], None) == (whole,)
+    parts = within_images([whole], 6)
+    assert [[key.row_index for key in part.rows] for part in parts] == [[0, 1], [2, 3, 4]]
+    assert [sorted({i.span.digest for i in part.images}) for part in parts] == [
+        ["a", "b", "c"],
+        ["d", "e", "f"],
+    ]
+    alone = within_images([whole], 1)
+    assert [len(part.rows) for part in alone] == [1, 1, 1, 1, 1]

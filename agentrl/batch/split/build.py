@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from agentrl.batch.packing import pack_rows
+from agentrl.batch.plan import pack
 from agentrl.batch.records import MicroBatch, PackedBatch, Row, RowKey, RowNumbers, StepBatch
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.split.outline import CheckedRows, OutlinedRow
@@ -118,13 +118,7 @@ class _Rows:
 
     def packed(self, rows: list[Row]) -> tuple[MicroBatch, ...]:
         """Micro-batches of some rows."""
-        settings = self._plan.settings
-        return pack_rows(
-            rows,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            prefix_sharing=settings.prefix_sharing,
-            whole_rollouts=settings.needs.whole_rollouts,
-        )
+        return pack(rows, self._plan.settings)
 
     def _found(self, outlined: OutlinedRow) -> CheckedRow:
         key = outlined.key

@@ -92,6 +92,7 @@ def plan_step(
     oldest_version: int | None = None,
     needs: LossNeeds | None = None,
     prefix_sharing: bool = False,
+    image_tokens: int | None = None,
     clip_shaped: Bounds | None = None,
     skip_groups: Mapping[str, str] | None = None,
 ) -> StepPlan:
@@ -110,6 +111,7 @@ def plan_step(
         oldest_version: likewise.
         needs: likewise.
         prefix_sharing: likewise.
+        image_tokens: likewise.
         clip_shaped: likewise.
         skip_groups: likewise.
 
@@ -123,6 +125,7 @@ def plan_step(
         micro_batch_tokens=micro_batch_tokens,
         needs=needs or LossNeeds(),
         prefix_sharing=prefix_sharing,
+        image_tokens=image_tokens,
     )
     selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
     advantages: dict[str, float] = {}

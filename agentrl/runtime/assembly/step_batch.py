@@ -218,6 +218,7 @@ class StepMaker:
             micro_batch_tokens=self._train.micro_batch_tokens,
             needs=self._needs,
             prefix_sharing=self._train.prefix_sharing,
+            image_tokens=self._train.micro_batch_image_tokens,
             clip_shaped=self._clip_shaped,
         )
 
@@ -266,6 +267,7 @@ class StepMaker:
             "oldest_version": self._oldest_unmasked(step),
             "needs": self._needs,
             "prefix_sharing": train.prefix_sharing,
+            "image_tokens": train.micro_batch_image_tokens,
             "clip_shaped": self._clip_shaped,
         }
 

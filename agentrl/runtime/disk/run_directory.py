@@ -81,6 +81,7 @@ _MAY_CHANGE = (
     "train.steps",
     "train.max_minutes",
     "train.micro_batch_tokens",
+    "train.micro_batch_image_tokens",
     "train.lora.sync",
     "train.backend",
     "train.prefix_sharing",

@@ -7,9 +7,10 @@ resumed process has the same updates without being told.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.batch.examples import Example, likelihood_update, pair_update, score_update
+from agentrl.batch.halves import within_images
 from agentrl.batch.records import PackedBatch
 from agentrl.batch.update_terms import (
     Mismatch,
@@ -144,9 +145,11 @@ def make_update(config: FitConfig, examples: Sequence[Example]) -> PackedBatch:
     train, objective = config.train, config.objective
     tokens, sharing = train.micro_batch_tokens, train.prefix_sharing
     if objective.kind == "sft":
-        return likelihood_update(
+        update = likelihood_update(
             examples, mode=objective.loss_agg_mode, horizon=objective.horizon,
             micro_batch_tokens=tokens, prefix_sharing=sharing,
         )  # fmt: skip
+        parts = within_images(update.micro_batches, train.micro_batch_image_tokens)
+        return replace(update, micro_batches=parts)
     make = pair_update if objective.kind == "dpo" else score_update
     return make(examples, micro_batch_tokens=tokens, prefix_sharing=sharing)
