@@ -28,7 +28,10 @@ async def test_a_worker_shows_images_to_the_engine_of_a_rank_that_trains_on_them
     checkpoint("qwen2_vl", tmp_path / "model")
     (tmp_path / "long.py").write_text(REWARD)
     (tmp_path / "nothing.py").write_text(BACKEND)
-    sections = settings(tmp_path) | {"runtime": {"kind": "ray"}}
+    sections = settings(tmp_path) | {
+        "runtime": {"kind": "ray"},
+        "algorithm": {"preset": "ppo", "kl_coef": 0.01},
+    }
     config = RunConfig.model_validate(sections)
     run = tmp_path / "runs" / "seeing"
     run.mkdir(parents=True)

@@ -76,7 +76,7 @@ def make_trainer(
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_critic(_critic_section(config.critic, base), began),
+            load_critic(_critic_section(config.critic, base), began, images=reader),
             section=config.critic,
             train=config.train,
             gradient_checkpointing=config.model.gradient_checkpointing,

@@ -31,12 +31,6 @@ def check_seeing(config: RunConfig) -> None:
         ("runtime.kind", config.runtime.kind, "local", near),
         ("runtime.worker_processes", workers, 0, not workers),
         ("serving.engine", config.serving.engine, "embedded", embedded),
-        (
-            "algorithm (with a critic)",
-            "a critic",
-            "none",
-            not config.resolved_algorithm().needs_values,
-        ),
     ]
     _refuse(config.model.path, wanted)
 

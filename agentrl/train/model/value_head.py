@@ -29,6 +29,8 @@ from agentrl.train.model.pretrained import (
     pick_device,
     quickstart_checkpoint,
 )
+from agentrl.vision.families import family_of
+from agentrl.vision.reader import VisionReader, attach_reader, reader_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class ValueModel(nn.Module):
         """
         super().__init__()
         param = next(body.parameters())
-        width = body.config.hidden_size if head is None else head.in_features
+        width = body.config.get_text_config().hidden_size if head is None else head.in_features
         if head is not None and head.out_features != outputs:
             raise ConfigError(
                 f"the head of the checkpoint has {head.out_features} outputs, expected {outputs}; "
@@ -130,6 +132,15 @@ class ValueModel(nn.Module):
         """Of the body: the names of its layers, as `transformers` models have them."""
         return getattr(self.body, "_no_split_modules", None)
 
+    @property
+    def agentrl_images(self) -> VisionReader | None:
+        """Reader of the images that the body sees; None for a body that reads text only."""
+        return reader_of(self.body)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the body, as `transformers` models have it."""
+        return self.body.get_input_embeddings()
+
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """As `transformers` models have it."""
         self.body.gradient_checkpointing_enable(*args, **kwargs)
@@ -147,7 +158,9 @@ class ValueModel(nn.Module):
         return found_RO[:, 0] if shape[1] == 1 else found_RO
 
 
-def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
+def load_critic(
+    critic: CriticSection, model: ModelSection, *, images: VisionReader | None = None
+) -> ValueModel:
     """The critic that a run begins with: `load_value_model`, in the unit of the reward.
 
     Where `reward_scale.json` is beside a reward model, RL uses (r / T - mean) / std, and the head
@@ -157,13 +170,22 @@ def load_critic(critic: CriticSection, model: ModelSection) -> ValueModel:
     Args:
         critic: where it begins.
         model: the policy, for what `critic` does not say.
+        images: of the policy, whose images the critic reads, too; None for a model of text.
 
     Raises:
-        ConfigError: as `load_value_model` and `add_adapters`.
+        ConfigError: as `load_value_model` and `add_adapters`, or a critic that cannot read images.
         DataError: the scale cannot be read.
     """
     path = critic.path or model.path
     made = _in_reward_unit(critic, model, path)
+    if images is not None:
+        config = made.body.config
+        if family_of(config, path=path) is not images.family:
+            raise ConfigError(
+                f"critic.path {path!r} is a {config.model_type!r}, which reads no images as the "
+                f"policy does; give a model of the family {images.family.name}, or leave it out"
+            )
+        attach_reader(made.body, images)
     if critic.lora is not None:
         add_adapters(made.body, critic.lora, base=path, key="critic.lora")
     return made
