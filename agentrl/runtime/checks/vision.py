@@ -31,6 +31,7 @@ def check_seeing(config: RunConfig) -> None:
         ("runtime.kind", config.runtime.kind, "local", near),
         ("runtime.worker_processes", workers, 0, not workers),
         ("serving.engine", config.serving.engine, "embedded", embedded),
+        ("algorithm.distill", "a teacher", "null", config.algorithm.distill is None),
     ]
     _refuse(config.model.path, wanted)
 
