@@ -75,7 +75,7 @@ def refuse_images(name: str, images: Sequence[ImageSpan]) -> None:
     if images:
         raise EngineRefused(
             f"engine {name} reads text only, and the prompt has {len(images)} images; images are "
-            "read by serving.engine: embedded"
+            "read by the embedded engine and by vLLM servers of a vision-language model"
         )
 
 

@@ -119,6 +119,7 @@ async def open_stages(
                 lambda url: require_server(config, url, backend=backend),
                 backend=backend,
                 note=progress.note,
+                pictures=policy.engines.pictures,
             ):
                 yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
 

@@ -43,6 +43,8 @@ class VisionFamily:
     """Tensors of the image processor that `features` reads."""
     options: Mapping[str, Any]
     """Settings with which the image processor is called."""
+    markers: tuple[int, int] = (0, 0)
+    """Tokens of an image before its first placeholder and behind its last one."""
     multi_axis_rope: bool = False
     """Whether tokens of an image have positions by frame, row and column (m-rope)."""
 
@@ -152,6 +154,7 @@ _TILED = VisionFamily(
     tower="vision_model",
     inputs=("pixel_values", "pixel_attention_mask"),
     options={"return_row_col_info": True},
+    markers=(2, 1),
 )
 FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": _QWEN_VL,

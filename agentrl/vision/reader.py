@@ -8,6 +8,7 @@ the same images one after the other.
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ KEPT_BYTES = 64 * 2**20
 """Pixels that are remembered."""
 _BLANK_SIZE = (32, 32)
 _SPLITS = "do_image_splitting"
+_SETTINGS = "processor_config.json"
 _PROBE_SIZES = ((48, 32), (90, 56), (40, 120))
 
 
@@ -49,9 +51,22 @@ class VisionReader:
     """The `ImageReader` of a model. Its methods may be called from several threads."""
 
     def __init__(
-        self, *, family: VisionFamily, processor: Any, config: Any, tokenizer: Any
+        self,
+        *,
+        family: VisionFamily,
+        processor: Any,
+        config: Any,
+        tokenizer: Any,
+        settings: bytes | None = None,
     ) -> None:
         """Take the image processor of a model.
+
+        Args:
+            family: of the model.
+            processor: of the checkpoint.
+            config: of the model.
+            tokenizer: of the model.
+            settings: `processor_config.json` of the checkpoint, if it has one.
 
         Raises:
             ConfigError: the tokenizer does not know the family's token of images.
@@ -69,6 +84,7 @@ class VisionReader:
         """Folder of the run; None until the run is opened."""
         self._processor = processor
         self._config = config
+        self._settings = settings
         self._kept: OrderedDict[str, ReadImage] = OrderedDict()
         self._kept_bytes = 0
         self._probes: set[str] = set()
@@ -106,6 +122,22 @@ class VisionReader:
         self._probes.update(image.digest for image in made)
         return made
 
+    @property
+    def markers(self) -> tuple[int, int]:
+        """Tokens of an image before its first placeholder and behind its last one."""
+        return self.family.markers
+
+    def png(self, digest: str) -> bytes:
+        """The picture of an image as a file, with the pixels that `pixels` are made of.
+
+        Raises:
+            DataError: its file is not in the folder of the run.
+        """
+        buffer = io.BytesIO()
+        # Fast to write: it is sent once.
+        self._picture(digest, None).save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
+
     def pixels(self, digest: str) -> Mapping[str, Tensor]:
         """The tensors of one image, by their names in the image processor.
 
@@ -131,17 +163,16 @@ class VisionReader:
     def save(self, folder: Path) -> None:
         """Write the settings of the image processor beside weights and tokenizer."""
         self._processor.save_pretrained(folder)
+        if self._settings is not None:
+            # Servers expand images by it: without it they take the tokens of a tile for 169.
+            (folder / _SETTINGS).write_bytes(self._settings)
 
     def _read(self, digest: str, data: bytes | None) -> ReadImage:
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return kept
-        if data is None:
-            if self.folder is None:
-                raise DataError(f"image {digest} was asked for before the run gave its folder")
-            data = self.folder.data(digest)
-        read = self._process(decode_image(data, what=f"image {digest[:8]}"))
+        read = self._process(self._picture(digest, data))
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = read
@@ -156,6 +187,13 @@ class VisionReader:
         return self._processor(
             images=[picture], return_tensors="pt", **self.family.options, **options
         )
+
+    def _picture(self, digest: str, data: bytes | None) -> Any:
+        if data is None:
+            if self.folder is None:
+                raise DataError(f"image {digest} was asked for before the run gave its folder")
+            data = self.folder.data(digest)
+        return decode_image(data, what=f"image {digest[:8]}")
 
     def _process(self, picture: Any) -> ReadImage:
         family = self.family
@@ -204,7 +242,25 @@ def load_reader(source: str, tokenizer: Any) -> VisionReader | None:
             f"model.path {source!r} reads images, but its image processor "
             f"(preprocessor_config.json) cannot be loaded: {error}"
         ) from None
-    return VisionReader(family=family, processor=processor, config=config, tokenizer=tokenizer)
+    return VisionReader(
+        family=family,
+        processor=processor,
+        config=config,
+        tokenizer=tokenizer,
+        settings=_settings_of(source),
+    )
+
+
+def _settings_of(source: str) -> bytes | None:
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        source,
+        _SETTINGS,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found).read_bytes()
 
 
 def attach_reader(model: Any, reader: VisionReader) -> None:

@@ -182,7 +182,7 @@ _SMOLVLM_SPECIALS = [
 @cache
 def seeing_tokenizer(name: str) -> Any:
     """The tokenizer of a vision-language family, as `model` makes those of language models."""
-    if name == "smolvlm":
+    if name in ("smolvlm", "idefics3"):
         return _wrap(
             _byte_level(_SMOLVLM_SPECIALS),
             "smolvlm",

@@ -103,13 +103,13 @@ def transfer_backend() -> str | None:
     return "agentrl" if "agentrl" in plugins.names else None
 
 
-def tiny_command(model_dir: Path) -> ServerCommand:
+def tiny_command(model_dir: Path, *, context: int = CONTEXT) -> ServerCommand:
     """How the tiny server is started."""
     section = VllmServing(max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25)
     command = server_command(
         section,
         model_path=model_dir,
-        max_context_tokens=CONTEXT,
+        max_context_tokens=context,
         dtype="float32",
         replicas=2,
         weight_transfer=transfer_backend(),

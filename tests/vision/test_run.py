@@ -135,9 +135,11 @@ async def learned_from(expert: Path, run: Path, base: Path) -> None:
 def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None:
     config = settings(tmp_path)
     config["serving"] = {"engine": "vllm"}
+    config["train"]["lora"] = {"rank": 2}
+    del config["train"]["freeze"]
     config["runtime"] = {"kind": "ray"}
     with pytest.raises(ConfigError) as refused:
         check_seeing(RunConfig.model_validate(config))
     assert "runtime.kind: local (got ray)" in str(refused.value)
-    assert "serving.engine: embedded (got vllm)" in str(refused.value)
+    assert "train.lora.sync: merged (got adapters)" in str(refused.value)
     check_seeing(RunConfig.model_validate(settings(tmp_path)))

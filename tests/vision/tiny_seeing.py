@@ -6,6 +6,7 @@ Tokenizers have the special tokens and the templates of the families. Image proc
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from PIL import Image as pil
 from transformers import (
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -23,6 +26,7 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -46,12 +50,13 @@ _TEXT = {
 }
 
 
+_TILED = {"smolvlm": SmolVLMImageProcessorPil, "idefics3": Idefics3ImageProcessorPil}
+
+
 def processor(name: str) -> Any:
     """The image processor of a family; images have at most 24 features, or 5 tiles of 4."""
-    if name == "smolvlm":
-        return SmolVLMImageProcessorPil(
-            size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
-        )
+    if name in _TILED:
+        return _TILED[name](size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
     patch = 16 if name == "qwen3_vl" else 14
     least = (2 * patch) ** 2
     return Qwen2VLImageProcessorPil(min_pixels=least, max_pixels=least * 24, patch_size=patch)
@@ -62,7 +67,10 @@ def config(name: str) -> Any:
     tokenizer = seeing_tokenizer(name)
     vocab = tokenizer.get_vocab()
     text = {**_TEXT, "vocab_size": len(tokenizer)}
-    if name == "smolvlm":
+    if name in _TILED:
+        if name == "idefics3":
+            # The attention of a vLLM server on a CPU begins at heads of 32.
+            text |= {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
         vision = {
             "hidden_size": 16,
             "intermediate_size": 32,
@@ -71,7 +79,8 @@ def config(name: str) -> Any:
             "image_size": 64,
             "patch_size": 16,
         }
-        return SmolVLMConfig(
+        made = SmolVLMConfig if name == "smolvlm" else Idefics3Config
+        return made(
             text_config={"model_type": "llama", **text},
             vision_config=vision,
             scale_factor=2,
@@ -119,6 +128,7 @@ _CLASSES = {
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
+    "idefics3": Idefics3ForConditionalGeneration,
 }
 
 
@@ -131,6 +141,9 @@ def _weights(name: str) -> Any:
             # Large enough that pixels and positions show in every log-probability.
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.3 if parameter.shape[-1] <= 64 else 0.05)
+        if name == "idefics3":
+            # A vLLM server takes no prompt in which the model has sampled a placeholder itself.
+            model.lm_head.weight[model.config.image_token_id] = 0.0
     return model
 
 
@@ -165,6 +178,9 @@ def checkpoint(name: str, folder: Path) -> Path:
     model_of(name).save_pretrained(folder)
     seeing_tokenizer(name).save_pretrained(folder)
     processor(name).save_pretrained(folder)
+    if name in _TILED:
+        settings = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+        (folder / "processor_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -39,6 +39,7 @@ from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 if TYPE_CHECKING:
     from agentrl.serving.connect import Transport
     from agentrl.serving.vllm.launcher import VllmServer
+    from agentrl.serving.vllm.pictures import PictureSource
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class OpenEngines:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     transport: Transport = "auto"
     """Transport of turns to servers, as in `serving.transport`."""
+    pictures: PictureSource | None = None
+    """Images of the run, for servers that join it."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
 
@@ -84,6 +87,7 @@ async def open_engines(
     logs: Path,
     version: int,
     note: Callable[[str], None],
+    pictures: PictureSource | None = None,
 ) -> AsyncIterator[OpenEngines]:
     """Start the engines of a config, or connect to those that run, and end what was started.
 
@@ -98,6 +102,7 @@ async def open_engines(
         logs: folder for the servers' output.
         version: of the embedded engine's weights, or of those that the servers load.
         note: called with each line for the user.
+        pictures: images of the run, which servers are sent; the embedded engine has its own.
 
     Raises:
         ConfigError: the section cannot work here.
@@ -106,7 +111,7 @@ async def open_engines(
     if section.engine == "embedded":
         opened = _embedded(section, model, version, max_context_tokens, wait_s)
     elif section.engine == "external":
-        opened = await _connected(section, version, max_context_tokens, wait_s)
+        opened = await _connected(section, version, max_context_tokens, wait_s, pictures)
     else:
         secret = secrets.token_hex(16)
         commands = server_commands(
@@ -122,6 +127,7 @@ async def open_engines(
             transport=section.transport,
             start_version=version,
             max_context_tokens=max_context_tokens,
+            pictures=pictures,
         )
         async with _launched(section, commands, connect, wait_s, logs, note) as launched:
             yield launched
@@ -148,7 +154,11 @@ def _embedded(
 
 
 async def _connected(
-    section: ExternalServing, version: int, max_context_tokens: int, wait_s: float
+    section: ExternalServing,
+    version: int,
+    max_context_tokens: int,
+    wait_s: float,
+    pictures: PictureSource | None,
 ) -> OpenEngines:
 
     engines = await connected(
@@ -160,6 +170,7 @@ async def _connected(
             # What an earlier run left there has a number of that run, often a larger one.
             adopt=version == UNKNOWN_VERSION,
             max_context_tokens=max_context_tokens,
+            pictures=pictures,
         )
         for index, url in enumerate(section.urls)
     )
@@ -170,6 +181,7 @@ async def _connected(
         text=f"{len(engines)} vLLM servers that run already",
         wait_s=wait_s,
         transport=section.transport,
+        pictures=pictures,
     )
 
 
@@ -204,6 +216,7 @@ async def _launched(
                 text=f"{len(servers)} vLLM servers on this machine",
                 wait_s=wait_s,
                 transport=connect.transport,
+                pictures=connect.pictures,
                 secret=connect.secret,
             )
     finally:
@@ -222,6 +235,8 @@ class ServerConnection:
     """Version of the weights that they load."""
     max_context_tokens: int
     """Context limit, as in `rollout`."""
+    pictures: PictureSource | None = None
+    """Images of the run."""
 
 
 class _OwnServer:
@@ -247,6 +262,7 @@ class _OwnServer:
             transport=self._connection.transport,
             start_version=self._connection.start_version,
             max_context_tokens=self._connection.max_context_tokens,
+            pictures=self._connection.pictures,
         )
 
 

@@ -14,6 +14,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agentrl.config import RunConfig
@@ -33,6 +34,9 @@ from agentrl.runtime.disk.server_requests import (
 from agentrl.serving.client import TokenClient
 from agentrl.serving.connect import connect_engine
 from agentrl.serving.vllm import VllmEngine
+
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.pictures import PictureSource
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +222,7 @@ async def live_servers(
     *,
     backend: str,
     note: Callable[[str], None],
+    pictures: PictureSource | None = None,
 ) -> AsyncIterator[None]:
     """Let servers join and leave a run in this process until the block ends.
 
@@ -228,6 +233,7 @@ async def live_servers(
         check: raises for a server that the run cannot use.
         backend: by which weights reach the engines.
         note: called with each line for the user.
+        pictures: images of the run, for servers of a model that reads them.
     """
     section = config.serving
     if section.engine == "embedded":
@@ -243,6 +249,7 @@ async def live_servers(
             start_version=UNKNOWN_VERSION,
             adopt=True,
             max_context_tokens=config.rollout.max_context_tokens,
+            pictures=pictures,
         )
 
     servers = LiveServers(

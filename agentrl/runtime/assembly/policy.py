@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
+    from agentrl.vision.reader import VisionReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ async def open_policy(
             else model_source(config.model, path=model_path)
         )
         pretrained, tokenizer = await _load(config, source, model_path=model_path, train=train)
-        reader = None if pretrained is None else pretrained.images
+        reader = _reader(pretrained, source, tokenizer)
         open_images(config, reader, images or logs / "images")
         engines = await stack.enter_async_context(
             open_engines(
@@ -120,6 +121,7 @@ async def open_policy(
                 logs=logs,
                 version=loaded,
                 note=note,
+                pictures=reader,
             )
         )
         if here is not None:
@@ -246,6 +248,13 @@ async def _open_children(
             reward_models=opened.workers,
             news=opened.news,
         )
+
+
+def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> VisionReader | None:
+    """The image processor of the model, also where the model itself is with servers only."""
+    from agentrl.vision.reader import load_reader
+
+    return load_reader(source, tokenizer) if pretrained is None else pretrained.images
 
 
 async def _load(

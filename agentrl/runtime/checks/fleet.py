@@ -238,7 +238,7 @@ async def _strangers(
 def _vocabulary(section: ModelSection) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(model_source(section)).vocab_size)
+    return int(AutoConfig.from_pretrained(model_source(section)).get_text_config().vocab_size)
 
 
 async def cluster(config: RunConfig) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentrl.engine import EngineHealth, refuse_images
+from agentrl.engine import EngineHealth
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.lean.client import LeanEngine
 from agentrl.serving.lean.frames import PROTOCOL
@@ -62,7 +62,9 @@ class VllmLeanEngine(VllmEngine):
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `Generator.generate`. Cancelling it ends the request at the server."""
-        refuse_images(self.name, images)
+        if images:
+            # A lean frame holds ids alone.
+            return await super().generate(prompt_ids, sampling, session_id, images)
         self._must_be_fit()
         if not self._connected:
             await self.connect()

@@ -25,8 +25,9 @@ from typing import Any, Literal
 from agentrl.engine import LONGEST_TURN_S, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.serving.member import WATCH_SESSION
-from agentrl.serving.vllm.http import Http, accept
+from agentrl.serving.vllm.http import Http, HttpAnswer, accept
 from agentrl.serving.vllm.metrics import keeps_prefixes, read_metrics
+from agentrl.serving.vllm.pictures import PictureSource, PromptPictures, misses_image
 from agentrl.serving.vllm.sockets import NoDescriptor, connection_of_turn
 from agentrl.serving.vllm.update import prepare, stage, update
 from agentrl.serving.vllm.wire import (
@@ -66,6 +67,7 @@ class VllmEngine(Engine):
         turn_limit_s: float = LONGEST_TURN_S,
         control_limit_s: float = 600.0,
         probe_limit_s: float = 10.0,
+        pictures: PictureSource | None = None,
     ) -> None:
         """Take the server; nothing is sent before `connect` or the first request.
 
@@ -81,6 +83,7 @@ class VllmEngine(Engine):
                 earlier, by `rollout.turn_limit_s`.
             control_limit_s: seconds for a pause, an update or another change.
             probe_limit_s: seconds for each question of `health`.
+            pictures: the images of a run whose model reads images.
         """
         self.name = name or url
         self.model = model
@@ -92,6 +95,7 @@ class VllmEngine(Engine):
         self._turn_limit_s = turn_limit_s
         self._control_limit_s = control_limit_s
         self._probe_limit_s = probe_limit_s
+        self._pictures = None if pictures is None else PromptPictures(pictures)
         self._version = start_version
         self._connected = False
         self._keeps_prefixes = False
@@ -159,7 +163,9 @@ class VllmEngine(Engine):
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
         """See `agentrl.engine.Generator.generate`. Cancelling it ends the request at the server."""
-        refuse_images(self.name, images)
+        pictures = self._pictures
+        if pictures is None:
+            refuse_images(self.name, images)
         self._must_be_fit()
         if not self._connected:
             await self.connect()
@@ -171,17 +177,24 @@ class VllmEngine(Engine):
                 f"request of session {session_id!r}: {len(prompt_ids)} prompt tokens and "
                 f"max_tokens {sampling.max_tokens} do not fit a context of {context}"
             )
-        body = generate_body(prompt_ids, sampling, model=self.model, max_tokens=limit)
         aborts = self._aborts
         self._in_flight += 1
         try:
             # A question must not wait behind the very turns whose engine it is about.
             question = session_id == WATCH_SESSION
             async with nullcontext() if question else connection_of_turn():
-                answer = await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
+                if pictures is None or not images:
+                    body = generate_body(prompt_ids, sampling, model=self.model, max_tokens=limit)
+                    answer = await self._send_turn(body)
+                else:
+                    answer = await self._show(
+                        pictures, prompt_ids, sampling, images, session_id, max_tokens=limit
+                    )
         finally:
             self._in_flight -= 1
         accept(answer, self._turn)
+        if pictures is not None and images:
+            pictures.check(answer.body, prompt_ids, images, session_id)
         generation = read_generation(answer.body, sampling, start_version=self.start_version)
         if self._keeps_prefixes and not self.reports_cached:
             self.reports_cached = says_cached(answer.body)
@@ -190,6 +203,36 @@ class VllmEngine(Engine):
             # Another client of this server may have brought newer weights.
             self._version = max(self._version, generation.policy_versions[-1])
         return generation
+
+    async def _send_turn(self, body: bytes) -> HttpAnswer:
+        return await self._http.send("POST", GENERATE, body, limit_s=self._turn_limit_s)
+
+    async def _show(
+        self,
+        pictures: PromptPictures,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        images: Sequence[ImageSpan],
+        session_id: str,
+        *,
+        max_tokens: int,
+    ) -> HttpAnswer:
+        """Send a turn with images; again, with all files, if the server has dropped one."""
+        ids = pictures.collapsed(prompt_ids, images, session_id)
+        whole = False
+        while True:
+            if whole or not pictures.all_known(images):
+                # Decoding images here would hold up the turns of other rollouts.
+                parts = await asyncio.to_thread(pictures.parts, images, whole=whole)
+            else:
+                parts = pictures.parts(images, whole=False)
+            answer = await self._send_turn(
+                generate_body(ids, sampling, model=self.model, max_tokens=max_tokens, images=parts)
+            )
+            # Such a request was turned away before anything was sampled.
+            if whole or answer.status == 200 or not misses_image(answer.body):
+                return answer
+            whole = True
 
     def _check_whole(self, generation: Generation, session_id: str, aborts: int) -> None:
         """Raise for a turn that the server aborted unasked: it is lost with its server."""
@@ -264,7 +307,7 @@ class VllmEngine(Engine):
                 )
             done, self._updating = False, True
             try:
-                await update(self._ask, ticket)
+                await update(self._ask, ticket, sees=self._pictures is not None)
                 done = True
             finally:
                 self._updating = False

@@ -77,8 +77,13 @@ async def stage(ask: Ask, ticket: WeightTicket) -> None:
         call = {"method": "staged_weights"}
 
 
-async def update(ask: Ask, ticket: WeightTicket) -> None:
+async def update(ask: Ask, ticket: WeightTicket, *, sees: bool = False) -> None:
     """From the first tensor to an empty cache. The server is paused.
+
+    Args:
+        ask: sends a request to the server.
+        ticket: which weights.
+        sees: whether the model reads images, so that features of the older weights must go, too.
 
     Raises:
         SyncError: it failed somewhere; the server's weights may be torn.
@@ -89,6 +94,8 @@ async def update(ask: Ask, ticket: WeightTicket) -> None:
         reset = await ask("POST", "/reset_prefix_cache?reset_running_requests=true")
         if not reset.get("success"):
             raise SyncError(f"the server could not empty its prefix cache: {reset}")
+        if sees:
+            await ask("POST", "/reset_encoder_cache")
         await ask("POST", "/update_weight_version", {"new_version": str(ticket.version)})
     except EngineError as error:
         raise _explained(error, ticket.backend) from None

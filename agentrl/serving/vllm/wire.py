@@ -41,9 +41,22 @@ _FINISH = {
 
 
 def generate_body(
-    prompt_ids: Sequence[int], sampling: SamplingParams, *, model: str, max_tokens: int
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    model: str,
+    max_tokens: int,
+    images: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """One turn as JSON; `max_tokens` is what the context leaves of `sampling.max_tokens`."""
+    """One turn as JSON.
+
+    Args:
+        prompt_ids: with one placeholder for each image.
+        sampling: how to sample.
+        model: name of it at the server.
+        max_tokens: what the context leaves of `sampling.max_tokens`.
+        images: as `pictures.PromptPictures.parts`.
+    """
     ids = prompt_ids if isinstance(prompt_ids, list | tuple) else list(prompt_ids)
     parameters = {
         **_NEUTRAL,
@@ -53,7 +66,10 @@ def generate_body(
         "seed": sampling.seed,
         "stop_token_ids": sampling.stop_token_ids,
     }
-    return orjson.dumps({"model": model, "token_ids": ids, "sampling_params": parameters})
+    body: dict[str, Any] = {"model": model, "token_ids": ids, "sampling_params": parameters}
+    if images:
+        body |= {"content_parts": images, "return_token_ids": True}
+    return orjson.dumps(body)
 
 
 TORN = "torn"
