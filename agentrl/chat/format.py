@@ -41,6 +41,8 @@ class ChatFormat(ABC):
     """The same as text, its look-alikes split."""
     reasoning_prefilled: bool = False
     """Whether the generation prompt opens a `<think>` block that the model closes."""
+    reads_images: bool = False
+    """Whether messages may show images."""
     findings: Sequence[Finding] = ()
     """What appending turns does not keep of the template; plain turns it does keep."""
 
@@ -211,6 +213,7 @@ class TemplateChat(ChatFormat):
         self.findings = tuple(findings)
         self.reasoning_prefilled = boundaries.generation.rstrip().endswith("<think>")
         self._template = template
+        self.reads_images = template.images is not None
         self._refused = {item.name: item for item in findings if item.status is Status.FAIL}
         self._warned_tools = False
         self._writer: TurnWriter | None = None

@@ -37,7 +37,9 @@ class _KnownItem:
 class KnownParts:
     """Bodies, items, tools and messages that a session has read before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees: bool = False) -> None:
+        self.sees = sees
+        """Whether the model of the session reads images."""
         self.bodies = BodyReader()
         """Reads the bodies of its requests."""
         self._heard: dict[int, HeardMessage] = {}

@@ -24,6 +24,7 @@ from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.session_record import SessionRecord
 from agentrl.gateway.side_model import SideCalls, SideModel
+from agentrl.images import without_pictures
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.guard import bounded_turn
@@ -80,7 +81,7 @@ class GatewaySession(SessionRecord):
         super().__init__(side_calls=side_calls)
         self.secret = secrets.token_urlsafe(24)
         """Names the session in a path, a header or as an API key."""
-        self.known = KnownParts()
+        self.known = KnownParts(sees=parts.chat.reads_images)
         """What was read of its requests."""
         self.limit: Reached | None = None
         """Limit of the rollout that turned a request away; None if none has."""
@@ -304,7 +305,7 @@ class GatewaySession(SessionRecord):
         self._begin_wait()
         try:
             said = await model.turn(
-                request.messages,
+                [without_pictures(message) for message in request.messages],
                 tools=[tool.schema() for tool in tools],
                 max_tokens=request.max_tokens,
                 stop=request.stop,
@@ -413,6 +414,7 @@ class GatewaySession(SessionRecord):
                 sampling,
                 self._session_id,
                 limit_s=parts.limits.turn_limit_s,
+                images=node.path_images(),
             )
         except RolloutEnded as end:
             self.failure = end.reached

@@ -1,7 +1,14 @@
 """Pictures of environments and tools as records, and the folder of a run that keeps their files."""
 
 from agentrl.images.folder import ImageFolder
-from agentrl.images.marks import ExpandedImage, message, placed, without_images, words
+from agentrl.images.marks import (
+    ExpandedImage,
+    message,
+    placed,
+    without_images,
+    without_pictures,
+    words,
+)
 from agentrl.images.reading import decode_image, read_image
 
 __all__ = [
@@ -12,5 +19,6 @@ __all__ = [
     "placed",
     "read_image",
     "without_images",
+    "without_pictures",
     "words",
 ]

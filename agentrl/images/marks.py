@@ -95,6 +95,13 @@ def words(text: str, images: Sequence[Image]) -> str:
     return first + "".join(label + part for label, part in zip(labels, rest, strict=True))
 
 
+def without_pictures(message: Message) -> Message:
+    """A message as a reader of text only is given it, with words for its images."""
+    if not message.images:
+        return message
+    return replace(message, content=words(message.content, message.images), images=())
+
+
 def without_images(results: Iterable[ToolResult]) -> tuple[ToolResult, ...]:
     """Tool results as they are recorded: the bytes of their images stay in the image folder."""
     return tuple(

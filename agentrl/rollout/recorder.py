@@ -92,8 +92,7 @@ class Recorder:
         self.response_tokens = 0
         """Response positions of all rows."""
         self._open: _OpenTurn | None = None
-        self.start_row(prompt_ids, temperature=temperature)
-        self._row.images.extend(images)
+        self.start_row(prompt_ids, temperature=temperature, images=images)
 
     @property
     def ids(self) -> list[int]:
@@ -110,19 +109,26 @@ class Recorder:
         """Of the row that grows."""
         return self._row.temperature
 
-    def start_row(self, prompt_ids: Sequence[int] | None = None, *, temperature: float) -> None:
+    def start_row(
+        self,
+        prompt_ids: Sequence[int] | None = None,
+        *,
+        temperature: float,
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
         """Go on in a new row of the same rollout.
 
         Args:
             prompt_ids: the rewritten history; None keeps the present one, for a row that differs
                 in the temperature only.
             temperature: of the action tokens to come.
+            images: among `prompt_ids`.
         """
         self._close_turn(None)
         ids = list(self._row.ids if prompt_ids is None else prompt_ids)
-        images = list(self._row.images) if prompt_ids is None else []
+        kept = list(self._row.images if prompt_ids is None else images)
         self._row = RecordedRow(
-            ids=ids, prompt_length=len(ids), temperature=temperature, images=images
+            ids=ids, prompt_length=len(ids), temperature=temperature, images=kept
         )
         self.rows.append(self._row)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl.gateway.known import KnownParts
@@ -13,10 +14,10 @@ from agentrl.gateway.wires.fields import (
     flag_at,
     function_tool,
     list_at,
+    message_of,
     object_in,
     one_answer,
     stops_at,
-    text_of,
     tokens_at,
     written_arguments,
     wrong,
@@ -49,7 +50,11 @@ class ChatWire(Wire):
         choice = body.get("tool_choice")
         usage = body.get("stream_options")
         return TurnRequest(
-            messages=tuple(known.messages(list_at(body, "messages"), _messages, "messages[{}]")),
+            messages=tuple(
+                known.messages(
+                    list_at(body, "messages"), partial(_messages, sees=known.sees), "messages[{}]"
+                )
+            ),
             tools=known.tools(list_at(body, "tools"), lambda: _tools(body)),
             calls=choice != "none",
             parallel=flag_at(body, "parallel_tool_calls", default=True),
@@ -114,20 +119,22 @@ class ChatWire(Wire):
         return openai_error(refused)
 
 
-def _messages(item: Any, where: str) -> Iterator[Message]:
-    yield _message(object_in(item, where), where)
+def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
+    yield _message(object_in(item, where), where, sees=sees)
 
 
-def _message(item: Mapping[str, Any], where: str) -> Message:
+def _message(item: Mapping[str, Any], where: str, *, sees: bool) -> Message:
     role = _ROLES.get(item.get("role", "")) if isinstance(item.get("role"), str) else None
     if role is None:
         raise wrong(f"{where}.role", item.get("role"), f"one of {', '.join(_ROLES)}")
-    content = text_of(item.get("content"), f"{where}.content")
+    content, words = item.get("content"), f"{where}.content"
     if role == "tool":
         call_id = item.get("tool_call_id")
-        return Message(
-            role=role,
-            content=content,
+        return message_of(
+            role,
+            content,
+            words,
+            sees=sees,
             tool_call_id=call_id if isinstance(call_id, str) else None,
             name=item.get("name") if isinstance(item.get("name"), str) else None,
         )
@@ -139,7 +146,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
             calls.append(
                 call_of(entry.get("id"), function.get("name"), function.get("arguments"), place)
             )
-    return Message(role=role, content=content, tool_calls=tuple(calls))
+    return message_of(role, content, words, sees=sees, tool_calls=tuple(calls))
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

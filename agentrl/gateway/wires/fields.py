@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.chat.offered import schema_tool
+from agentrl.errors import DataError
 from agentrl.gateway.records import RefusalReason, RequestRefused
+from agentrl.images import read_image
 from agentrl.tool import Tool
-from agentrl.types import CallStatus, ToolCall
+from agentrl.types import IMAGE_MARK, CallStatus, Image, Message, Role, ToolCall
 
 _NOT_TEXT = ("image", "audio", "file", "document", "video")
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
@@ -117,6 +119,80 @@ def text_of(content: Any, where: str) -> str:
         else:
             raise no_text(kind, where)
     return "\n".join(text for text in texts if text)
+
+
+def content_of(content: Any, where: str, *, sees: bool) -> tuple[str, tuple[Image, ...]]:
+    """The text of a content with a mark for each of its images, and the images.
+
+    Args:
+        content: as for `text_of`.
+        where: its name in errors.
+        sees: whether the model reads images.
+
+    Raises:
+        RequestRefused: as `text_of`; an image that is no data URL, or is damaged.
+    """
+    if not isinstance(content, list) or not any(map(is_image, content)):
+        return text_of(content, where), ()
+    text, images, run = "", [], []
+    for part in content:
+        if not is_image(part):
+            run.append(part)
+            continue
+        if not sees:
+            raise no_text(part["type"], where)
+        images.append(_image_of(part, where))
+        text += _unmarked(run, where) + IMAGE_MARK
+        run = []
+    return text + _unmarked(run, where), tuple(images)
+
+
+def message_of(role: Role, content: Any, where: str, *, sees: bool, **more: Any) -> Message:
+    """A message with its text and images, which stand in those of users and tools only.
+
+    Raises:
+        RequestRefused: as `content_of`.
+    """
+    text, images = content_of(content, where, sees=sees)
+    if images and role not in ("user", "tool"):
+        raise RequestRefused(
+            RefusalReason.NOT_TEXT,
+            f"{where} holds an image in a message of the {role}; expected text: images stand in "
+            "messages of the user and in results of tools",
+        )
+    return Message(role=role, content=text, images=images, **more)
+
+
+def is_image(part: Any) -> bool:
+    """True for a content part that is an image in one of the wires."""
+    return isinstance(part, dict) and part.get("type") in ("image_url", "input_image", "image")
+
+
+def _unmarked(parts: list[Any], where: str) -> str:
+    """The text of parts between images, in which foreign marks mean nothing."""
+    return text_of(parts, where).replace(IMAGE_MARK, "\ufffd")
+
+
+def _image_of(part: Mapping[str, Any], where: str) -> Image:
+    source = part.get("source") or part.get("image_url")
+    url = source
+    if isinstance(source, dict):
+        url = source.get("url")
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str):
+        raise wrong(f"{where}, its image", url, "a data URL, as data:image/png;base64,DATA")
+    if not url.startswith("data:"):
+        # Neither a file of this machine nor what another server says today.
+        raise RequestRefused(
+            RefusalReason.BAD_REQUEST,
+            f"{where} holds the image {url[:80]!r}, and nothing is fetched for a rollout, which "
+            "must see the same again; send the picture itself, as data:image/png;base64,DATA",
+        )
+    try:
+        return read_image(url)
+    except DataError as error:
+        raise RequestRefused(RefusalReason.BAD_REQUEST, f"{where}: {error}") from error
 
 
 def _document_text(part: Mapping[str, Any], where: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl.gateway.known import KnownParts
@@ -11,7 +12,9 @@ from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
     function_tool,
+    is_image,
     list_at,
+    message_of,
     object_in,
     stops_at,
     text_at,
@@ -67,7 +70,9 @@ class MessagesWire(Wire):
         messages: list[Message] = []
         if system := _system(body.get("system")):
             messages.append(known.system(system))
-        messages += known.messages(list_at(body, "messages"), _messages, "messages.{}")
+        messages += known.messages(
+            list_at(body, "messages"), partial(_messages, sees=known.sees), "messages.{}"
+        )
         given = body.get("tool_choice")
         choice = object_in(given, "tool_choice") if given is not None else {}
         return TurnRequest(
@@ -133,7 +138,7 @@ def _system(value: Any) -> str:
     return text_of(value, "system")
 
 
-def _messages(item: Any, where: str) -> Iterator[Message]:
+def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
     """A message as ours: results of tools are messages of their own, in front of the words."""
     role, content = object_in(item, where).get("role"), item.get("content")
     known: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
@@ -150,17 +155,20 @@ def _messages(item: Any, where: str) -> Iterator[Message]:
         if kind == "tool_use":
             calls.append(call_of(block.get("id"), block.get("name"), block.get("input"), place))
         elif kind == "tool_result":
-            yield Message(
-                role="tool",
-                content=text_of(block.get("content"), f"{place}.content"),
+            yield message_of(
+                "tool",
+                block.get("content"),
+                f"{place}.content",
+                sees=sees,
                 tool_call_id=text_at(block, "tool_use_id", place),
             )
         else:
-            text_of([block], place)  # refuses what is no text, and names its place
+            if not (sees and is_image(block)):
+                text_of([block], place)  # refuses what is no text, and names its place
             words.append(block)
-    text = text_of(words, f"{where}.content")
-    if text or calls:
-        yield Message(role=known[role], content=text, tool_calls=tuple(calls))
+    said = message_of(known[role], words, f"{where}.content", sees=sees, tool_calls=tuple(calls))
+    if said.content or calls:
+        yield said
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from agentrl.gateway.known import KnownParts
@@ -13,6 +14,7 @@ from agentrl.gateway.wires.fields import (
     flag_at,
     function_tool,
     list_at,
+    message_of,
     object_in,
     one_answer,
     stops_at,
@@ -52,7 +54,9 @@ class ResponsesWire(Wire):
         if isinstance(given, str):
             messages.append(Message(role="user", content=given))
         else:
-            messages += known.messages(list_at(body, "input"), _messages, "input[{}]")
+            messages += known.messages(
+                list_at(body, "input"), partial(_messages, sees=known.sees), "input[{}]"
+            )
         previous = body.get("previous_response_id") or ""
         if not isinstance(previous, str):
             raise wrong("previous_response_id", previous, "the id of an answer")
@@ -114,20 +118,22 @@ class ResponsesWire(Wire):
         return event({"type": "error", "sequence_number": 0, **fields, "error": said}, name="error")
 
 
-def _messages(item: Any, where: str) -> Iterator[Message]:
+def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
     kind = object_in(item, where).get("type", "message")
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-        yield Message(role=_ROLES[role], content=text_of(item.get("content"), f"{where}.content"))
+        yield message_of(_ROLES[role], item.get("content"), f"{where}.content", sees=sees)
     elif kind == "function_call":
         call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"), where)
         yield Message(role="assistant", content="", tool_calls=(call,))
     elif kind == "function_call_output":
-        yield Message(
-            role="tool",
-            content=text_of(item.get("output"), f"{where}.output"),
+        yield message_of(
+            "tool",
+            item.get("output"),
+            f"{where}.output",
+            sees=sees,
             tool_call_id=text_at(item, "call_id", where),
         )
     elif kind != "reasoning":

@@ -166,8 +166,12 @@ def _key(message: Message, answers: int | None) -> Key:
         return answer_key(split_reasoning(message.content)[1], message.tool_calls)
     if message.role == "tool":
         which = message.tool_call_id if answers is None else answers
-        return "tool", which, _same_text(message.content)
-    return message.role, _same_text(message.content)
+        return "tool", which, _same_text(message.content), *_digests(message)
+    return message.role, _same_text(message.content), *_digests(message)
+
+
+def _digests(message: Message) -> tuple[str, ...]:
+    return tuple(image.digest for image in message.images)
 
 
 def _same_text(text: str) -> str:

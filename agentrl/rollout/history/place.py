@@ -20,9 +20,9 @@ from agentrl.rollout.history.tree import (
     PathMatch,
     TreeNode,
 )
-from agentrl.rollout.long_texts import LongTexts
+from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
 from agentrl.tool import Tool
-from agentrl.types import Message
+from agentrl.types import ImageSpan, Message
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
@@ -73,7 +73,7 @@ class HistoryPlacer:
             node = self.tree.add(
                 TreeNode(
                     kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard), tools=tools,
-                    reason=BranchReason.EDITED,
+                    reason=BranchReason.EDITED, images=self._images(ids, heard),
                 )
             )  # fmt: skip
         for one in node.upward():
@@ -89,7 +89,7 @@ class HistoryPlacer:
         Raises:
             ChatError: the model's template refuses it.
         """
-        characters = sum(len(message.content) for message in messages)
+        characters = _work(messages)
         render = self.chat.render_prompt
         return tuple(await self.long_texts.run(characters, render, messages, tools))
 
@@ -105,8 +105,9 @@ class HistoryPlacer:
         end = next(known, len(heard)) or len(heard)
         ids = await self.rendered([item.message for item in heard[:end]], offered)
         node = TreeNode(
-            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason
-        )
+            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason,
+            images=self._images(ids, heard[:end]),
+        )  # fmt: skip
         return PathMatch(node=self.tree.add(node), known=end)
 
     async def _append(
@@ -121,9 +122,8 @@ class HistoryPlacer:
         if heard[0].spoken:
             return self.tree.add(self._context(node, heard[0], following, tools, reason))
         messages = [_answering(item, node) for item in heard]
-        characters = sum(len(message.content) for message in messages)
         ids = await self.long_texts.run(
-            characters,
+            _work(messages),
             self.chat.turn_delta,
             messages,
             ended=node.stop_id is not None,
@@ -131,9 +131,15 @@ class HistoryPlacer:
         )
         return self.tree.add(
             TreeNode(
-                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason
+                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason,
+                images=self._images(ids, heard, turn=sum(one.spoken for one in node.upward())),
             )
-        )
+        )  # fmt: skip
+
+    def _images(
+        self, ids: Sequence[int], heard: Sequence[HeardMessage], *, turn: int = 0
+    ) -> tuple[ImageSpan, ...]:
+        return self.chat.image_spans(ids, [item.message for item in heard], turn=turn)
 
     def _context(
         self,
@@ -161,6 +167,11 @@ class HistoryPlacer:
             kind=NodeKind.CONTEXT, ids=ids, parent=node, heard=(item,), key=item.key,
             calls=calls, stop_id=stop_id, reason=reason,
         )  # fmt: skip
+
+
+def _work(messages: Sequence[Message]) -> int:
+    """Characters to encode, an image counting as a long text."""
+    return sum(len(message.content) + IMAGE_WORK * len(message.images) for message in messages)
 
 
 def _answering(item: HeardMessage, node: TreeNode) -> Message:

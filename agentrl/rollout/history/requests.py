@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from agentrl.images import words
 from agentrl.rollout.history.kinds import ConversationKind
 from agentrl.rollout.history.rows import RowPlace
 from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode
@@ -135,7 +136,7 @@ def _branch(nodes: list[TreeNode], kind: ConversationKind, main: TreeNode | None
 
 def _asked(fresh: list[TreeNode]) -> str:
     texts = (
-        item.message.content
+        words(item.message.content, item.message.images)
         for node in fresh
         if node.kind is not NodeKind.CONTEXT
         for item in reversed(node.heard)

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode
+from agentrl.images import words
+from agentrl.rollout.history.meaning import HeardMessage
+from agentrl.rollout.history.tree import MessageTree, NodeKind, TreeNode, images_along
 from agentrl.rollout.recorder import Recorder
 from agentrl.types import ToolResult
 
@@ -61,10 +63,11 @@ def record_rows(
         prompt = list(chain.from_iterable(node.ids for node in path[:fresh]))
         first = path[fresh].said
         assert first is not None
+        images = images_along(path[:fresh])
         if recorder is None:
-            recorder = Recorder(prompt, temperature=first.temperature)
+            recorder = Recorder(prompt, temperature=first.temperature, images=images)
         else:
-            recorder.start_row(prompt, temperature=first.temperature)
+            recorder.start_row(prompt, temperature=first.temperature, images=images)
         for node in path[fresh:]:
             taken.add(node)
             if not trained(node):
@@ -126,7 +129,7 @@ def _append_context(recorder: Recorder, node: TreeNode) -> None:
     said = node.said
     calls = node.parent.calls if node.parent is not None else ()
     results = tuple(
-        ToolResult(text=item.message.content, call_id=call.id if call else "", name=name)
+        ToolResult(text=_seen(item), call_id=call.id if call else "", name=name)
         for item in node.heard
         if item.message.role == "tool"
         for call in [calls[item.answers] if item.answers is not None else None]
@@ -135,6 +138,12 @@ def _append_context(recorder: Recorder, node: TreeNode) -> None:
     recorder.add_environment(
         node.ids,
         role="tool" if results and node.kind is NodeKind.GIVEN else "user",
-        text=said.text if said else "\n".join(item.message.content for item in node.heard),
+        text=said.text if said else "\n".join(map(_seen, node.heard)),
         tool_results=results,
+        images=node.images,
     )
+
+
+def _seen(item: HeardMessage) -> str:
+    """Words of a message for readers."""
+    return words(item.message.content, item.message.images)

@@ -11,12 +11,12 @@ and what two histories share they share as tokens. Sampled ids stand in exactly 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import is_
 
 from agentrl.rollout.history.meaning import HeardMessage, Key
-from agentrl.types import Generation, Message, ToolCall, ToolResult
+from agentrl.types import Generation, ImageSpan, Message, ToolCall, ToolResult
 
 
 class NodeKind(StrEnum):
@@ -87,6 +87,8 @@ class TreeNode:
     """Ids that it adds to the path."""
     parent: TreeNode | None = None
     """The node before it; None of a root."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among its ids, from its first one."""
     heard: tuple[HeardMessage, ...] = ()
     """Messages it stands for, as they were first sent; empty for a sampled turn."""
     key: Key = ()
@@ -143,6 +145,20 @@ class TreeNode:
         for node in self.path():
             ids += node.ids  # copies a block; an iterator over all ids takes three times as long
         return ids
+
+    def path_images(self) -> tuple[ImageSpan, ...]:
+        """All images of its path, among `path_ids`."""
+        return images_along(self.path()) if any(node.images for node in self.upward()) else ()
+
+
+def images_along(path: Sequence[TreeNode]) -> tuple[ImageSpan, ...]:
+    """Images of nodes that follow each other, from the first id of the first one."""
+    found: list[ImageSpan] = []
+    at = 0
+    for node in path:
+        found += [replace(span, start=span.start + at) for span in node.images]
+        at += len(node.ids)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
