@@ -12,15 +12,15 @@ from agentrl.finding import Status
 from agentrl.health.measures.curves import (
     Change,
     Stretch,
-    change,
     current,
     difference,
-    end_width,
+    end_steps,
     number,
     since,
     stretches,
     trend,
 )
+from agentrl.health.movement import movement
 from agentrl.health.records import (
     Dating,
     Evidence,
@@ -93,13 +93,17 @@ def too_few(detector: str, what: str, series: Series | None, least: float) -> Ve
 
 
 def no_rise(what: str, series: Series, gain: Change | None) -> str:
-    """Words for a curve that does not rise for certain, which few steps cannot say of any rise."""
+    """Words for a curve that does not rise for certain, with the steps that are compared."""
     if gain is None:
         return f"{what} has too few steps to say whether it rises"
-    ends, width = f"{number(gain.start)} -> {number(gain.end)}", end_width(series)
-    if gain.gain <= 0:
-        return f"{what} does not rise: {ends}"
-    return f"the rise of {what} is not certain: {ends}, {width} steps against {width}"
+    start = f"{what} does not rise" if gain.gain <= 0 else f"the rise of {what} is not certain"
+    return f"{start}: {gain.text()}, {compared_steps(series)}"
+
+
+def compared_steps(series: Series) -> str:
+    """The steps whose means a movement compares, as in `steps 1-2 against 9-10`."""
+    first, last = end_steps(series)
+    return f"steps {first[0]}-{first[1]} against {last[0]}-{last[1]}"
 
 
 def seen(metric: str, stretch: Stretch, text: str) -> Evidence:
@@ -340,8 +344,7 @@ def solved(history: History) -> bool:
 
 def reward_change(history: History) -> Change | None:
     """Movement of the training reward from the first to the last quarter, 10 steps at most."""
-    series = history.metrics.get("reward")
-    return change(series) if series else None
+    return movement(history, "reward")
 
 
 def reward_range(history: History, series: Series) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agentrl.health.findings import held_out, score_rise
-from agentrl.health.measures.curves import Change, change
+from agentrl.health.measures.curves import Change
+from agentrl.health.movement import movement
 from agentrl.health.records import History, Series
 
 
@@ -13,7 +14,7 @@ def own_score(history: History) -> str | None:
     Where an environment gives no score, `score` is the whole reward, and the judge is in it.
     """
     score, reward = history.metrics.get("score"), history.metrics.get("reward")
-    if score is not None and (reward is None or not _equal(score, reward)):
+    if score is not None and (reward is None or not same_curve(score, reward)):
         return "score"
     part = history.metrics.get("rewards/env/mean")
     if part is not None and max(part.values) - min(part.values) > 1e-9:
@@ -33,10 +34,11 @@ def own_change(history: History) -> Change | None:
         rise = score_rise(history)
         if rise is not None:
             return rise
-    return change(history.metrics[own])
+    return movement(history, own)
 
 
-def _equal(first: Series, second: Series) -> bool:
+def same_curve(first: Series, second: Series) -> bool:
+    """True if two curves have the same values at the same steps, but for rounding."""
     return first.steps == second.steps and all(
         abs(a - b) <= 1e-9 * max(1.0, abs(a))
         for a, b in zip(first.values, second.values, strict=True)

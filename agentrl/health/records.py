@@ -54,6 +54,8 @@ class RolloutFacts:
     """Calls whose status is not `ok`."""
     text: str
     """Text that the policy wrote, turns joined by newlines."""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Named parts of the reward."""
     errors: tuple[str, ...] = ()
     """One line of each error, a few at most: of calls that failed, and of what it was lost to."""
 

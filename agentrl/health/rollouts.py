@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from agentrl.data.store.columns import unescape
+from agentrl.data.store.columns import stored_numbers, unescape
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError
 from agentrl.health.measures.error_texts import MOST_ERRORS, error_line
@@ -17,8 +17,9 @@ from agentrl.types import TERMINATION_RULES, Termination, ToolStatus, Trajectory
 
 TEXT_CHARS = 20_000
 """Kept of what one rollout wrote, half of it from its end."""
-_FIRST, _BETWEEN, _LAST = 3, 6, 6
-"""Sampled steps of a kind: so many at its start, in between, and at its end."""
+_FIRST, _BETWEEN, _LAST = 4, 6, 6
+"""Sampled steps of a kind: so many at its start, in between, and at its end. Of a run of fewer than
+20 steps, whose quarters `movement` compares by their rollouts, both quarters are among them."""
 _COLUMNS = (
     "task_id",
     "group_id",
@@ -26,6 +27,7 @@ _COLUMNS = (
     "row_index",
     "reward",
     "score",
+    "reward_parts",
     "advantage",
     "termination",
     "termination_detail",
@@ -90,7 +92,7 @@ def sampled_steps(steps: Sequence[int]) -> list[int]:
 
     Example:
         >>> sampled_steps(range(1, 101))
-        [1, 2, 3, 17, 30, 44, 57, 71, 84, 95, 96, 97, 98, 99, 100]
+        [1, 2, 3, 4, 18, 31, 44, 56, 69, 82, 95, 96, 97, 98, 99, 100]
     """
     if len(steps) <= _FIRST + _BETWEEN + _LAST:
         return list(steps)
@@ -123,6 +125,7 @@ def facts_of(
         tool_calls=len(results),
         tool_errors=sum(result.status != ToolStatus.OK for result in results),
         text=_text(turn.text for turn in turns if turn.role == "assistant"),
+        parts=dict(last.reward_parts),
         errors=_errors(
             last.termination.value,
             last.termination_detail,
@@ -176,6 +179,7 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
         tool_calls=len(results),
         tool_errors=sum(result["status"] != ToolStatus.OK for result in results),
         text=_text(turn["text"] for turn in turns if turn["role"] == "assistant"),
+        parts=stored_numbers(last["reward_parts"]),
         errors=_errors(
             last["termination"],
             unescape(last["termination_detail"] or ""),

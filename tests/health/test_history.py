@@ -42,8 +42,8 @@ def test_whole_groups_are_sampled(make_run) -> None:
 def test_steps_at_both_ends_are_always_sampled() -> None:
     assert sampled_steps(range(5, 12)) == [5, 6, 7, 8, 9, 10, 11]
     many = sampled_steps(range(1, 1001))
-    assert len(many) == 15
-    assert many[:3] == [1, 2, 3]
+    assert len(many) == 16
+    assert many[:4] == [1, 2, 3, 4]
     assert many[-6:] == [995, 996, 997, 998, 999, 1000]
 
 

@@ -276,7 +276,8 @@ def _numbers(values: Mapping[str, float]) -> list[dict[str, Any]]:
     return [{"name": escape(name), "value": float(value)} for name, value in values.items()]
 
 
-def _mapping(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def stored_numbers(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Names to numbers of a column as `reward_parts` or `extra_logs`."""
     return {unescape(part["name"]): part["value"] for part in parts}
 
 
@@ -375,7 +376,7 @@ def _tuples(column: pa.ChunkedArray) -> Iterator[tuple[Any, ...]]:
 
 
 def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajectory:
-    logs = _mapping(row["extra_logs"])
+    logs = stored_numbers(row["extra_logs"])
     trajectory = Trajectory(
         task_id=unescape(row["task_id"]),
         group_id=unescape(row["group_id"]),
@@ -385,7 +386,7 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         prompt_text=unescape(row["prompt_text"]),
         turns=tuple(_turn(turn) for turn in row["turns"]),
         reward=row["reward"],
-        reward_parts=_mapping(row["reward_parts"]),
+        reward_parts=stored_numbers(row["reward_parts"]),
         score=row["score"],
         termination=Termination(row["termination"]),
         termination_detail=unescape(row["termination_detail"]),

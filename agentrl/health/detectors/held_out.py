@@ -16,6 +16,7 @@ from agentrl.health.findings import (
     lost_since_best,
     moved,
     no_rise,
+    reward_change,
     reward_range,
     rise_of,
     score_errors,
@@ -28,6 +29,7 @@ from agentrl.health.measures.curves import (
     since,
     weighted_slope,
 )
+from agentrl.health.movement import movement
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
@@ -51,7 +53,7 @@ def decoupling(history: History, limits: Limits) -> Verdict:
     scores = held_out(history)
     if reward is None or not scores:
         return unknown(name, "no held-out evaluation; add one under eval.datasets")
-    gain = change(reward)
+    gain = reward_change(history)
     if gain is None or not gain.up:
         return fine(name, no_rise("the training reward", reward, gain))
     if gain.gain < limits["decoupling/gain"] * max(reward_range(history, reward), 1e-9):
@@ -77,8 +79,7 @@ def _apart(
     series = history.metrics[metric]
     # Rewards may be on any scale; scores are between 0 and 1, and so is the rise of the training
     # score, where the environment gives one.
-    training = history.metrics.get("score")
-    own = change(training) if training is not None else None
+    own = movement(history, "score")
     pace = limits["decoupling/share"] * max(own.gain if own is not None else 0.0, 0.08)
     lost, fall = lost_since_best(history, name), fall_of(history, name)
     dropped = lost is not None and -lost[1].gain > limits["decoupling/drop"]
@@ -134,7 +135,7 @@ def _follows(history: History, name: str) -> float | None:
         at = max(10, bisect_right(training.steps, step))
         levels.append(fmean(training.values[at - 10 : at]))
     line = weighted_slope(levels, scores.values, errors)
-    own = change(training)
+    own = movement(history, "score")
     if line is None or own is None or not own.up:
         return None
     slope, error = line

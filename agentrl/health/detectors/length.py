@@ -30,6 +30,7 @@ from agentrl.health.findings import (
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.curves import Stretch, change, difference, number
 from agentrl.health.measures.onset import onset
+from agentrl.health.movement import movement
 from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types import Termination
@@ -114,7 +115,7 @@ def _score_flat(history: History) -> bool:
     scores, rewards = history.metrics.get("score"), history.metrics.get("reward")
     if scores is None or rewards is None or scores.values == rewards.values:
         return False
-    moved = change(scores)
+    moved = movement(history, "score")
     return moved is not None and not moved.up
 
 

@@ -8,6 +8,7 @@ from agentrl.health.findings import fine, found, moved, reward_range, score_rise
 from agentrl.health.levers import policy
 from agentrl.health.levers.policy import Config, value_of
 from agentrl.health.measures.curves import Change, change, difference, since, smoothed
+from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import own_score
 from agentrl.health.records import History, Lever, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -28,7 +29,7 @@ def score_falls(history: History, limits: Limits) -> Verdict:
     if own_score(history) != "score" or "reward" not in history.metrics:
         return unknown(name, "the environment gives no score beside the reward")
     reward, score = history.metrics["reward"], history.metrics["score"]
-    gain, own = change(reward), change(score)
+    gain, own = movement(history, "reward"), movement(history, "score")
     if gain is None or own is None or len(score.values) < _LEAST_STEPS:
         return unknown(name, f"fewer than {_LEAST_STEPS} steps so far")
     text = f"reward {gain.text()}, score {own.text()}"
@@ -78,10 +79,8 @@ def _lost_since_best(reward: Series, score: Series, limits: Limits) -> Change | 
 def _risen_part(history: History) -> tuple[str, Change] | None:
     """The part of the reward, other than the environment's own, that has risen most for certain."""
     best: tuple[str, Change] | None = None
-    for metric, series in history.metrics.items():
-        if not (metric.startswith("rewards/") and metric.endswith("/mean")):
-            continue
-        gain = change(series)
+    for metric in part_metrics(history).values():
+        gain = movement(history, metric)
         if metric == "rewards/env/mean" or gain is None or not gain.up:
             continue
         if best is None or gain.gain > best[1].gain:

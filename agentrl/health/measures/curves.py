@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import fmean, median, pvariance
 
 from agentrl.health.records import Series
@@ -27,6 +28,17 @@ class Stretch:
     """The value farthest from zero in it."""
 
 
+class IntervalUnit(StrEnum):
+    """The unit over which an interval is taken."""
+
+    STEPS = "steps"
+    """Values of steps, or evaluations with the error of each."""
+    TASKS = "tasks"
+    """Means of tasks, of the rollouts of a few steps."""
+    NONE = ""
+    """There is no interval: what is known allows nearly any change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """Movement of a quantity, with its 95 % interval."""
@@ -39,6 +51,8 @@ class Change:
     """Lower end of the interval of `end - start`."""
     high: float
     """Upper end of it."""
+    over: IntervalUnit = IntervalUnit.STEPS
+    """Unit of the interval."""
 
     @property
     def gain(self) -> float:
@@ -48,16 +62,18 @@ class Change:
     @property
     def up(self) -> bool:
         """True if it rose for certain."""
-        return self.low > 0
+        return self.over is not IntervalUnit.NONE and self.low > 0
 
     @property
     def down(self) -> bool:
         """True if it fell for certain."""
-        return self.high < 0
+        return self.over is not IntervalUnit.NONE and self.high < 0
 
     def text(self) -> str:
         """As in `0.25 -> 0.48 (+0.22 [0.12, 0.32])`."""
         ends = f"[{number(self.low)}, {number(self.high)}]"
+        if self.over is IntervalUnit.NONE:
+            ends = "with too few rollouts for an interval"
         sign = "+" if self.gain >= 0 else ""
         return f"{number(self.start)} -> {number(self.end)} ({sign}{number(self.gain)} {ends})"
 
@@ -124,6 +140,12 @@ def end_width(series: Series, width: int | None = None) -> int:
     """Number of values that `change` takes at either end."""
     count = len(series.values)
     return min(width or max(2, min(10, count // 4)), count // 2)
+
+
+def end_steps(series: Series) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last step of the values that `change` takes at the start, and at the end."""
+    width, steps = end_width(series), series.steps
+    return (steps[0], steps[width - 1]), (steps[-width], steps[-1])
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Change:

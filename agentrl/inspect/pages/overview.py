@@ -18,6 +18,7 @@ from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
 from agentrl.inspect.pages.hacking.answer import answer_of
+from agentrl.inspect.pages.hacking.moved import reward_line
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import Health, RunReader
 from agentrl.inspect.read.run_labels import run_labels
@@ -93,6 +94,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "dashboard": _dashboard(health.history),
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         **_ranked(health.verdicts, str(reader.path)),
+        "reward_moved": reward_line(health.history),
         "hacking": None if is_fit(health.history.config) else _hacking(health, evals),
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),

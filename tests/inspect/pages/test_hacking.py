@@ -20,6 +20,7 @@ from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.find_line import Question, parse_question
 from agentrl.inspect.pages.hacking.answer import SIGNS, answer_of, hacking_answer
 from agentrl.inspect.pages.hacking.clusters import clusters_answer
+from agentrl.inspect.pages.overview import run_overview
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import turn_facts
 from agentrl.inspect.read.runs import FoundRun
@@ -121,14 +122,16 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
     same = diagnose_few(tmp_path / "few", [0.4, 0.3, 0.3, 0.2, 0.6, 0.7, 0.8, 0.3])
     assert same["one_number"]
     assert same["answer"].startswith(
-        "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55, 2 steps "
-        "against 2; reward and score are one number here, so they cannot part. Not tested: "
+        "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55 (+0.2 with "
+        "too few rollouts for an interval), steps 1-2 against 7-8; reward and score are one "
+        "number here, so they cannot part. Not tested: "
     )
     [reward, held] = same["parts"]
-    low, high = (reward["change"][end] for end in ("low", "high"))
-    assert (reward["over"], low, high) == ("tasks", pytest.approx(-0.373, abs=1e-3),
-                                                 pytest.approx(0.773, abs=1e-3))  # fmt: skip
-    assert (held["over"], held["change"]) == ("few steps", None)
+    # Eight tasks at either end leave an interval wider than the rewards from 0 to 1.
+    assert (reward["name"], reward["over"]) == ("reward = score", "")
+    assert (reward["change"]["low"], reward["change"]["high"]) == (None, None)
+    assert run_overview(reader_of(tmp_path / "few"))["reward_moved"] == reward
+    assert held["change"] is None
     history = History(metrics={
         "reward": Series(steps=(1, 2, 3, 4), values=(0.0, 0.1, 0.8, 0.9)),
         "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4)),

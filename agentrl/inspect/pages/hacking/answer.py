@@ -9,25 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from agentrl.errors import RunError, choices
 from agentrl.finding import Status
-from agentrl.health import History, Series, Verdict
+from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
-from agentrl.health.findings import held_out, reward_change
-from agentrl.health.measures.curves import Change, change, difference, end_width, number
+from agentrl.health.findings import held_out, no_rise, reward_change
+from agentrl.health.measures.curves import number
+from agentrl.health.movement import movement, part_metrics
+from agentrl.health.own_score import same_curve
+from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
 from agentrl.inspect.pages.hacking.paid_wrong import paid_wrong
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
-from agentrl.inspect.read.task_scores import (
-    Measure,
-    last_rows,
-    mean_by,
-    numbered,
-    rollout_scores,
-)
+from agentrl.inspect.read.task_scores import last_rows, rollout_scores
 
 SIGNS = (
     "score_falls",
@@ -46,8 +42,6 @@ _DECIDES = ("score_falls", "decoupling", "judge_hacking")
 _MOST_VALUES = 12
 """So many different rewards have a bar each; more are put into `_BARS` ranges."""
 _BARS = 20
-_FEW = 5
-"""Steps at either end below which an interval over steps is too wide to say anything."""
 
 
 def hacking_answer(
@@ -72,9 +66,9 @@ def hacking_answer(
         found["answer"] += f" {wrong.text()[0].upper()}{wrong.text()[1:]}."
     return {
         **found,
-        "one_number": _one_number(health.history),
+        "one_number": one_number(health.history),
         "curves": _curves(health.history),
-        "parts": _parts(reader, health.history, evals),
+        "parts": moved_lines(health.history, evals),
         "rewards": _rewards(reader, kind, step),
         "notes": [*health.history.notes, *reader.rows.notes],
     }
@@ -116,7 +110,7 @@ def answer_of(
     decided = [one for one in verdicts if one.name in _DECIDES and one.status is Status.OK]
     if decided:
         why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
-        if _one_number(history):
+        if one_number(history):
             why += "; reward and score are one number here, so they cannot part"
         text = f"No sign of it: {why}. Not tested: whether the grader itself can be fooled."
         return {"level": "ok", "answer": shown(text), "signs": signs}
@@ -127,27 +121,25 @@ def answer_of(
 
 def _held_out_rise(history: History, evals: Mapping[str, Any]) -> str:
     """The held-out scores that rose for certain, by task, in words; empty if none did."""
-    gain = reward_change(history)
-    beside = " with the training reward" if gain is not None and gain.gain > 0 else ""
     risen = [
         f"{name} {interval_text(by)}"
         for name in map(shown, held_out(history))
         if (by := evals.get(name, {}).get("change")) and (by["low"] or 0.0) > 0
     ]
-    return f"the held-out score rose{beside}: {', '.join(risen)}" if risen else ""
-
-
-def _one_number(history: History) -> bool:
-    """True if the score that is logged is the reward."""
-    reward = history.metrics.get("reward")
-    return reward is not None and reward == history.metrics.get("score")
+    if not risen:
+        return ""
+    reward, gain = history.metrics.get("reward"), reward_change(history)
+    if gain is not None and gain.up:
+        return f"the held-out score rose with the training reward: {', '.join(risen)}"
+    beside = f"; {no_rise('the training reward', reward, gain)}" if reward else ""
+    return f"the held-out score rose: {', '.join(risen)}{beside}"
 
 
 def _carrier(history: History) -> str:
     """The part of the reward that carries most of a gain, in a sentence; empty without one."""
-    reward = history.metrics.get("reward")
-    gain = change(reward) if reward else None
-    risen = [(name, moved) for name, _, moved in _moves(history) if moved and moved.up]
+    gain = reward_change(history)
+    moves = [(part, movement(history, metric)) for part, metric in part_metrics(history).items()]
+    risen = [(name, moved) for name, moved in moves if moved and moved.up]
     if gain is None or not gain.up or not risen:
         return ""
     name, moved = max(risen, key=lambda each: each[1].gain)
@@ -157,106 +149,17 @@ def _carrier(history: History) -> str:
     )
 
 
-def _moves(history: History) -> list[tuple[str, Series, Change | None]]:
-    """Name, curve and movement of each part of the reward."""
-    return [
-        (metric.removeprefix("rewards/").removesuffix("/mean"), series, change(series))
-        for metric, series in history.metrics.items()
-        if metric.startswith("rewards/") and metric.endswith("/mean")
-    ]
-
-
-def _parts(reader: RunReader, history: History, evals: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Reward, score, held-out scores and parts with their movement, those that rose most first."""
-    found: list[dict[str, Any]] = []
-    for name, series in _reward_and_score(history):
-        line = _moved(name, series, change(series))
-        half = _half_by_task(reader, series, "score" if name == "score" else "reward")
-        if line["change"] and line["over"] == "few steps" and half is not None:
-            gain = line["change"]["gain"]
-            line |= {
-                "change": line["change"] | {"low": gain - half, "high": gain + half},
-                "over": "tasks",
-            }
-        found.append(line)
-    for name, series in held_out(history).items():
-        line = _moved(f"evaluation {name}", series, None)
-        by_task = evals[shown(name)]["change"] if shown(name) in evals else None
-        if by_task and by_task["low"] is not None:
-            line["over"] = "tasks"
-            line["change"] = {
-                "start": series.values[0],
-                "end": series.values[-1],
-                "gain": by_task["mean"],
-                "low": by_task["low"],
-                "high": by_task["high"],
-            }
-        found.append(line)
-    reward = history.metrics.get("reward")
-    own = [each for each in _moves(history) if each[1] != reward]
-    parts = sorted(own, key=lambda each: -(each[2].gain if each[2] else 0.0))
-    return found + [_moved(f"part {name}", series, moved) for name, series, moved in parts]
-
-
-def _reward_and_score(history: History) -> list[tuple[str, Series]]:
-    """Both curves; one where the score is the reward."""
-    names = [name for name in ("reward", "score") if name in history.metrics]
-    if _one_number(history):
-        return [("reward = score", history.metrics["reward"])]
-    return [(name, history.metrics[name]) for name in names]
-
-
-def _moved(name: str, series: Series, moved: Change | None) -> dict[str, Any]:
-    width = end_width(series) if moved else 1
-    few = width < _FEW
-    ends = ("start", "end", "gain") if few else ("start", "end", "gain", "low", "high")
-    return {
-        "name": shown(name),
-        "first": series.values[0],
-        "last": series.values[-1],
-        "start_steps": [series.steps[0], series.steps[width - 1]],
-        "end_steps": [series.steps[-width], series.steps[-1]],
-        "change": moved and {"low": None, "high": None} | {e: getattr(moved, e) for e in ends},
-        "over": "few steps" if few else "steps",
-    }
-
-
-def _half_by_task(reader: RunReader, series: Series, measure: Measure) -> float | None:
-    """Half the 95 % interval of a movement, over tasks, where few steps give none over steps.
-
-    Never more than the distance between the lowest and the highest value of a rollout. None where
-    the rollouts of these steps are not all stored.
-    """
-    width = end_width(series)
-    ends: list[list[float]] = []
-    reach: list[float] = []
-    for steps in (series.steps[:width], series.steps[-width:]):
-        shelves = [shelf for shelf in reader.rows.shelves("train") if shelf.step in steps]
-        if not 0 < width < _FEW or len(shelves) < width:
-            return None
-        index = last_rows(pa.concat_tables(shelf.index for shelf in shelves))
-        values = rollout_scores(index, measure)
-        names, of_task = numbered(index.column("task_id"))
-        means = mean_by(of_task, values, len(names))
-        ends.append(means[~np.isnan(means)].tolist())
-        reach += values[~np.isnan(values)].tolist()
-    if min(map(len, ends)) < 2:
-        return None
-    moved = difference(*ends)
-    return min(moved.high - moved.gain, max(reach) - min(reach))
-
-
 def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
     """Curves by chart: the reward against what it should follow, and its parts."""
-    against = _reward_and_score(history)
-    against += [(f"evaluation {name}", series) for name, series in held_out(history).items()]
-    reward = history.metrics.get("reward")
-    parts = [(name, series) for name, series, _ in _moves(history)]
-    if len(parts) == 1 and parts[0][1] == reward:
-        parts = []  # the reward itself
+    metrics = history.metrics
+    against = {title: metrics[name] for title, name in reward_and_score(history).items()}
+    against |= {f"evaluation {name}": series for name, series in held_out(history).items()}
+    parts = {part: metrics[metric] for part, metric in part_metrics(history).items()}
+    if len(parts) == 1 and "reward" in metrics:
+        parts = {p: s for p, s in parts.items() if not same_curve(s, metrics["reward"])}
     return {
-        chart: [{"name": shown(n), "steps": s.steps, "values": s.values} for n, s in curves]
-        for chart, curves in (("against", against), ("parts", parts))
+        chart: [{"name": shown(n), "steps": s.steps, "values": s.values} for n, s in each.items()]
+        for chart, each in (("against", against), ("parts", parts))
     }
 
 

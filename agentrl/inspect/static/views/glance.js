@@ -5,6 +5,8 @@ import { h } from "../dom.js";
 import { num, plural, seconds, signed, words } from "../format.js";
 import { go } from "../router.js";
 import { fateText, stages } from "./ledger.js";
+import { changeLevel, intervalText } from "./tasks/change_text.js";
+import { stepsName } from "./tasks/score_cell.js";
 
 export function glance(run, brief) {
   const answers = [learning(run, brief), health(run), hacking(run), time(run), tokens(run)].filter(
@@ -35,24 +37,20 @@ export function glance(run, brief) {
 
 function learning(run, brief) {
   const answer = { name: "Is it learning?", to: "dashboard-title" };
-  const trend = rewardTrend(run.metrics.reward);
+  const trend = run.reward_moved && rewardTrend(run.reward_moved);
   const own = run.evals[brief.score];
   const last = own ? own.score.length - 1 : -1;
   if (last < 1) {
-    return { ...answer, big: trend ?? "Too early", small: "no second evaluation to compare with" };
+    const small = `${trend ? `${trend.text}; ` : ""}no second evaluation to compare with`;
+    return { ...answer, level: trend?.level ?? "", big: trend?.ends ?? "Too early", small };
   }
   const [before, after] = [own.score[0], own.score[last]];
   return {
     ...answer,
     level: changeLevel(own.change),
     big: `${num(before)} \u2192 ${num(after)}`,
-    small: `score of ${brief.score}${changeText(own.change)}${trend ? `; ${trend}` : ""}`,
+    small: `score of ${brief.score}${changeText(own.change)}${trend ? `; ${trend.text}` : ""}`,
   };
-}
-
-function changeLevel(change) {
-  if (!change) return "";
-  return change.low > 0 ? "good" : change.high !== null && change.high < 0 ? "fail" : "";
 }
 
 // The interval of the difference by task, as `agentrl train` prints it: the intervals of two scores
@@ -63,16 +61,19 @@ function changeText(change) {
   return `, ${signed(change.mean)}${ends} by task over ${plural(change.tasks, "task")}`;
 }
 
-// A mean over as many steps at either end as `end_width` of the detectors takes, so that card,
-// findings and the view of hacking give the same numbers: single steps are mostly noise.
-function rewardTrend(reward) {
-  const values = (reward?.values ?? []).filter(Number.isFinite);
-  if (values.length < 2) return null;
-  const quarter = Math.max(2, Math.min(10, Math.floor(values.length / 4)));
-  const part = Math.min(quarter, Math.floor(values.length / 2));
-  const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
-  const ends = `${num(mean(values.slice(0, part)))} \u2192 ${num(mean(values.slice(-part)))}`;
-  return `training reward ${ends}, ${plural(part, "step")} at either end (each step draws its own tasks)`;
+// As the view of hacking has it: one window, one interval for all who say whether the reward rose.
+function rewardTrend({ change, first, last, start_steps: from, end_steps: to }) {
+  if (!change) {
+    const ends = `training reward ${num(first)} \u2192 ${num(last)}`;
+    return { level: "", ends, text: `${ends}, too few steps to compare` };
+  }
+  const level = changeLevel(change);
+  const ends = `training reward ${num(change.start)} \u2192 ${num(change.end)}`;
+  const sure = { good: "it rose", fail: "it fell" }[level];
+  const verdict = sure ?? (change.gain > 0 ? "a rise that is not certain" : "no rise");
+  const gain = intervalText({ ...change, mean: change.gain });
+  const over = `${stepsName(from)} against ${stepsName(to)}, each step with its own tasks`;
+  return { level, ends, text: `${ends}, ${gain}: ${verdict} (${over})` };
 }
 
 function health(run) {

@@ -128,7 +128,7 @@ function movements(parts) {
   const gain = ({ change, over }) => {
     if (!change) return h("span", { class: "note" }, "too few steps");
     if (change.low === null)
-      return [signed(change.gain), h("span", { class: "note" }, " too few steps for an interval")];
+      return [signed(change.gain), h("span", { class: "note" }, " too few rollouts for an interval")];
     const sure = change.low > 0 || change.high < 0;
     const ends = `[${signed(change.low)}, ${signed(change.high)}]`;
     return [
@@ -144,7 +144,7 @@ function movements(parts) {
     h(
       "p",
       { class: "note" },
-      "Each step of training draws its own tasks; an evaluation has the same ones each time and is compared task by task.",
+      "Each step of training draws its own tasks, so few steps are compared by the means of their tasks; an evaluation has the same tasks each time and is compared task by task.",
     ),
     h(
       "table",
@@ -161,7 +161,7 @@ function movements(parts) {
           h(
             "tr",
             {},
-            h("td", {}, one.name),
+            h("td", {}, one.name, one.paid === false && h("span", { class: "note" }, " not paid")),
             h("td", { class: "n" }, column(one.change?.start ?? one.first), meanOf(one.start_steps)),
             h("td", { class: "n" }, column(one.change?.end ?? one.last), meanOf(one.end_steps)),
             h("td", { class: "n" }, gain(one)),
