@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-_ENV = "env"
+ENV_PART: Final = "env"
 """Part that is the environment's own reward, before its weight."""
 _ENV_WEIGHT = "reward.env_weight"
 _ADDED = ("reward.functions", "reward.models")
@@ -20,7 +20,7 @@ def reward_weights(config: Mapping[str, Any]) -> dict[str, float]:
     """
     if not any(key.startswith("reward.") for key in config):
         return {}
-    found = {_ENV: _number(config.get(_ENV_WEIGHT, 1.0))}
+    found = {ENV_PART: _number(config.get(_ENV_WEIGHT, 1.0))}
     for key in config:
         for section in _ADDED:
             if key.startswith(f"{section}."):
@@ -41,7 +41,7 @@ def is_paid(config: Mapping[str, Any], part: str) -> bool | None:
     if not weights:
         return None
     name = part.partition("/")[0]
-    return weights.get(name, weights[_ENV]) != 0
+    return weights.get(name, weights[ENV_PART]) != 0
 
 
 def reward_formula(config: Mapping[str, Any]) -> str:

@@ -78,6 +78,8 @@ def _print(answer: Mapping[str, Any]) -> None:
     if told:
         line = f"{told['text']}, {told['change']}: {told['verdict']}. {told['others']}"
         screen.print(visible(line.strip()), highlight=False, soft_wrap=True)
+    for line in filter(None, (answer["rewards_differ"], *answer["behaviour"])):
+        screen.print(visible(line), highlight=False, soft_wrap=True)
     if not answer["common_tasks"]:
         screen.print(
             "A and B share no task, so their scores do not say which is better; compare an "

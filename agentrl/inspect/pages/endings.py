@@ -14,6 +14,11 @@ def endings_answer(rules: Mapping[Any, TerminationRule] = TERMINATION_RULES) -> 
             for name, rule in rules.items()}  # fmt: skip
 
 
+def ending_name(name: str) -> str:
+    """Name of an ending in sentences and on marks: one name over all views, as `max turns`."""
+    return name.replace("_", " ")
+
+
 def ending_traits(rule: TerminationRule) -> dict[str, bool]:
     """Traits of an ending that decide about the batch."""
     return {

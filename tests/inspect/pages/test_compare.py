@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.task_labels import write_task_labels
+from agentrl.explanation import Explanation
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
+from agentrl.inspect.pages.compare.pairs import question
 from agentrl.inspect.pages.compare.words import behaviour
 from agentrl.inspect.pages.task import task_answer
 from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
@@ -96,11 +99,69 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
     ]  # fmt: skip
     endings = [{"name": "max_tokens", "a": 24, "b": 2, "shares": (24 / 90, 2 / 90)},
                {"name": "max_turns", "a": 3, "b": 2, "shares": (3 / 90, 2 / 90)}]  # fmt: skip
-    assert behaviour(numbers, endings, [{"tasks": 90, "rollouts": 90}] * 2) == [
-        "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout.",
-        "Ended by max tokens: 24 of 90 -> 2 of 90 rollouts.",
+    sides = [{"tasks": 90, "rollouts": 90}] * 2
+    last = {"max_tokens": 2, "": 2}
+    told = behaviour(numbers, endings, sides, [{"max_tokens": 23, "": 31}, last])
+    ended = "Answers ended by max tokens: 24 of 90 -> 2 of 90 (0.267 -> 0.0222)"
+    unparsed = "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout."
+    had = "25 of these 26 had a call that could not be parsed"
+    assert told["behaviour"] == [f"{ended}; {had}.", unparsed]
+    assert told["behaviour_open"] == [
+        "Answers ended by max turns: 3 of 90 -> 2 of 90 (0.0333 -> 0.0222).",
+        "More tool calls: 2 -> 3 a rollout.",
     ]
+    # Where both are the same rollouts, they are told as one.
+    told = behaviour(numbers, endings, sides, [{"max_tokens": 23, "": 24}, last])
+    assert told["behaviour"] == [f"{ended}; {had}, and hardly any other did."]
     assert (solved["a"]["termination"], solved["b"]["termination"]) == ("max_tokens", "env_done")
+
+
+def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
+    """Fails if a comparison is silent about answers that raise, or texts lack their question."""
+    for run, wrong in (("a", 6), ("b", 1)):
+        rows = [
+            replace(
+                make_rollout(str(n), [("assistant", "an answer")], task_id=str(n),
+                             score=float(n >= wrong), reward=float(n >= wrong)),
+                prompt_text="<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nAdd 1 "
+                "to n.<|im_end|>\n<|im_start|>assistant\n",
+                explanation=Explanation(
+                    reason="It raised TypeError: no." if n < wrong else "10 of 10 passed."
+                ),
+            )
+            for n in range(8)
+        ]  # fmt: skip
+        write_step(tmp_path / run, rows)
+    sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
+    answer = compare_answer(*sides)
+    assert answer["behaviour"] == [
+        "Answers that raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125)."
+    ]
+    assert answer["solved"][0]["question"] == "Add 1 to n."
+    assert question("no marker of a template") == "no marker of a template"
+
+
+def test_rewards_of_other_sums_are_not_compared(tmp_path: Path) -> None:
+    """Fails if a reward model's value and an environment's are subtracted as if they were one."""
+    configs = {"a": "reward:\n  env_weight: 0.0\n  functions:\n    style: {path: 'x.py:f'}\n",
+               "b": "reward:\n  env_weight: 1.0\n"}  # fmt: skip
+    for run, config in configs.items():
+        parts = {"env": 0.5, "style": 3.0} if run == "a" else {}
+        row = make_rollout("1/0", [("assistant", "x")], task_id="t", score=0.5,
+                           reward=3.0 if run == "a" else 0.5, reward_parts=parts)  # fmt: skip
+        write_step(tmp_path / run, [row])
+        RunPaths(tmp_path / run).config_file.write_text(config)
+    sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
+    answer = compare_answer(*sides)
+    assert answer["rewards_differ"] == (
+        "Reward is not comparable: reward.env_weight, reward.functions differ "
+        "(A pays 1 * style, B pays 1 * env)."
+    )
+    by_name = {one["name"]: one for one in answer["numbers"]}
+    assert (by_name["reward"]["change"], by_name["reward"]["paired"]) == (None, None)
+    assert (by_name["style"]["paid"], by_name["env"]["paid"]) == ([True, False], [False, True])
+    # What an environment alone pays is its part, although it is not stored as one.
+    assert by_name["env"]["b"]["mean"] == 0.5
 
 
 def test_a_task_of_one_step_has_attempts_and_tasks_like_it(tmp_path: Path) -> None:

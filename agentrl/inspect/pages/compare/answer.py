@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError, choices
-from agentrl.inspect.pages.compare.pairs import Tried, explain_pairs, sample_pairs
-from agentrl.inspect.pages.compare.words import behaviour, headline
+from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
+from agentrl.inspect.pages.compare.pairs import Tried, explain_pairs, raised, sample_pairs
+from agentrl.inspect.pages.compare.words import behaviour, headline, rewards_differ
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges
@@ -42,10 +43,13 @@ _SUMMED = ("tokens", *TURN_FACTS)
 """Numbers that the rows of one rollout share out among them."""
 _PART = "part/"
 """Before the name of a part of the reward, which is free text."""
+_SECTIONS = ("model", "reward", "env", "dataset", "algorithm", "train", "rollout")
+"""Sections of a config whose differences are listed first."""
 _TITLES = {
     "duration_s": "seconds",
     "parse_errors": "calls not parsed",
     "tool_errors": "calls broken by a tool error",
+    "raised": "answers that raised an error",
 }
 """Names of numbers in words, where they are not their own."""
 
@@ -70,7 +74,7 @@ class _Set:
     kind: str
     steps: Range
     tried: Tried
-    numbers: Mapping[str, np.ndarray]
+    numbers: dict[str, np.ndarray]
     """Name to [rollouts] values; NaN where there is none."""
     parts: tuple[str, ...]
     """Names among them that are parts of the reward."""
@@ -84,27 +88,32 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     """
     sets = [_set_of(side, *place) for side, place in _places(first, second)]
     ours, theirs = sets
+    _fill_env_part(sets)
     parts = list(dict.fromkeys([*ours.parts, *theirs.parts]))
     same = {
         name: "score" for name in ("reward", *parts) if all(_is_score(name, one) for one in sets)
     }
     scores = [_by_task(one.tried, one.numbers["score"]) for one in sets]
     means = [_spread(one.numbers["score"])["mean"] for one in sets]
+    apart = rewards_differ(*(one.reader.curves().config for one in sets))
     joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
     groups = {
         "": ["score", "reward"],
         "part of the reward": parts,
         "length": ["tokens", "turns", "duration_s"],
-        "tools": list(TURN_FACTS[1:]),
+        "tools": [*TURN_FACTS[1:], "raised"],
     }
     found = {
         "sides": [_side(one) for one in sets],
         "config": _config(ours.reader, theirs.reader),
+        "rewards_differ": apart,
         "headline": headline(scores[0], scores[1], means),
         "numbers": [
             {
                 "group": group,
                 **_compared(name, ours, theirs),
+                **({"change": None, "paired": None} if name == "reward" and apart else {}),
+                "paid": [_paid(name, one) for one in sets],
                 "same_as": same.get(name),
                 **({"title": joined} if name == "score" else {}),
             }
@@ -117,7 +126,12 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
     }
     explain_pairs(found, ours.reader, theirs.reader)
-    found["behaviour"] = behaviour(found["numbers"], found["endings"], found["sides"])
+    found |= behaviour(
+        found["numbers"],
+        found["endings"],
+        found["sides"],
+        unparsed=[_unparsed_by_ending(one) for one in sets],
+    )
     return found
 
 
@@ -190,17 +204,19 @@ def _set_of(side: Side, kind: str, steps: Range) -> _Set:
         "duration_s": np.array(rollouts.column("duration_s").to_numpy(), dtype=np.float64),
     }
     tasks, of_task = numbered(rollouts.column("task_id"))
+    tried = Tried(
+        rollouts=rollouts,
+        tasks=tasks,
+        of_task=of_task,
+        scores=scores,
+        failed_calls=numbers["parse_errors"] + numbers["tool_errors"],
+    )
+    numbers["raised"] = raised(tried, side.reader)
     return _Set(
         reader=side.reader,
         kind=kind,
         steps=steps,
-        tried=Tried(
-            rollouts=rollouts,
-            tasks=tasks,
-            of_task=of_task,
-            scores=scores,
-            failed_calls=numbers["parse_errors"] + numbers["tool_errors"],
-        ),
+        tried=tried,
         numbers=numbers,
         parts=tuple(name for name in names if name.startswith(_PART)),
     )
@@ -234,6 +250,32 @@ def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
         "change": None if a is None or b is None else number(b - a),
         "paired": paired_change(*by_task),
     }
+
+
+def _fill_env_part(sets: Sequence[_Set]) -> None:
+    """Give a run that pays the environment's reward alone that part, which it does not store."""
+    name = f"{_PART}{ENV_PART}"
+    if not any(name in one.numbers for one in sets):
+        return
+    for one in sets:
+        if reward_weights(one.reader.curves().config) == {ENV_PART: 1.0}:
+            one.numbers.setdefault(name, one.numbers["reward"])
+
+
+def _paid(name: str, one: _Set) -> bool | None:
+    """True if a run pays a part of the reward; None of other numbers, or if it is not known."""
+    if not name.startswith(_PART):
+        return None
+    paid = is_paid(one.reader.curves().config, name.removeprefix(_PART))
+    return paid and name in one.numbers if paid is not None else None
+
+
+def _unparsed_by_ending(one: _Set) -> dict[str, int]:
+    """Ending to the number of its rollouts with a call that could not be parsed; "" is of all."""
+    endings = [row["termination"] for row in rows_of(one.tried.rollouts.select(["termination"]))]
+    bad = one.numbers["parse_errors"] > 0
+    counts = Counter(shown(end, 100) for end, is_bad in zip(endings, bad, strict=True) if is_bad)
+    return {**counts, "": int(bad.sum())}
 
 
 def _is_score(name: str, one: _Set) -> bool:
@@ -294,7 +336,7 @@ def _value_counts(tried: Tried) -> list[dict[str, Any]]:
 
 
 def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
-    """The settings in which two runs differ; empty for one run."""
+    """The settings in which two runs differ, those that decide most first; empty for one run."""
     first, second = (reader.curves().config for reader in (ours, theirs))
     return [
         {
@@ -304,9 +346,14 @@ def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
                 for side, config in (("a", first), ("b", second))
             },
         }
-        for key in sorted({*first, *second})
+        for key in sorted({*first, *second}, key=_config_order)
         if first.get(key) != second.get(key)
     ]
+
+
+def _config_order(key: str) -> tuple[int, str]:
+    section = key.split(".")[0]
+    return _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key
 
 
 def _side(one: _Set) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from agentrl.inspect.pages.groups import last_answer
+from agentrl.inspect.pages.endings import ending_name
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.types import Termination
@@ -22,6 +22,14 @@ _MOST_EXPLAINED = 40
 """Pairs of either direction whose reasons are counted: their files are read."""
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 """Name of an exception in what a grader says."""
+_MOST_GRADED = 2000
+"""Rollouts of a side whose graders are read, which takes a second at this size."""
+_USER = re.compile(r"(?:\[INST\]|<[^<>\n]*\buser\b[^<>\n]*>|<[^<>\n]*>user\b)(?:<[^<>\n]*>)*\s*")
+"""Where a message of the user begins in a rendered prompt."""
+_SPECIAL = re.compile(r"<\|[^<>\n]*\|>|</?(?:s|end_of_turn|start_of_turn)>|\[/INST\]")
+"""A special token of a chat template, with which a message ends."""
+_SIGN_OFF = 40
+"""Characters of a turn that says no more than that it is done."""
 _HALF = 0.5
 """A score from here on is solved; where values leave 0 to 1, the middle between the extremes is."""
 _PLACE = ["kind", "step", "row", "group_id", "rollout_id", "reward", "score", "termination"]
@@ -98,15 +106,46 @@ def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) ->
         found[name] = pairs[:_MOST_PAIRS]
         for pair in pairs[:1]:
             for side, reader in readers.items():
-                [of] = _long(reader, [pair[side]], ["turns"])
-                pair[side]["text"] = shown(last_answer(of["turns"])[:_ANSWER_CHARS])
+                [of] = _long(reader, [pair[side]], ["turns", "prompt_text"])
+                pair[side]["text"] = shown(_answer(of["turns"])[:_ANSWER_CHARS])
+                pair["question"] = shown(question(of["prompt_text"] or "")[:_ANSWER_CHARS])
+
+
+def question(prompt: str) -> str:
+    """The text of the last user message of a rendered prompt; the prompt's end without one."""
+    marks = list(_USER.finditer(prompt))
+    if not marks:
+        return prompt[-_ANSWER_CHARS:].strip()
+    return _SPECIAL.split(prompt[marks[-1].end() :], maxsplit=1)[0].strip()
+
+
+def _answer(turns: Sequence[Mapping[str, Any]]) -> str:
+    """The last words of the policy, with the turn before where they are no more than a sign-off."""
+    said = [turn["text"] for turn in turns if turn["role"] == "assistant"]
+    return "\n".join(said[-2:] if said and len(said[-1]) < _SIGN_OFF else said[-1:])
+
+
+def raised(tried: Tried, reader: RunReader) -> np.ndarray:
+    """[rollouts] 1 where the grader says that the answer raised an error, else 0.
+
+    NaN where no score can be trusted, and everywhere if there are more than are read for it.
+    """
+    found = np.where(np.isnan(tried.scores), np.nan, 0.0)
+    if len(found) > _MOST_GRADED:
+        return np.full(len(found), np.nan)
+    places = rows_of(tried.rollouts.select(["kind", "step", "row"]))
+    graded = _long(reader, places, ["explanation"])
+    said = [(of["explanation"] or {}).get("reason") or "" for of in graded]
+    if not any(said):
+        return np.full(len(found), np.nan)
+    return found + np.array([float(_ERROR.search(text) is not None) for text in said])
 
 
 def _why(failed: Mapping[str, Any], solved: Mapping[str, Any], said: str) -> str:
     """What the failed rollout of a pair has that the other one has not, in words."""
     ending = failed["termination"]
     if ending not in (Termination.ENV_DONE, solved["termination"]):
-        return f"ended by {ending.replace('_', ' ')}"
+        return f"ended by {ending_name(ending)}"
     if failed["failed_calls"] > solved["failed_calls"]:
         return "more calls not parsed or broken"
     error = _ERROR.search(said)

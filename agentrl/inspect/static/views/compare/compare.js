@@ -13,9 +13,12 @@ import { sideForm } from "./side_form.js";
 
 const ASKED = ["kind", "steps", "b_run", "b_kind", "b_steps"];
 const WHAT = {
+  raised: "The grader says so, in why a rollout has its reward.",
   parse_errors: "The model wrote a call that could not be read, so nothing ran.",
   tool_errors: "A tool ran and came back with an error.",
 };
+const FIRST_SETTINGS = 4;
+const NOT_SET = "not set";
 const GROUPS = {
   "": "Score and reward",
   "part of the reward": "Parts of the reward",
@@ -55,6 +58,7 @@ function draw({ runs, data }, params) {
       h("header", { class: "head" }, h("div", {}, h("h1", {}, "Compare"), sub(data))),
       notes(data.notes),
       summary(data),
+      config(data),
       sideForm(runs, data, params),
       behaviour(data),
       data.common_tasks > 0 && h(
@@ -66,7 +70,6 @@ function draw({ runs, data }, params) {
       byLabel(data, { run, kind: a.kind }),
       numbers(data, names),
       endings(data, names),
-      config(data),
     ),
   };
 }
@@ -102,6 +105,7 @@ function summary(data) {
       h("b", { class: better ? "good-ink" : "" }, named(verdict, better, data.sides)),
     ),
     h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
+    data.rewards_differ && h("p", { class: "warn-ink" }, data.rewards_differ),
     model && h("p", { class: "warn-ink" }, `Different models: A ${model.a}, B ${model.b}.`),
     title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
@@ -154,13 +158,18 @@ function apart(data) {
 }
 
 function behaviour(data) {
+  const [a, b] = data.sides;
+  const title = a.run === b.run ? "What changed in behaviour" : "What differs in behaviour";
+  const item = (text) => h("li", {}, text.replaceAll("->", "\u2192"));
+  const open = data.behaviour_open;
   return h(
     "section",
-    { class: "card", "aria-label": "What changed in behaviour" },
-    h("h2", {}, "What changed in behaviour"),
+    { class: "card", "aria-label": title },
+    h("h2", {}, title, " ", h("span", { class: "note" }, "A \u2192 B")),
     data.behaviour.length
-      ? h("ul", {}, data.behaviour.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))))
-      : h("p", { class: "note" }, "Nothing for certain in lengths, calls and endings."),
+      ? h("ul", {}, data.behaviour.map(item))
+      : h("p", {}, "Nothing for certain in errors, endings, lengths and calls."),
+    open.length > 0 && [h("p", { class: "note" }, "May be chance:"), h("ul", { class: "note" }, open.map(item))],
   );
 }
 
@@ -199,7 +208,7 @@ function numbers(data, names) {
           "tbody",
           {},
           h("tr", {}, h("th", { colspan: 4, scope: "rowgroup" }, GROUPS[group] ?? group)),
-          shown.filter((one) => one.group === group).map(numberRow),
+          shown.filter((one) => one.group === group).map((one) => numberRow(one, data)),
         ),
       ),
     ),
@@ -211,7 +220,7 @@ function sideHead(letter, name) {
   return [letter, h("span", { class: "wide" }, `: ${name}`)];
 }
 
-function numberRow(one) {
+function numberRow(one, data) {
   const paired = one.paired;
   // More reward is better; a longer rollout or more calls are neither good nor bad.
   const judged = one.group === "" || one.group === "part of the reward";
@@ -221,16 +230,22 @@ function numberRow(one) {
     "tr",
     { "data-item": "" },
     h("td", { title: WHAT[one.name] }, one.title),
-    h("td", { class: "n" }, spread(one.a)),
-    h("td", { class: "n" }, spread(one.b)),
+    [one.a, one.b].map((value, i) => h("td", { class: "n" }, cellOf(value, one.paid[i]))),
     h(
       "td",
       { class: `n ${level ? `${level}-ink` : ""}` },
       paired
         ? h(sure ? "b" : "span", { title: changeWords(paired) }, intervalText(paired))
-        : h("span", { class: "note" }, num(null)),
+        : h("span", { class: "note" }, data.rewards_differ && one.name === "reward" ? "not comparable" : num(null)),
     ),
   );
+}
+
+// A part that a run does not pay says so: it may be measured all the same.
+function cellOf(value, paid) {
+  if (paid !== false) return spread(value);
+  const note = h("span", { class: "note" }, "not paid");
+  return value && value.mean !== null ? [spread(value), " ", note] : note;
 }
 
 function spread(value) {
@@ -289,12 +304,29 @@ function endings(data, names) {
   );
 }
 
+// A named section that one run lacks is one difference, as `reward.models.rm: A set, B not set`.
+function settingText({ key, a, b }) {
+  const section = key.split(".").slice(0, 3).join(".");
+  if (section === key || ![a, b].includes(NOT_SET)) return `${key}: A ${a}, B ${b}`;
+  const [left, right] = [a, b].map((value) => (value === NOT_SET ? NOT_SET : "set"));
+  return `${section}: A ${left}, B ${right}`;
+}
+
+// Settings stand above what came of them; the first are those that decide most.
 function config(data) {
   if (!data.config.length) return null;
+  const said = [...new Set(data.config.filter(({ a, b }) => ![a, b].includes("{}")).map(settingText))];
+  const more = Math.max(0, said.length - FIRST_SETTINGS);
   return h(
     "details",
     { class: "card", "data-key": "config" },
-    h("summary", {}, h("h2", {}, `Config: ${plural(data.config.length, "setting")} differ`)),
+    h(
+      "summary",
+      {},
+      h("h2", {}, `${plural(data.config.length, "setting")} ${data.config.length === 1 ? "differs" : "differ"}`),
+      " ",
+      h("span", { class: "note" }, `${said.slice(0, FIRST_SETTINGS).join("; ")}${more ? `; and ${num(more)} more` : ""}`),
+    ),
     h(
       "table",
       { class: "tasks" },
@@ -338,20 +370,24 @@ function reasons(data, which) {
   );
 }
 
-// The texts of the first pair, as one example.
+// The texts of the first pair below what its task asks, as one example.
 function example(pair) {
-  return h(
-    "div",
-    { class: "pair even" },
-    ["a", "b"].map((side) =>
-      h(
-        "div",
-        {},
-        h("p", { class: "note" }, `${pair.task_id}, ${side.toUpperCase()}, score ${num(pair[side].score ?? pair[side].reward)}`),
-        longText(pair[side].text),
+  return [
+    h("p", { class: "note" }, `Example: ${pair.task_id}`),
+    h("div", { class: "question", "aria-label": "Question of the task" }, longText(pair.question)),
+    h(
+      "div",
+      { class: "pair even" },
+      ["a", "b"].map((side) =>
+        h(
+          "div",
+          {},
+          h("p", { class: "note" }, `${side.toUpperCase()}, score ${num(pair[side].score ?? pair[side].reward)}`),
+          longText(pair[side].text),
+        ),
       ),
     ),
-  );
+  ];
 }
 
 function pairs(data, which, title, what) {
