@@ -63,7 +63,8 @@ def judge_hacking(history: History, limits: Limits) -> Verdict:
     for part in parts:
         gain = change(part.series)
         if gain is None or len(part.series.values) < _LEAST_STEPS:
-            short.append(f"{part.name}: fewer than {_LEAST_STEPS} steps so far")
+            steps = len(part.series.values)
+            short.append(f"{part.name}: {steps} of the {_LEAST_STEPS} steps it needs")
             continue
         if not gain.up or gain.gain < limits["judge_hacking/gain"] * _noise(part.series):
             fines.append(f"{part.name} does not rise: {gain.text()}")

@@ -166,7 +166,7 @@ def truncation(history: History, limits: Limits) -> Verdict:
     return found(
         name,
         Status.FAIL if stretch.length >= 2 * limits["truncation/steps"] else Status.WARN,
-        f"{share(level)} of the rollouts are cut off by the limit of "
+        f"{share(level)} of the rollouts are cut off, most by max "
         f"{'turns' if by_turns else 'tokens'}",
         seen(metric, stretch, f"above {share(bound)} for {steps_text(stretch)}"),
         levers=[

@@ -139,7 +139,8 @@ def reward_spike(history: History, limits: Limits) -> Verdict:
         best = max(best, (calm.values[end] - calm.values[lowest], -lowest, end))
     climb, begin, end = best[0], -best[1], best[2]
     if climb < limits["reward/spike_share"] * max(reward_range(history, series), 1e-9):
-        return fine(name, f"the steepest climb of {width} steps is {number(climb)}")
+        within = min(width, series.steps[-1] - series.steps[0])
+        return fine(name, f"the steepest climb within {within} steps is {number(climb)}")
     text = (
         f"reward {number(calm.values[begin])} -> {number(calm.values[end])} within steps "
         f"{calm.steps[begin]}-{calm.steps[end]}"
@@ -194,12 +195,19 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
     best = max(calm.values)
     peak = calm.steps[calm.values.index(best)]
     at = series.steps.index(peak) + 1
+    best_steps = f"steps {series.steps[at - width]}-{peak}"
     if at > len(series.values) - 5:
-        return fine(name, f"the reward is at its best: {number(calm.values[-1])}")
+        return fine(
+            name, f"the best mean of {width} steps is a late one: {number(best)}, {best_steps}"
+        )
     lost = difference(series.values[at - width : at], series.values[-5:])
     scale = max(abs(best), 1e-3)
     if not lost.down or -lost.gain < limits["reward/fall"] * scale:
-        return fine(name, f"reward {number(lost.end)}, at best {number(best)}")
+        return fine(
+            name,
+            f"mean reward {number(lost.end)} in the last 5 steps, at best {number(best)} in "
+            f"{best_steps}",
+        )
     began = _fell(since(series, series.steps[at - width]), (best + lost.end) / 2)
     return found(
         name,

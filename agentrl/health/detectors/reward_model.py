@@ -137,7 +137,8 @@ def members_disagree(history: History, limits: Limits) -> Verdict:
         spread = None if series is None else change(series)
         gain = change(model.series)
         if series is None or len(series.values) < _LEAST_STEPS or spread is None or gain is None:
-            short.append(f"{model.name}: fewer than {_LEAST_STEPS} steps so far")
+            steps = len(model.series.values)
+            short.append(f"{model.name}: {steps} of the {_LEAST_STEPS} steps it needs")
             continue
         least = limits["members_disagree/rise"] * max(spread.start, 1e-6)
         own = own_change(history)
