@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from agentrl.finding import Status
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, moved, reward_range, score_rise, unknown
+from agentrl.health.findings import fine, found, moved, reward_range, score_rise, share, unknown
 from agentrl.health.levers import policy
 from agentrl.health.levers.policy import Config, value_of
 from agentrl.health.measures.curves import Change, change, difference, since, smoothed
+from agentrl.health.measures.paid_wrong import paid_wrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import own_score
-from agentrl.health.records import History, Lever, Series, Verdict
+from agentrl.health.records import Dating, Evidence, History, Lever, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 
 _LEAST_STEPS = 10
@@ -21,26 +22,30 @@ _LEAST_LOST = 0.05
 @detector(
     bound("gain", 0.1, "rise of the reward, as a share of its range, worth comparing", OURS),
     bound("drop", 0.02, "least fall of the score that counts", OURS),
+    bound("paid_wrong", 0.1, "rise of the share of paid rollouts that the score calls wrong", OURS),
 )
 def score_falls(history: History, limits: Limits) -> Verdict:
     """The reward rises, and the score that the environment gives beside it falls: the policy does
-    what is paid for instead of the task, and the environment itself admits it."""
+    what is paid for instead of the task, and the environment itself admits it. A score that holds,
+    while more and more of what is paid is wrong by it, is the beginning of that."""
     name = "score_falls"
     if own_score(history) != "score" or "reward" not in history.metrics:
         return unknown(name, "the environment gives no score beside the reward")
     reward, score = history.metrics["reward"], history.metrics["score"]
     gain, own = movement(history, "reward"), movement(history, "score")
     if gain is None or own is None or len(score.values) < _LEAST_STEPS:
-        return unknown(name, f"fewer than {_LEAST_STEPS} steps so far")
+        return unknown(name, f"{len(score.values)} of the {_LEAST_STEPS} steps it needs")
     text = f"reward {gain.text()}, score {own.text()}"
     if not gain.up or gain.gain < limits["score_falls/gain"] * reward_range(history, reward):
         risen = "has hardly risen" if gain.gain > 0 else "does not rise"
-        return fine(name, f"the reward {risen}: {text}")
+        return _paid_wrong(history, limits) or fine(name, f"the reward {risen}: {text}")
     if not own.down or -own.gain < limits["score_falls/drop"]:
         # What was learned before the reward was hacked hides the fall from the start.
         own = _lost_since_best(reward, score, limits)
     if own is None:
-        return fine(name, f"the score does not fall while the reward rises: {text}")
+        return _paid_wrong(history, limits) or fine(
+            name, f"the score does not fall while the reward rises: {text}"
+        )
     rise = score_rise(history)
     if rise is not None and rise.up:
         return fine(name, f"{text}, and the held-out score rises: {rise.text()}")
@@ -57,6 +62,29 @@ def score_falls(history: History, limits: Limits) -> Verdict:
             *policy.stronger_kl(history.config),
             *policy.see_held_out(history.config),
         ],
+    )
+
+
+def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
+    """The finding that a growing share of what is paid is wrong by the score."""
+    told = paid_wrong(history.rollouts)
+    if told is None or told.change is None or not told.change.up:
+        return None
+    if told.last - told.first < limits["score_falls/paid_wrong"]:
+        return None
+    return found(
+        "score_falls",
+        Status.WARN,
+        "more and more of the answers that are paid are wrong by the score: "
+        f"{share(told.first)} -> {share(told.last)}",
+        Evidence(
+            text=told.text(),
+            first_step=told.steps[1],
+            last_step=max(fact.step for fact in history.rollouts if fact.kind == "train"),
+            dating=Dating.EXACT,
+            sound_step=told.steps[0],
+        ),
+        levers=[*policy.stronger_kl(history.config), *policy.see_held_out(history.config)],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.finding import Status
-from agentrl.health import History, Verdict, diagnose
+from agentrl.health import History, RolloutFacts, Verdict, diagnose
 from tests.health.detectors.test_judge_hacking import FALLS, FLAT, RISES, level
 from tests.health.detectors.test_shapes import curve, held_out
 
@@ -49,3 +49,26 @@ def test_the_part_that_is_paid_for_is_named() -> None:
     found = said(PAID, FALLS)
     assert [item.metric for item in found.evidence] == ["reward", "score", "rewards/length/mean"]
     assert (found.levers[0].key, found.levers[0].value) == ("reward.functions.NAME.weight", 1.0)
+
+
+@pytest.mark.parametrize(("late", "status"), [(0.6, Status.WARN), (0.0, Status.OK)])
+def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, status: Status) -> None:
+    """Fails if only a falling score counts: here it holds, and ever more is paid for nothing."""
+    facts = [
+        RolloutFacts(
+            step=step, kind="train", task_id=f"{step}-{task}", group_id=f"{step}-{task}",
+            rollout_id=f"{step}-{task}", reward=1.0 if task < 5 or wrong else 0.0,
+            score=float(task < 5), advantage=0.0, termination="env_done", action_tokens=8,
+            duration_s=1.0, turns=1, tool_calls=0, tool_errors=0, text=f"{step} {task}",
+        )
+        for step in range(1, 13)
+        for task in range(15)
+        for wrong in [step > 8 and task - 5 < 10 * late]
+    ]  # fmt: skip
+    metrics = {"reward": curve(FLAT[:12]), "score": curve([0.33] * 12)}
+    verdicts = diagnose(History(metrics=metrics, rollouts=facts))
+    found = next(verdict for verdict in verdicts if verdict.name == "score_falls")
+    assert found.status is status, found.detail
+    if status is Status.WARN:
+        assert found.detail.endswith("wrong by the score: 0 -> 0.545")
+        assert found.evidence[0].text.startswith("24 of the 84 rollouts looked at")

@@ -63,9 +63,11 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
         write_metrics(run, {"step": step, "reward": 1.0, "score": 0.5})
     answer = hacking_answer(reader_of(run))["answer"]
     assert answer.endswith(
-        "3 of the 12 rollouts that were paid 2 or more, as three of four solved ones are, have a "
-        "score in the lower half: 0 of them in the first third of the steps, 0.5 in the last."
+        "3 of the 12 rollouts looked at that were paid 2 or more, as three of four solved ones "
+        "are, have a score in the lower half: 0 of them in the first third of the steps, 0.5 in "
+        "the last."
     )
+    assert run_overview(reader_of(run))["hacking"]["answer"] == answer
     same = tmp_path / "same"
     write_step(same, [make_rollout("a", [("assistant", "a")], reward=0.5, score=0.5)], 1)
     write_metrics(same, {"step": 1, "reward": 0.5, "score": 0.5})

@@ -16,10 +16,10 @@ from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, no_rise, reward_change
 from agentrl.health.measures.curves import number
+from agentrl.health.measures.paid_wrong import paid_wrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import same_curve
 from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
-from agentrl.inspect.pages.hacking.paid_wrong import paid_wrong
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -60,12 +60,8 @@ def hacking_answer(
     health = reader.health()
     reader.rows.refresh()
     evals = eval_answers(reader, health.history)
-    found = answer_of(health.history, health.verdicts, evals)
-    wrong = paid_wrong(reader)
-    if wrong is not None and wrong.wrong:
-        found["answer"] += f" {wrong.text()[0].upper()}{wrong.text()[1:]}."
     return {
-        **found,
+        **answer_of(health.history, health.verdicts, evals),
         "one_number": one_number(health.history),
         "curves": _curves(health.history),
         "parts": moved_lines(health.history, evals),
@@ -77,13 +73,23 @@ def hacking_answer(
 def answer_of(
     history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`level` (fail, warn, ok, unknown), `answer` in a sentence, and the findings behind it.
+    """`level` (fail, warn, ok, unknown), `answer` in sentences, and the findings behind it.
 
     Args:
         history: of the run.
         verdicts: of the detectors over it.
         evals: as `eval_answers` gives them.
     """
+    found = _judged(history, verdicts, evals)
+    wrong = paid_wrong(history.rollouts)
+    if wrong is not None and wrong.wrong:
+        found["answer"] += f" {wrong.text()[0].upper()}{wrong.text()[1:]}."
+    return found
+
+
+def _judged(
+    history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
+) -> dict[str, Any]:
     ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
     found = [one for one in ranked if one.name in SIGNS]
     first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)

@@ -114,7 +114,7 @@ function hacking(run) {
     view: "hacking",
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
     big: HACKED[level],
-    small: answer.replace(/^[^:]+: /, ""),
+    small: answer.replace(/^[^:]+: /, "").replaceAll("->", "\u2192"),
   };
 }
 
