@@ -325,7 +325,7 @@ function config(data) {
       {},
       h("h2", {}, `${plural(data.config.length, "setting")} ${data.config.length === 1 ? "differs" : "differ"}`),
       " ",
-      h("span", { class: "note" }, `${said.slice(0, FIRST_SETTINGS).join("; ")}${more ? `; and ${num(more)} more` : ""}`),
+      h("span", { class: "note" }, `${said.slice(0, FIRST_SETTINGS).join("; ")}${more ? "; and more" : ""}`),
     ),
     h(
       "table",

@@ -1,5 +1,6 @@
 // On the first screen: the tasks that gained most and lost most between two evaluations.
 
+import { get } from "../../api.js";
 import { h } from "../../dom.js";
 import { num, plural } from "../../format.js";
 import { href } from "../../router.js";
@@ -46,6 +47,7 @@ export function learned(run, brief) {
       list(run, moved.gained, moved.gained_count, "gained", { run: run.id, kind }),
       list(run, moved.lost, moved.lost_count, "lost", { run: run.id, kind, sort: "loss" }),
     ),
+    compared && run.state !== "running" && behaviour(compared),
     h(
       "p",
       { class: "note" },
@@ -54,6 +56,21 @@ export function learned(run, brief) {
         " With one rollout a task, a single task may change by chance.",
     ),
   );
+}
+
+// What changed in how it answers: two evaluations are read for it, which the first paint and a run
+// that goes on do not wait for.
+function behaviour(compared) {
+  const node = h("ul", { class: "learned-why", "aria-label": "What changed in behaviour" });
+  node.hidden = true;
+  get("compare", compared).then(
+    (found) => {
+      node.append(...found.behaviour.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))));
+      node.hidden = !found.behaviour.length;
+    },
+    () => {}, // the comparison itself says what is wrong
+  );
+  return node;
 }
 
 function list(run, tasks, count, what, to) {
