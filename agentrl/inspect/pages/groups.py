@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from agentrl.errors import RunError
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.payment import env_paid, part_names, reward_weights
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
@@ -100,7 +101,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
     siblings = [_sibling(of, stored, sampled) for of in by_reward(rollouts_of(index))]
     first_rows = [of[0]["row"] for of in rollouts_of(index)]
-    task = index[0]["task_id"]
+    task, weights = index[0]["task_id"], reward_weights(reader)
     return {
         "kind": kind,
         "step": step,
@@ -108,6 +109,8 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "task_id": task,
         "prompt_text": shown(stored[first_rows[0]]["prompt_text"], _GROUP_CHARS),
         "siblings": siblings,
+        "env_paid": env_paid(weights),
+        "part_names": part_names(weights),
         "outcomes": _outcomes(siblings),
         "divergence": _divergence(
             [ids[order.index(row)] for row in first_rows],

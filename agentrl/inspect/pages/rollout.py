@@ -16,12 +16,19 @@ from agentrl.inspect.pages.groups import (
     named_numbers,
 )
 from agentrl.inspect.pages.images import row_images
+from agentrl.inspect.pages.payment import (
+    ENV_PART,
+    env_paid,
+    paid_text,
+    payment,
+    reward_weights,
+    told_apart,
+)
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
-from agentrl.inspect.read.safe_terminal import number as digits
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 from agentrl.inspect.read.trained_turns import trained_by_turn
@@ -56,7 +63,10 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     sampled = action_tokens(rows, shelf)
     turns = [long["turns"] for long in stored]
     named, trained = turn_names(turns), trained_by_turn(reader, shelf, index, turns)
-    explained = explanation_parts(last_stored["explanation"])
+    weights = reward_weights(reader)
+    explained = told_apart(explanation_parts(last_stored["explanation"]), weights)
+    parts = named_numbers(last_stored["reward_parts"])
+    of_turn = {"reward_weight": weights.get(ENV_PART, 1.0)}
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
     siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
@@ -73,10 +83,11 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "termination": shown(last["termination"]),
         "termination_rule": _rule(last["termination"]),
         "detail": shown(last_stored["termination_detail"]),
-        "reward_parts": named_numbers(last_stored["reward_parts"]),
+        "reward_parts": parts,
+        "payment": payment(weights, parts),
         "extra_logs": named_numbers(last_stored["extra_logs"]),
         "explanation": explained,
-        "outcome": _outcome(turns, last, explained),
+        "outcome": _outcome(turns, last, explained, weights),
         "requests": requests,
         "temperature": number(last_stored["temperature"]),
         "duration_s": number(last["duration_s"]),
@@ -90,7 +101,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],
                 "turns": [
-                    _turn(turn) | {"name": name} | counts
+                    _turn(turn) | {"name": name} | of_turn | counts
                     for turn, name, counts in zip(long["turns"], names, tokens, strict=True)
                 ],
                 "images": row_images(reader, long["images"]),
@@ -115,15 +126,23 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
 def _outcome(
     rows: Sequence[Sequence[Mapping[str, Any]]],
     last: Mapping[str, Any],
-    explained: Sequence[Mapping[str, str]],
+    explained: Sequence[Mapping[str, Any]],
+    weights: Mapping[str, float],
 ) -> str:
-    """How a rollout went in one line: its turns, how it ended, how it was graded, its reward."""
+    """How a rollout went in one line: its turns, how it ended, how it was graded, its reward.
+
+    A reason stands beside the number that it explains.
+    """
     turns = sum(turn["role"] == "assistant" for row in rows for turn in row)
     ended = shown(last["termination"], 100).replace("_", " ")
     said = next((part["text"] for part in explained if part["field"] == "reason"), "")
-    reason = said.splitlines()[0][:_REASON_CHARS].rstrip(".") + "; " if said else ""
+    reason = said.splitlines()[0][:_REASON_CHARS].rstrip(".") if said else ""
+    paid = paid_text(weights, number(last["reward"]), number(last["score"]))
+    end = "; ".join(filter(None, (reason, paid)))
+    if reason and not env_paid(weights):
+        end = f"{paid}: {reason}"
     count = "1 turn" if turns == 1 else f"{turns} turns"
-    return f"{count}, ended by {ended}; {reason}reward {digits(number(last['reward']))}"
+    return f"{count}, ended by {ended}; {end}"
 
 
 def diff_answer(reader: RunReader, ours: tuple[str, int, str], theirs: tuple[str, int, str]) -> Any:

@@ -251,8 +251,16 @@ def _facts(turn: Mapping[str, Any]) -> str:
     if turn["finish_reason"]:
         facts.append(turn["finish_reason"])
     if turn["reward"] is not None:
-        facts.append(f"reward {number(turn['reward'])}")
+        facts.append(_turn_reward(number(turn["reward"]), turn.get("reward_weight", 1.0)))
     return ", ".join(facts)
+
+
+def _turn_reward(value: str, weight: float) -> str:
+    """The reward of a turn, which the environment gives and the config weighs."""
+    if weight == 1:
+        return f"reward {value}"
+    paid = "" if weight else ": not paid"
+    return f"environment's reward {value} (weight {weight:g}{paid})"
 
 
 def _tokens_text(turn: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.types import ToolCall, Turn
 from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
 from tests.inspect.pages.test_compare import once_each
+from tests.inspect.pages.test_payment import paid_run
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 SIDES = {"kind": "train", "steps": "1", "b_kind": "train", "b_steps": "2"}
@@ -50,7 +51,8 @@ def test_a_first_reader_finds_each_thing_once_and_in_words(
 ) -> None:
     run = {"run": "planted"}
     many = {**run, "kind": "train", "step": 3}
-    with inspecting(read_once(tmp_path / "planted")) as served, watched(browser) as page:
+    runs = read_once(tmp_path / "planted"), paid_run(tmp_path)
+    with inspecting(*runs) as served, watched(browser) as page:
         opened(page, at(served, "step", **many))
         expect(page.get_by_role("columnheader", name="mean reward = score")).to_be_visible()
         expect(page.get_by_role("columnheader", name=re.compile("^score"))).to_have_count(0)
@@ -71,6 +73,14 @@ def test_a_first_reader_finds_each_thing_once_and_in_words(
         # The call is the whole answer, and is read once.
         expect(page.locator("#turn-0 > pre")).to_have_count(0)
         expect(page.locator("#turn-2 > pre")).to_have_text("say 3")
+        opened(page, at(served, "rollout", run="run", kind="train", step=1, rollout="g/0"))
+        expect(page.locator("#turn-0 .earned")).to_have_text(
+            "environment's reward 0 (weight 0: not paid)"
+        )
+        outcome = page.locator(".side .card", has_text="Outcome")
+        expect(outcome).to_contain_text("environment's reward (weight 0)0")
+        expect(page.locator("#why")).to_contain_text("Why this score")
+        opened(page, at(served, "rollout", **many, rollout="many/3"))
         page.set_viewport_size({"width": 400, "height": 800})
         places = [page.locator(one).first.bounding_box() for one in ("#turn-0", ".side")]
         turn, side = (place["y"] for place in places if place)

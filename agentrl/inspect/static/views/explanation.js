@@ -7,8 +7,18 @@ const ILL = /^\s*(failed|missing|error)\b/i;
 // Longer lists are shown plain: a span for each line of a log of megabytes would stall the layout.
 const MOST_CHARS = 16_500;
 
+export const WHY = "Why this reward";
+
 // A card of all texts; null where there is none.
-export function explanationCard(parts, { key = "explanation", title = "Why this reward", id = "why" } = {}) {
+export function explanationCard(
+  parts,
+  {
+    key = "explanation",
+    title = WHY,
+    id = "why",
+    note = "never shown to the model",
+  } = {},
+) {
   if (!parts.length) return null;
   return h(
     "details",
@@ -17,7 +27,7 @@ export function explanationCard(parts, { key = "explanation", title = "Why this 
       "summary",
       {},
       h("h2", {}, title),
-      h("span", { class: "note" }, "never shown to the model"),
+      h("span", { class: "note" }, note),
     ),
     explanationTexts(parts, title),
   );

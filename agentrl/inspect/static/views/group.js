@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { h, longText } from "../dom.js";
 import { kindName, lastPart, num, plural, secondsLike, words } from "../format.js";
 import { go, href } from "../router.js";
-import { explanationCard, explanationTexts } from "./explanation.js";
+import { WHY, explanationCard, explanationTexts } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
 import { around, notes, reward, termination } from "./parts.js";
 import { actionText, patchText } from "./sibling_text.js";
@@ -208,6 +208,7 @@ function columns(data, params, base, reference) {
     size,
     score: data.siblings.some((one) => one.score !== null && one.score !== one.reward),
     parts: [...new Set(data.siblings.flatMap((one) => Object.keys(one.reward_parts ?? {})))],
+    names: data.part_names,
     time: secondsLike(data.siblings.map((one) => one.duration_s)),
   };
   const rows = 1 + turns + Number(patches) + Number(explained);
@@ -225,7 +226,7 @@ function columns(data, params, base, reference) {
         ),
         patches &&
           h("section", { class: "cell patch" }, h("h3", {}, "Patch"), patchText(one, base)),
-        explained && whyCell(reasons[column], one),
+        explained && whyCell(reasons[column], one, data.env_paid ? WHY : "Why this score (not paid)"),
       ),
     ),
   );
@@ -288,7 +289,7 @@ function sibling(one, params, shared, base, alike) {
       "dl",
       { class: "facts" },
       shared.score && fact("score", num(one.score)),
-      shared.parts.map((name) => fact(name, num(one.reward_parts?.[name] ?? null))),
+      shared.parts.map((name) => fact(shared.names[name] ?? name, num(one.reward_parts?.[name] ?? null))),
       fact("advantage", around(one.advantage, shared.size), "Above 0: made likelier; below: less"),
       fact("tokens", num(one.action_tokens), "Sampled by the policy"),
       fact("turns", num(one.turns)),
@@ -360,7 +361,7 @@ function answer(one) {
   );
 }
 
-function whyCell(parts, one) {
+function whyCell(parts, one, title) {
   return h(
     "section",
     { class: "cell why" },
@@ -368,7 +369,7 @@ function whyCell(parts, one) {
       h(
         "details",
         { open: true, "data-key": `why ${one.rollout_id}` },
-        h("summary", {}, h("h3", {}, "Why this reward")),
+        h("summary", {}, h("h3", {}, title)),
         explanationTexts(parts),
       ),
   );

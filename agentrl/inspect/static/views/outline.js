@@ -7,7 +7,8 @@ import { num, plural, words } from "../format.js";
 const FEWEST = 4;
 const WORDS = 60;
 
-// A card; `turns` are [{one, id}] in the order of the page. Turns of the model have numbers, from 1.
+// A card; `turns` are [{one, id}] in the order of the page, `explained` the title of the reasons.
+// Turns of the model have numbers, from 1.
 export function outline(turns, { explained }) {
   if (turns.length < FEWEST) return null;
   const own = turns.filter(({ one }) => one.role === "assistant");
@@ -54,7 +55,7 @@ export function outline(turns, { explained }) {
           "Next failure",
         ),
       explained &&
-        h("button", { type: "button", onclick: () => jumpTo("why") }, "Why this reward"),
+        h("button", { type: "button", onclick: () => jumpTo("why") }, explained),
     ),
     h("ol", {}, links),
   );
@@ -95,7 +96,7 @@ function link(one, id, own) {
       own >= 0 && [h("span", { class: "note" }, String(own + 1)), " "],
       h("b", {}, one.role),
       failed && h("span", { class: "fail-ink" }, ` ${words(failed)}`),
-      one.reward ? h("span", { class: "note" }, ` reward ${num(one.reward)}`) : null,
+      one.reward && one.reward_weight !== 0 ? h("span", { class: "note" }, ` reward ${num(one.reward)}`) : null,
       " ",
       h("span", { class: "said" }, firstWords(one)),
     ),

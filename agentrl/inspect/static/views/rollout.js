@@ -3,9 +3,9 @@
 
 import { exportAddress, get, has, isExport } from "../api.js";
 import { h, longText } from "../dom.js";
-import { kindName, lastPart, num, plural, seconds, signed } from "../format.js";
+import { kindName, lastPart, num, plural, seconds, short, signed } from "../format.js";
 import { href } from "../router.js";
-import { explanationCard } from "./explanation.js";
+import { WHY, explanationCard } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
 import { labelCard } from "./labels/labels.js";
 import { nextTrouble, outline } from "./outline.js";
@@ -98,7 +98,7 @@ function draw(data, params) {
           { class: "turns" },
           requestCard(data.requests, (row, turn) => `turn-${turnId({ row_index: row }, turn, data.rows.length > 1)}`),
           data.rows.map((row) => rowOf(row, data, params)),
-          explanationCard(data.explanation),
+          explanations(data),
           data.patch &&
             h(
               "details",
@@ -250,11 +250,35 @@ function graded(row, data) {
     : null;
 }
 
+// Reasons of who paid, and those of an environment whose verdict is not paid.
+function explanations(data) {
+  const [paid, unpaid] = [true, false].map((of) => data.explanation.filter((part) => part.paid === of));
+  return [
+    explanationCard(paid),
+    explanationCard(unpaid, {
+      key: "score explanation",
+      title: whyTitle({ ...data, explanation: unpaid }),
+      id: paid.length ? "why-score" : "why",
+      note: `the environment's verdict, which is not paid (weight 0); never shown to the model`,
+    }),
+  ];
+}
+
+// Of the first reason: an environment's that is not paid explains the score.
+function whyTitle({ explanation, score }) {
+  if (explanation.some((part) => part.paid)) return WHY;
+  return score === null ? "Why the environment's reward" : "Why this score";
+}
+
+function weighed({ name, value, weight }) {
+  return [weight === null ? name : `${name} (weight ${short(weight)})`, num(value)];
+}
+
 function side(data, params, at) {
   const facts = [
     [sameScore([[data.reward, data.score]]) ? REWARD_AND_SCORE : "reward", reward(data.reward)],
+    ...data.payment.map(weighed),
     data.score !== data.reward && ["score", num(data.score)],
-    ...Object.entries(data.reward_parts ?? {}).map(([name, value]) => [name, num(value)]),
     ["advantage", data.advantage === null ? "not in a batch" : signed(data.advantage)],
     data.version_lag > 0 && ["policy lag", plural(data.version_lag, "step")],
     ["time", seconds(data.duration_s)],
@@ -290,7 +314,7 @@ function side(data, params, at) {
         ),
       ],
     ),
-    outline(turns, { explained: data.explanation.length > 0 }),
+    outline(turns, { explained: data.explanation.length > 0 && whyTitle(data) }),
     data.siblings.length > 1 &&
       h(
         "section",

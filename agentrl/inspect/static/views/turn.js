@@ -1,7 +1,7 @@
 // One turn: who spoke, what was said, which tools were called and what they answered.
 
 import { h, longText } from "../dom.js";
-import { num, plural, seconds, words } from "../format.js";
+import { num, plural, seconds, short, words } from "../format.js";
 import { firstWords } from "./outline.js";
 import { reward, status } from "./parts.js";
 
@@ -58,10 +58,17 @@ export function heading(one) {
       one.finish_reason !== "stop" &&
       h("span", { class: "pill warn" }, `ended by ${words(one.finish_reason)}`),
     h("span", { class: "said" }, firstWords(one)),
-    one.reward !== null &&
-      one.reward !== undefined &&
-      h("span", { class: "earned" }, "reward ", reward(one.reward)),
+    earned(one),
   ];
+}
+
+// The reward of a turn is the environment's; what the config weighs by 0 trained nothing.
+function earned({ reward: value, reward_weight: weight = 1 }) {
+  if (value === null || value === undefined) return null;
+  if (weight === 1) return h("span", { class: "earned" }, "reward ", reward(value));
+  if (weight === 0)
+    return h("span", { class: "earned note" }, `environment's reward ${num(value)} (weight 0: not paid)`);
+  return h("span", { class: "earned" }, "environment's reward ", reward(value), ` (weight ${short(weight)})`);
 }
 
 // "46 of 152 tokens trained; 106 zero advantage".
