@@ -32,7 +32,7 @@ from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 from agentrl.inspect.read.trained_turns import trained_by_turn
-from agentrl.inspect.read.turn_numbers import turn_names
+from agentrl.inspect.read.turn_numbers import repeated_turns, turn_names
 from agentrl.types import TERMINATION_RULES, Termination
 
 _COLUMNS = ("termination_detail", "reward_parts", "extra_logs", "explanation", "requests", "images",
@@ -62,7 +62,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     reasons = row_reasons(requests)
     sampled = action_tokens(rows, shelf)
     turns = [long["turns"] for long in stored]
-    named, trained = turn_names(turns), trained_by_turn(reader, shelf, index, turns)
+    named, repeated = turn_names(turns), repeated_turns(turns)
+    trained = trained_by_turn(reader, shelf, index, turns)
     weights = reward_weights(reader)
     explained = told_apart(explanation_parts(last_stored["explanation"]), weights)
     parts = named_numbers(last_stored["reward_parts"])
@@ -101,15 +102,17 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],
                 "turns": [
-                    _turn(turn) | {"name": name} | of_turn | counts
-                    for turn, name, counts in zip(long["turns"], names, tokens, strict=True)
+                    _turn(turn) | {"name": name, "repeats": repeats} | of_turn | counts
+                    for turn, name, repeats, counts in zip(
+                        long["turns"], names, again, tokens, strict=True
+                    )
                 ],
                 "images": row_images(reader, long["images"]),
                 "has_tokens": row["row_index"] in with_tokens,
                 "n_tokens": sum(length),
             }
-            for row, long, length, names, tokens in zip(
-                index, stored, lengths, named, trained, strict=True
+            for row, long, length, names, again, tokens in zip(
+                index, stored, lengths, named, repeated, trained, strict=True
             )
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),

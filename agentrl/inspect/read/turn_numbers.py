@@ -52,6 +52,39 @@ def turn_names(rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[str]]:
     ]
 
 
+def repeated_turns(rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[str]]:
+    """For each turn of each row, that it does the same as an earlier one, in words; else empty.
+
+    Calls are compared by name and arguments, and turns without calls by their text.
+
+    Example:
+        >>> turns = [{"role": "assistant", "text": text, "tool_calls": []} for text in "aba"]
+        >>> repeated_turns([turns])
+        [['', '', 'same answer as turn 1']]
+    """
+    first: dict[tuple[str, str], int] = {}
+    found: list[list[str]] = []
+    for turns, numbers in zip(rows, turn_numbers(rows), strict=True):
+        found.append([])
+        for turn, number in zip(turns, numbers, strict=True):
+            what, key = _deed(turn)
+            before = first.setdefault((what, key), number) if key else number
+            found[-1].append(f"same {what} as turn {before}" if before != number else "")
+    return found
+
+
+def _deed(turn: Mapping[str, Any]) -> tuple[str, str]:
+    """What a turn of the model does, in a word, and a key that equal deeds share."""
+    if turn["role"] != "assistant":
+        return "", ""
+    calls = turn["tool_calls"]
+    if not calls:
+        return "answer", turn["text"].strip()
+    key = str([(call["name"], str(call["arguments"]) or call["raw"]) for call in calls])
+    code = all(call["arguments"] and "code" in call["arguments"] for call in calls)
+    return ("code" if code else "call" if len(calls) == 1 else "calls"), key
+
+
 def assistant_turns(turns: Iterable[Mapping[str, Any]]) -> int:
     """The number of turns that the model took."""
     return sum(turn["role"] == "assistant" for turn in turns)

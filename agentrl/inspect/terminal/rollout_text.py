@@ -20,7 +20,7 @@ from agentrl.data import StoredTrajectory
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.safe_terminal import number, visible
-from agentrl.inspect.read.turn_numbers import turn_names
+from agentrl.inspect.read.turn_numbers import repeated_turns, turn_names
 from agentrl.inspect.terminal.columns import REWARD_AND_SCORE
 from agentrl.inspect.terminal.request_text import request_lines
 from agentrl.types import Trajectory
@@ -46,9 +46,14 @@ def stored_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
         {
             "prompt_text": row.prompt_text,
             "prompt_tokens": len(row.prompt_ids),
-            "turns": [one | {"name": name} for one, name in zip(of_row, names, strict=True)],
+            "turns": [
+                one | {"name": name, "repeats": repeats}
+                for one, name, repeats in zip(of_row, names, again, strict=True)
+            ],
         }
-        for row, of_row, names in zip(trajectories, turns, turn_names(turns), strict=True)
+        for row, of_row, names, again in zip(
+            trajectories, turns, turn_names(turns), repeated_turns(turns), strict=True
+        )
     ]
 
 
@@ -250,6 +255,8 @@ def _facts(turn: Mapping[str, Any]) -> str:
     facts = [_tokens_text(turn), f"{turn['duration_s'] or 0:.2f} s"]
     if turn["finish_reason"]:
         facts.append(turn["finish_reason"])
+    if turn.get("repeats"):
+        facts.append(turn["repeats"])
     if turn["reward"] is not None:
         facts.append(_turn_reward(number(turn["reward"]), turn.get("reward_weight", 1.0)))
     return ", ".join(facts)

@@ -57,6 +57,7 @@ export function heading(one) {
     one.finish_reason &&
       one.finish_reason !== "stop" &&
       h("span", { class: "pill warn" }, `ended by ${words(one.finish_reason)}`),
+    one.repeats && h("span", { class: "pill warn" }, one.repeats),
     h("span", { class: "said" }, firstWords(one)),
     earned(one),
   ];
