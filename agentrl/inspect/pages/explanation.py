@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,14 @@ TITLES = {
     "grader_output": "grader output",
 }
 """Fields of `Explanation` in the order in which they are read, with what views call them."""
+
+
+_PASSED = re.compile(r"^\s*(?:passed|ok)\b", re.IGNORECASE | re.MULTILINE)
+
+
+def passed_tests(stored: Mapping[str, Any] | None) -> int:
+    """Lines of the tests of a stored explanation that begin with `passed` or `ok`."""
+    return len(_PASSED.findall((stored or {}).get("tests") or ""))
 
 
 def explanation_parts(stored: Explanation | Mapping[str, Any] | None) -> list[dict[str, str]]:

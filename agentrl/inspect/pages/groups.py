@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from agentrl.errors import RunError
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.outcomes import best_first, distinct_outcomes, first_pair
 from agentrl.inspect.pages.payment import env_paid, part_names, reward_weights
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens
@@ -27,7 +28,6 @@ _GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""
 _RESULT_CHARS = 20_000
 """Shown there of one text that a tool or the environment gave."""
-_OUTCOME_CHARS = 400
 _PATCH_KEYS = ("patch", "diff")
 """What tools call a patch in the data they hand to the environment."""
 
@@ -99,7 +99,8 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     table = rows.read(shelf, order, columns)
     ids = _token_lists(table)
     stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
-    siblings = [_sibling(of, stored, sampled) for of in by_reward(rollouts_of(index))]
+    siblings = [_sibling(of, stored, sampled) for of in best_first(reader, shelf, index)]
+    outcomes = distinct_outcomes(siblings)
     first_rows = [of[0]["row"] for of in rollouts_of(index)]
     task, weights = index[0]["task_id"], reward_weights(reader)
     return {
@@ -111,7 +112,8 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "siblings": siblings,
         "env_paid": env_paid(weights),
         "part_names": part_names(weights),
-        "outcomes": _outcomes(siblings),
+        "outcomes": outcomes,
+        "pair": first_pair(siblings, outcomes),
         "divergence": _divergence(
             [ids[order.index(row)] for row in first_rows],
             [stored[row]["turns"] for row in first_rows],
@@ -143,47 +145,6 @@ def _sibling(
         "explanation": explanation_parts(stored[last["row"]]["explanation"]),
         "patch": last_patch(turns),
     }
-
-
-def _outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the siblings ended with, each once: best first, then the most frequent.
-
-    A sibling that did the same as one before it, word by word, is marked as `same_as` that one.
-    """
-    first: dict[str, str] = {}
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for one in siblings:
-        end = (one["reward"], one["termination"])
-        key = json.dumps([one["actions"], *end])
-        same = first.setdefault(key, one["rollout_id"])
-        one["same_as"] = None if same == one["rollout_id"] else same
-        text = one["actions"][-1]["text"] if one["actions"] else ""
-        said = next((part["text"] for part in one["explanation"] if part["field"] == "reason"), "")
-        of = found.setdefault(
-            (text, *end),
-            {
-                "text": text[:_OUTCOME_CHARS],
-                "reward": one["reward"],
-                "termination": one["termination"],
-                "said": said[:_OUTCOME_CHARS],
-                "rollouts": [],
-            },
-        )
-        of["rollouts"].append(one["rollout_id"])
-    order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
-    return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
-
-
-def by_reward(
-    rollouts: Iterable[Sequence[Mapping[str, Any]]],
-) -> list[Sequence[Mapping[str, Any]]]:
-    """Index rows of rollouts, the highest reward first; those without one stand at the end."""
-
-    def key(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, float]:
-        reward = number(rows[-1]["reward"])
-        return reward is None, -(reward or 0.0)
-
-    return sorted(rollouts, key=key)
 
 
 def _actions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,13 +9,13 @@ from typing import Any
 from agentrl.inspect.pages.endings import ending_traits
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.pages.groups import (
-    by_reward,
     find_rollout,
     json_or_none,
     last_patch,
     named_numbers,
 )
 from agentrl.inspect.pages.images import row_images
+from agentrl.inspect.pages.outcomes import best_first
 from agentrl.inspect.pages.payment import (
     ENV_PART,
     env_paid,
@@ -30,7 +30,7 @@ from agentrl.inspect.read.row_facts import action_tokens, oldest_version
 from agentrl.inspect.read.run_labels import labels_answer
 from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
-from agentrl.inspect.read.stored_rows import chosen, rollouts_of
+from agentrl.inspect.read.stored_rows import chosen
 from agentrl.inspect.read.trained_turns import trained_by_turn
 from agentrl.inspect.read.turn_numbers import repeated_turns, turn_names
 from agentrl.types import TERMINATION_RULES, Termination
@@ -70,7 +70,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     of_turn = {"reward_weight": weights.get(ENV_PART, 1.0)}
     order = list(dict.fromkeys(shelf.index.column("rollout_id").to_pylist()))
     at = order.index(rollout)
-    siblings = by_reward(rollouts_of(rows_of(chosen(shelf.index, group_id=last["group_id"]))))
+    siblings = best_first(reader, shelf, rows_of(chosen(shelf.index, group_id=last["group_id"])))
     return {
         "kind": kind,
         "step": step,

@@ -377,7 +377,7 @@ def test_reasons_answers_and_siblings_are_read_on_a_wide_and_a_narrow_page(
         expect(page.locator(".answer").first).to_be_hidden()
         page.keyboard.press("e")
         expect(page.locator(".answer").first).to_be_visible()
-        page.get_by_role("link", name="Best and commonest failure").click()
+        page.get_by_role("link", name="Best and worst side by side").click()
         pair = page.locator(".split").first
         differs = pair.locator(".differs")
         expect(differs).to_have_count(1)

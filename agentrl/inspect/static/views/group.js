@@ -56,7 +56,7 @@ function draw(data, params) {
             "All steps of this task",
           ),
           data.siblings.some((one) => one.actions.length > 1) && foldButtons(FOLDED),
-          bestAgainstFailure(data, params),
+          firstPair(data, params),
           otherSteps(data, params),
           base &&
             h(
@@ -94,19 +94,18 @@ function pairAddress(params, one, other) {
   return href("pair", { run, kind, step, rollout: one.rollout_id, b_rollout: other.rollout_id });
 }
 
-// The failure that most siblings share says more than the lowest reward.
-function bestAgainstFailure(data, params) {
-  const rated = data.outcomes.filter((one) => one.reward !== null);
-  const [best, ...others] = rated;
-  const failed = others
-    .filter((one) => one.reward < best.reward)
-    .sort((a, b) => b.rollouts.length - a.rollouts.length || a.reward - b.reward);
-  if (!failed.length) return null;
-  const [one, other] = [best, failed[0]].map((of) => ({ rollout_id: of.rollouts[0] }));
+function firstPair(data, params) {
+  if (!data.pair) return null;
+  const [one, other] = [data.pair.best, data.pair.other].map((id) => ({ rollout_id: id }));
   return h(
     "a",
-    { class: "button", href: pairAddress(params, one, other), "data-key": "best against failure" },
-    "Best and commonest failure side by side",
+    {
+      class: "button",
+      href: pairAddress(params, one, other),
+      title: data.pair.why,
+      "data-key": "best against failure",
+    },
+    `${data.pair.name} side by side`,
   );
 }
 

@@ -319,7 +319,7 @@ function side(data, params, at) {
       h(
         "section",
         { class: "card" },
-        h("h2", {}, "Siblings", h("span", { class: "note" }, " highest reward first")),
+        h("h2", {}, "Siblings", h("span", { class: "note" }, " highest reward first, equal ones by score and tests")),
         h(
           "ul",
           { class: "chips" },

@@ -1,0 +1,98 @@
+"""The siblings of a group by how they did: their order, their outcomes, and the two to compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.inspect.pages.explanation import passed_tests
+from agentrl.inspect.read.reader import RunReader
+from agentrl.inspect.read.safe_json import number, rows_of
+from agentrl.inspect.read.shelf import Shelf
+from agentrl.inspect.read.stored_rows import rollouts_of
+
+_OUTCOME_CHARS = 400
+
+
+def best_first(
+    reader: RunReader, shelf: Shelf, index: Sequence[Mapping[str, Any]]
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Index rows of the rollouts of a group by reward, the highest first.
+
+    Equal rewards stand by score, and equal scores by the tests that passed; those without a reward
+    stand at the end.
+
+    Args:
+        reader: of the run.
+        shelf: with the rows.
+        index: rows of one group.
+    """
+    order = sorted(row["row"] for row in index)
+    stored = rows_of(reader.rows.read(shelf, order, ["explanation"]))
+    passed = {row: passed_tests(one["explanation"]) for row, one in zip(order, stored, strict=True)}
+
+    def key(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, float, float, int]:
+        last = rows[-1]
+        reward, score = number(last["reward"]), number(last["score"])
+        return reward is None, -(reward or 0.0), -(score or 0.0), -passed[last["row"]]
+
+    return sorted(rollouts_of(index), key=key)
+
+
+def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the siblings ended with, each once: best first, then the most frequent.
+
+    A sibling that did the same as one before it, word by word, is marked as `same_as` that one.
+    """
+    first: dict[str, str] = {}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in siblings:
+        end = (one["reward"], one["termination"])
+        key = json.dumps([one["actions"], *end])
+        same = first.setdefault(key, one["rollout_id"])
+        one["same_as"] = None if same == one["rollout_id"] else same
+        text = one["actions"][-1]["text"] if one["actions"] else ""
+        said = next((part["text"] for part in one["explanation"] if part["field"] == "reason"), "")
+        of = found.setdefault(
+            (text, *end),
+            {
+                "text": text[:_OUTCOME_CHARS],
+                "reward": one["reward"],
+                "termination": one["termination"],
+                "said": said[:_OUTCOME_CHARS],
+                "rollouts": [],
+            },
+        )
+        of["rollouts"].append(one["rollout_id"])
+    order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
+    return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
+
+
+def first_pair(
+    siblings: Sequence[Mapping[str, Any]], outcomes: Sequence[Mapping[str, Any]]
+) -> dict[str, str] | None:
+    """The two siblings that a reader compares first, `best` and `other`, and what the pair is.
+
+    The failure that several siblings share says more than the lowest reward. None where all gave
+    the same last answer.
+    """
+    rated = [one for one in siblings if one["reward"] is not None]
+    if not rated:
+        return None
+    best = rated[0]
+    failed = [of for of in outcomes if of["reward"] is not None and of["reward"] < best["reward"]]
+    common = max(failed, key=lambda of: (len(of["rollouts"]), -of["reward"]), default=None)
+    if common is not None and len(common["rollouts"]) > 1:
+        name, why = "Best and commonest failure", "the failed answer that most siblings gave"
+        other = common["rollouts"][0]
+    else:
+        own = next(of for of in outcomes if best["rollout_id"] in of["rollouts"])
+        others = [one for one in rated if one["rollout_id"] not in own["rollouts"]]
+        if not others:
+            return None
+        name, other = "Best and worst", others[-1]["rollout_id"]
+        why = "no failed answer was given twice, so there is no commonest failure"
+        if others[-1]["reward"] == best["reward"]:
+            why = "all rewards are equal: by score, then by tests passed"
+    return {"best": best["rollout_id"], "other": other, "name": name, "why": why}

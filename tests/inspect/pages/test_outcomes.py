@@ -1,0 +1,54 @@
+"""The order of siblings, and the two of them that are compared first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.inspect.pages.groups import group_answer
+from agentrl.inspect.pages.rollout import rollout_answer
+from agentrl.types import Explanation
+from tests.inspect.synthetic import make_rollout, write_step
+from tests.inspect.test_explanations import reader_of
+
+Sibling = tuple[str, float | None, float | None, int]
+"""Last answer, reward, score, tests passed."""
+
+
+def group_of(run: Path, siblings: list[Sibling]) -> dict[str, Any]:
+    rows = [
+        make_rollout(
+            str(n), [("assistant", text)], reward=reward, score=score,
+            explanation=Explanation(tests="passed t\n" * tests + "FAILED u"),
+        )
+        for n, (text, reward, score, tests) in enumerate(siblings)
+    ]  # fmt: skip
+    write_step(run, rows)
+    return group_answer(reader_of(run), "train", 1, "g")
+
+
+@pytest.mark.parametrize(
+    ("siblings", "order", "pair", "name"),
+    [
+        # Three failed in one way, one in another with less reward.
+        ([("a", 1, 1, 2), ("b", 0, 0, 0), ("b", 0, 0, 0), ("c", -1, 0, 0)],
+         "0123", "01", "Best and commonest failure"),
+        ([("a", 0.1, 0, 1), ("b", 0.3, 0, 0), ("c", 0.2, 0, 0)], "120", "10", "Best and worst"),
+        ([("a", 0, 0, 1), ("b", 0, 0, 3), ("c", 0, 1, 0), ("d", None, None, 9), ("e", 0, 0, 2)],
+         "21403", "20", "Best and worst"),
+        ([("a", 0, None, 1), ("a", 0, None, 2)], "10", None, None),
+        ([("a", None, None, 1), ("b", None, None, 0)], "01", None, None),
+    ],
+)  # fmt: skip
+def test_siblings_are_ordered_and_paired(
+    siblings: list[Sibling], order: str, pair: str | None, name: str | None, tmp_path: Path
+) -> None:
+    answer = group_of(tmp_path / "run", siblings)
+    assert "".join(one["rollout_id"] for one in answer["siblings"]) == order
+    beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")["siblings"]
+    assert "".join(beside) == order
+    found = answer["pair"]
+    assert (found and found["best"] + found["other"]) == pair
+    assert (found and found["name"]) == name
