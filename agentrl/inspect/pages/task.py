@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError
+from agentrl.inspect.pages.compare.pairs import solved_from
 from agentrl.inspect.pages.groups import last_answer
 from agentrl.inspect.pages.task_cells import mean_and_std
 from agentrl.inspect.read.reader import RunReader
@@ -25,8 +26,9 @@ _ANSWER_CHARS = 300
 def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     """One task in all steps and evaluations: a line for each of its groups, and its prompt.
 
-    A task that was tried in one step only has no curve: its rollouts are listed, and the tasks that
-    share a label with it are shown over the steps.
+    The rollouts of its last evaluation, or of its last step where it has none, are listed. A task
+    that was tried in one step only has no curve: tasks that share a label with it are shown over
+    the steps.
 
     Raises:
         RunError: no rollout of this task is stored.
@@ -53,7 +55,9 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     return {
         "task_id": task,
         "labels": labels,
-        "attempts": _attempts(reader, stored, scores) if once else [],
+        "once": once,
+        "solved": _solved_text(stored, scores, solved_from(rollout_scores(rows.table()))),
+        "attempts": _attempts(reader, stored, scores),
         "alike": _alike(reader, newest["kind"], labels) if once else [],
         "prompt_text": shown(prompt, _PROMPT_CHARS),
         "groups": [
@@ -74,12 +78,33 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     }
 
 
+def _solved_text(
+    stored: Sequence[Mapping[str, Any]], scores: np.ndarray, least: float
+) -> list[str]:
+    """For each kind when the task was first solved, and in how many steps, in a sentence."""
+    found: list[str] = []
+    for kind in sorted({row["kind"] for row in stored}):
+        best: dict[int, float] = {}
+        for row, score in zip(stored, scores.tolist(), strict=True):
+            if row["kind"] == kind and score == score:
+                best[row["step"]] = max(score, best.get(row["step"], score))
+        won = sorted(step for step, score in best.items() if score >= least)
+        where = "training" if kind == "train" else f"evaluation {kind.removeprefix('eval/')}"
+        of = f"{len(won)} of {len(best)} {'step' if len(best) == 1 else 'steps'}"
+        first = f"first solved at step {won[0]}, solved in {of}" if won else f"solved in {of}"
+        found.append(shown(f"{where}: {first} (a rollout scored {least:g} or more)", 500))
+    return found
+
+
 def _attempts(
     reader: RunReader, stored: Sequence[Mapping[str, Any]], scores: np.ndarray
-) -> list[dict[str, Any]]:
-    """The rollouts of one step, best first, each with the start of its last answer."""
+) -> dict[str, Any]:
+    """Rollouts of the last evaluation or step, best first, each with the start of its answer."""
     rows = reader.rows
-    shelf = rows.shelf(stored[0]["kind"], stored[0]["step"])
+    kind, step = max(((row["kind"], row["step"]) for row in stored), key=_last_evaluation)
+    kept = [i for i, row in enumerate(stored) if (row["kind"], row["step"]) == (kind, step)]
+    stored, scores = [stored[i] for i in kept], scores[kept]
+    shelf = rows.shelf(kind, step)
     order = sorted(row["row"] for row in stored)
     turns = rows_of(rows.read(shelf, order, ["turns"]))
     said = {row: last_answer(of["turns"]) for row, of in zip(order, turns, strict=True)}
@@ -89,11 +114,17 @@ def _attempts(
             "reward": number(row["reward"]),
             "score": number(float(score)),
             "termination": shown(row["termination"], 100),
-            "text": shown(said[row["row"]][:_ANSWER_CHARS]),
+            "text": shown(said[row["row"]], _ANSWER_CHARS),
         }
         for row, score in zip(stored, scores, strict=True)
     ]
-    return sorted(found, key=lambda one: -(one["reward"] or 0.0))
+    found.sort(key=lambda one: (-(one["reward"] or 0.0), -(one["score"] or 0.0)))
+    return {"kind": kind, "step": step, "rollouts": found}
+
+
+def _last_evaluation(place: tuple[str, int]) -> tuple[bool, int, str]:
+    kind, step = place
+    return kind != "train", step, kind
 
 
 def _alike(reader: RunReader, kind: str, labels: Labels) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import { PAD, interact } from "./chart_input.js";
 import { follow } from "./cursor.js";
 import { domain, edges, ema, logDomain, logTicks, points, scale, tickTexts, ticks } from "./scale.js";
 
-// spec: {series: [{name, steps, values, low?, high?, color}], steps: [first, last], healthy?, red?,
+// spec: {series: [{name, steps, values, low?, high?, dashed?, color}], steps: [first, last], healthy?, red?,
 //        marks?: [{step, level, text}], spans?: [{first, last, level}], label, height?, open(step)?,
 //        look?: how it is drawn, as `views/charts/settings.js` gives it}
 export function lineChart(spec) {
@@ -202,9 +202,9 @@ function curve(one, x, y, width) {
     const raw = points(one.steps, one.values, width).map(at).join(" ");
     drawn.push(s("polyline", { class: `curve raw ${color}`, points: raw }));
   }
-  const between = measured ? "between " : "";
+  const between = measured || one.dashed ? "between " : "";
   drawn.push(s("polyline", { class: `curve ${between}${color}`, points: line.map(at).join(" ") }));
-  if (line.length <= 4 || (measured && line.length < width / 8)) {
+  if (line.length <= 4 || ((measured || one.dashed) && line.length < width / 8)) {
     drawn.push(
       ...line.map(([step, value]) =>
         s("circle", { class: `dot ${color}`, r: 3, cx: x(step), cy: y(value) }),

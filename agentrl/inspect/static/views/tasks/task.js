@@ -48,8 +48,10 @@ function draw(data, params) {
         ),
       ),
       notes(data.notes),
+      data.solved.map((text) => h("p", { class: "outcome-line" }, text[0].toUpperCase() + text.slice(1), ".")),
       charts(data, run, [...steps]),
-      once(data, run),
+      attempts(data, run),
+      data.once && alike(data, run),
       groups(data, run),
       h(
         "details",
@@ -70,7 +72,9 @@ function charts(data, run, steps) {
     curveCard({
       title,
       what,
-      series: kinds.map((kind, i) => ({ ...series(data, kind, name), color: `c${i % 8}` })),
+      unit: same ? "reward" : name,
+      // A task is known only where it was tried: nothing was measured in between.
+      series: kinds.map((kind, i) => ({ ...series(data, kind, name), dashed: true, color: `c${i % 8}` })),
       steps: range,
       zero: true,
       label: `${title} of the task by step`,
@@ -93,27 +97,30 @@ function charts(data, run, steps) {
   );
 }
 
-// A task of one step has no curve: its attempts, and the tasks like it over the steps.
-function once(data, run) {
-  if (!data.attempts.length) return null;
-  const [{ kind, step }] = data.groups;
-  return [
+// The newest answers, by which a reader sees what a score stands for.
+function attempts({ attempts: { kind, step, rollouts }, once }, run) {
+  const same = sameScore(rollouts.map((one) => [one.reward, one.score]));
+  const where = `${kindName(kind)} step ${num(step)}`;
+  return h(
+    "section",
+    { class: "card", "aria-label": "Attempts" },
+    h("h2", {}, once ? `Tried only in ${where}` : `Answers of the last ${kind === "train" ? "step" : "evaluation"}: ${where}`),
     h(
-      "section",
-      { class: "card scroll", "aria-label": "Attempts" },
-      h("h2", {}, `Tried only in ${kindName(kind)} step ${num(step)}`),
-      h(
-        "p",
-        { class: "note" },
-        `One step is no curve. ${plural(data.attempts.length, "attempt")}, the best first:`,
-      ),
-      h(
-        "ul",
-        { class: "pair-list attempts" },
-        data.attempts.map((one) =>
+      "p",
+      { class: "note" },
+      once && "One step is no curve. ",
+      `${plural(rollouts.length, "attempt")}${rollouts.length > 1 ? ", the best first" : ""}:`,
+    ),
+    h(
+      "ul",
+      { class: "attempts" },
+      rollouts.map((one) =>
+        h(
+          "li",
+          { "data-item": "" },
           h(
-            "li",
-            { "data-item": "" },
+            "p",
+            { class: "row" },
             h(
               "a",
               {
@@ -123,33 +130,39 @@ function once(data, run) {
               },
               `attempt ${lastPart(one.rollout_id)}`,
             ),
-            reward(one.reward),
+            h("span", {}, h("span", { class: "note" }, same ? `${REWARD_AND_SCORE} ` : "reward "), reward(one.reward)),
+            !same && h("span", {}, h("span", { class: "note" }, "score "), num(one.score)),
             termination(one.termination),
-            h("span", { class: "snippet" }, one.text),
           ),
+          longText(one.text || "(nothing)"),
         ),
       ),
     ),
-    data.alike.length > 0 &&
-      h(
-        "div",
-        { class: "grid-charts" },
-        data.alike.map((one) =>
-          curveCard({
-            title: `${one.label} ${one.value}`,
-            unit: "score",
-            what: `Mean score of the ${plural(one.tasks, "task")} with ${one.label} ${one.value}, over the steps that tried any of them.`,
-            series: [{ name: one.value, steps: one.steps, values: one.values, color: "c0" }],
-            steps: [one.steps[0], one.steps.at(-1)],
-            zero: true,
-            marks: [{ step, level: "", text: `step ${step}: this task` }],
-            label: `Score of tasks with ${one.label} ${one.value} by step`,
-            key: `alike ${one.label} ${one.value}`,
-            open: (at) => go("step", { run, kind, step: at }),
-          }),
-        ),
-      ),
-  ];
+  );
+}
+
+// A task of one step has no curve: tasks like it are shown over the steps.
+function alike(data, run) {
+  if (!data.alike.length) return null;
+  const [{ kind, step }] = data.groups;
+  return h(
+    "div",
+    { class: "grid-charts" },
+    data.alike.map((one) =>
+      curveCard({
+        title: `${one.label} ${one.value}`,
+        unit: "score",
+        what: `Mean score of the ${plural(one.tasks, "task")} with ${one.label} ${one.value}, over the steps that tried any of them.`,
+        series: [{ name: one.value, steps: one.steps, values: one.values, color: "c0" }],
+        steps: [one.steps[0], one.steps.at(-1)],
+        zero: true,
+        marks: [{ step, level: "", text: `step ${step}: this task` }],
+        label: `Score of tasks with ${one.label} ${one.value} by step`,
+        key: `alike ${one.label} ${one.value}`,
+        open: (at) => go("step", { run, kind, step: at }),
+      }),
+    ),
+  );
 }
 
 function isSame(data) {
