@@ -534,7 +534,8 @@ class Trajectory:
     policy_versions: tuple[int, ...]
     """[_T] The weights that sampled the token; -1 where the mask is 0."""
     prompt_text: str = ""
-    """`prompt_ids` decoded with their special tokens, for reading; filled by the worker."""
+    """`prompt_ids` decoded with their special tokens, with words in place of the placeholders of
+    each image (`agentrl.images.label`), for reading; filled by the worker."""
     turns: tuple[Turn, ...] = ()
     """Spans over the response, contiguous and in order."""
     reward: float | None = None

@@ -3,6 +3,7 @@
 from agentrl.images.folder import ImageFolder
 from agentrl.images.marks import (
     ExpandedImage,
+    label,
     message,
     placed,
     without_images,
@@ -15,6 +16,7 @@ __all__ = [
     "ExpandedImage",
     "ImageFolder",
     "decode_image",
+    "label",
     "message",
     "placed",
     "read_image",

@@ -91,8 +91,12 @@ def words(text: str, images: Sequence[Image]) -> str:
     if not images:
         return text
     first, *rest = text.split(IMAGE_MARK)
-    labels = [f"[image {image.width}x{image.height} {image.digest[:8]}]" for image in images]
-    return first + "".join(label + part for label, part in zip(labels, rest, strict=True))
+    return first + "".join(label(of) + part for of, part in zip(images, rest, strict=True))
+
+
+def label(image: Image) -> str:
+    """The words that stand for an image in a text for readers."""
+    return f"[image {image.width}x{image.height} {image.digest[:8]}]"
 
 
 def without_pictures(message: Message) -> Message:

@@ -187,7 +187,7 @@ class ToolAgentLoop:
             prompt.ids, temperature=self._base.temperature, images=prompt.images
         )
         self._result.rows = self._recorder.rows
-        self._result.prompt_text = prompt.text
+        self._result.prompt_text = prompt.readable
         self._seen_text = prompt.text
         if not raw:
             self._given = parts.chat.reply_prefix_ids

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.env import Observation
 from agentrl.errors import EnvError
+from agentrl.images import label
 from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
 from agentrl.tool import Tool
 from agentrl.types import ImageSpan, Message
@@ -25,6 +26,8 @@ class Prompt:
     """[_P] What the engine sees."""
     text: str
     """`ids` decoded with their special tokens."""
+    readable: str
+    """`text` with words in place of the placeholders of each image, for readers."""
     images: tuple[ImageSpan, ...] = ()
     """Images among `ids`."""
 
@@ -66,8 +69,28 @@ class PromptCache:
     def _render(self, observation: Observation, tools: Sequence[Tool]) -> Prompt:
         ids = self._ids(observation, tools)
         content = observation.content
-        images = () if isinstance(content, str) else self._chat.image_spans(ids, content)
-        return Prompt(ids=ids, text=self._chat.decode_raw(ids), images=images)
+        text = self._chat.decode_raw(ids)
+        if isinstance(content, str):
+            return Prompt(ids=ids, text=text, readable=text)
+        spans = self._chat.image_spans(ids, content)
+        labels = [label(image) for message in content for image in message.images]
+        return Prompt(
+            ids=ids,
+            text=text,
+            readable=self._with_labels(ids, spans, labels) if spans else text,
+            images=spans,
+        )
+
+    def _with_labels(
+        self, ids: Sequence[int], spans: Sequence[ImageSpan], labels: Sequence[str]
+    ) -> str:
+        """The text of a prompt whose images are words: hundreds of placeholders say nothing."""
+        parts: list[str] = []
+        at = 0
+        for span, words in zip(spans, labels, strict=True):
+            parts += [self._chat.decode_raw(ids[at : span.start]), words]
+            at = span.end
+        return "".join(parts) + self._chat.decode_raw(ids[at:])
 
     def _ids(self, observation: Observation, tools: Sequence[Tool]) -> tuple[int, ...]:
         content = observation.content

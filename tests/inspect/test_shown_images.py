@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from agentrl.errors import RunError
 from agentrl.images import ImageFolder, read_image
 from agentrl.inspect.export.files import export_pieces
 from agentrl.inspect.export.formats import ExportFormat
-from agentrl.inspect.pages.images import image_file
+from agentrl.inspect.pages.groups import group_answer
+from agentrl.inspect.pages.images import image_file, numbered, prompt_with_images
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 from agentrl.types import Image, ImageSpan, Trajectory
@@ -58,7 +60,8 @@ def test_they_are_stored_named_and_exported(tmp_path: Path) -> None:
     (row,) = rollout_answer(reader, "train", 1, "g/0")["rows"]
     assert [one["digest"] for one in row["images"]] == [image.digest for image in images]
     assert row["images"][0] == {
-        "digest": images[0].digest, "kept": True, "start": 1, "tokens": 2, "features": 2,
+        "number": 1, "digest": images[0].digest, "kept": True, "start": 1, "tokens": 2,
+        "features": 2,
     }  # fmt: skip
     assert [one["kept"] for one in row["images"]] == [True, True, False]
     assert rollout_answer(reader, "train", 1, "g/1")["rows"][0]["images"] == []
@@ -72,8 +75,27 @@ def test_they_are_stored_named_and_exported(tmp_path: Path) -> None:
     assert named[0] < turns[1] < turns[2] < named[1] < turns[3]
     assert not [line for line in lines(stored[:1]) if line.startswith("image ")]
 
+    assert "Look: [image 1: 60x40, 2 tokens] What?" in said
+    assert "[image 2: 60x40, 2 tokens] or [image 3: 60x40, 2 tokens]?" in said
+    assert group_answer(reader, "train", 1, "g")["prompt_text"] == (
+        "Look: [image 1: 60x40, 2 tokens] What?"
+    )
+    (atif, _) = map(json.loads, export_pieces(ExportFormat.ATIF, iter(stored), reader))
+    assert atif["steps"][0]["message"] == "Look: [image 1: 60x40, 2 tokens] What?"
     page = b"".join(export_pieces(ExportFormat.HTML, iter(stored), reader)).decode()
     assert page.count("data:image/png;base64,") == 2  # each file once
+
+
+def test_placeholders_give_way_to_labels_where_the_text_has_none() -> None:
+    images = [{"digest": "ab" * 16, "start": 1, "tokens": 3}, {"digest": "cd" * 16, "start": 9}]
+    decode = lambda ids: "".join(map(chr, ids))  # noqa: E731
+    ids = list(map(ord, "a###b"))
+    assert prompt_with_images("a###b", ids, images, decode) == "a[image abababab]b"
+    assert prompt_with_images("", ids, images, decode) == "a[image abababab]b"
+    assert prompt_with_images("a###b", ids, images, None) == "a###b"
+    labelled = "a[image 8x8 abababab]b"
+    assert prompt_with_images(labelled, ids, images, decode) == labelled
+    assert numbered("a[image abababab]b", images[:1]) == "a[image 1: 3 tokens]b"
 
 
 @pytest.mark.parametrize("digest", ["0" * 32, "../config.yaml", "", "F" * 32])

@@ -74,6 +74,8 @@ async def test_images_of_prompt_tool_and_feedback_are_found_among_the_ids() -> N
     (result,) = row.turns[1].tool_results
     assert (result.text, result.images) == (f"[image 8x8 {BLUE.digest[:8]}]Taken.", ())
     assert row.turns[3].text.count("[image 8x8") == 2
+    assert row.prompt_text.count(f"[image 8x8 {RED.digest[:8]}]") == 1
+    assert ByteTokenizer.images.placeholder not in row.prompt_text
 
 
 async def test_look_alikes_of_an_image_stay_text() -> None:

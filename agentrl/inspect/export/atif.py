@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.data import StoredTrajectory
+from agentrl.inspect.pages.images import numbered
 from agentrl.types import ToolCall, ToolResult, Trajectory, Turn
 
 ATIF_VERSION = "ATIF-v1.7"
@@ -82,7 +83,7 @@ def atif_document(
 
 
 def _add_row(steps: list[dict[str, Any]], trajectory: Trajectory) -> None:
-    prompt: dict[str, Any] = {"source": "user", "message": _text(trajectory.prompt_text)}
+    prompt: dict[str, Any] = {"source": "user", "message": _text(_shown(trajectory))}
     prompt["extra"] = {"chat_template_applied": True, "row_index": trajectory.row_index}
     if steps:
         prompt["is_copied_context"] = True
@@ -105,6 +106,13 @@ def _add_row(steps: list[dict[str, Any]], trajectory: Trajectory) -> None:
                 _add(steps, _said(turn, index))
         else:
             _add(steps, _said(turn, index))
+
+
+def _shown(trajectory: Trajectory) -> str:
+    """The prompt with its images in words; other texts have them as they are stored."""
+    images = [dataclasses.asdict(span) for span in trajectory.images]
+    own = [image for image in images if image["start"] < len(trajectory.prompt_ids)]
+    return numbered(trajectory.prompt_text, own)
 
 
 def _add(steps: list[dict[str, Any]], step: dict[str, Any]) -> dict[str, Any]:

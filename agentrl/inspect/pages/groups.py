@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from agentrl.errors import RunError
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.images import prompt_of
 from agentrl.inspect.pages.outcomes import best_first, distinct_outcomes, first_pair
 from agentrl.inspect.pages.payment import env_paid, part_names, reward_weights
 from agentrl.inspect.read.reader import RunReader
@@ -93,7 +94,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         raise RunError(f"step {step} of {kind} has no group {group!r}; open the step to see those "
                        "it has")  # fmt: skip
     sampled = action_tokens(rows, shelf)
-    columns = ["prompt_text", "turns", "termination_detail", "reward_parts", "explanation",
+    columns = ["turns", "termination_detail", "reward_parts", "explanation",
                "response_ids"]  # fmt: skip
     order = sorted(row["row"] for row in index)
     table = rows.read(shelf, order, columns)
@@ -108,7 +109,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "step": step,
         "group_id": group,
         "task_id": task,
-        "prompt_text": shown(stored[first_rows[0]]["prompt_text"], _GROUP_CHARS),
+        "prompt_text": shown(prompt_of(reader, shelf, first_rows[0]), _GROUP_CHARS),
         "siblings": siblings,
         "env_paid": env_paid(weights),
         "part_names": part_names(weights),

@@ -14,7 +14,7 @@ from agentrl.inspect.pages.groups import (
     last_patch,
     named_numbers,
 )
-from agentrl.inspect.pages.images import row_images
+from agentrl.inspect.pages.images import prompt_texts, row_images
 from agentrl.inspect.pages.outcomes import best_first
 from agentrl.inspect.pages.payment import (
     ENV_PART,
@@ -58,6 +58,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
     versions = [oldest_version(rows, shelf)[row["row"]] for row in index]
     oldest = min((version for version in versions if version == version), default=None)
     lengths = _prompt_lengths(reader, shelf, index)
+    prompts = prompt_texts(reader, shelf, [row["row"] for row in index], stored)
     requests = request_tree(stored[0]["requests"])
     reasons = row_reasons(requests)
     sampled = action_tokens(rows, shelf)
@@ -98,7 +99,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
             {
                 "row_index": row["row_index"],
                 "reason": reasons.get(row["row_index"], ""),
-                "prompt_text": shown(long["prompt_text"]),
+                "prompt_text": shown(prompt),
                 "prompt_tokens": length[0],
                 "response_tokens": length[1],
                 "turns": [
@@ -111,8 +112,8 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
                 "has_tokens": row["row_index"] in with_tokens,
                 "n_tokens": sum(length),
             }
-            for row, long, length, names, again, tokens in zip(
-                index, stored, lengths, named, repeated, trained, strict=True
+            for row, long, prompt, length, names, again, tokens in zip(
+                index, stored, prompts, lengths, named, repeated, trained, strict=True
             )
         ],
         "patch": last_patch([turn for long in stored for turn in long["turns"]]),

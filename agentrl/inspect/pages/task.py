@@ -13,6 +13,7 @@ from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError
 from agentrl.inspect.pages.compare.pairs import solved_from
 from agentrl.inspect.pages.groups import last_answer
+from agentrl.inspect.pages.images import prompt_of
 from agentrl.inspect.pages.task_cells import mean_and_std
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -49,7 +50,7 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
         groups.setdefault((row["kind"], row["step"], row["group_id"]), []).append(position)
     newest = rows_of(index.slice(index.num_rows - 1))[0]
     shelf = rows.shelf(newest["kind"], newest["step"])
-    prompt = rows_of(rows.read(shelf, [newest["row"]], ["prompt_text"]))[0]["prompt_text"]
+    prompt = prompt_of(reader, shelf, newest["row"])
     labels = reader.task_labels.of_task(task)
     once = len({(row["kind"], row["step"]) for row in stored}) == 1
     return {

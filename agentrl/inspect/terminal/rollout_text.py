@@ -18,6 +18,7 @@ from rich.text import Text
 
 from agentrl.data import StoredTrajectory
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.images import numbered, prompt_with_images
 from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.turn_numbers import repeated_turns, turn_names
@@ -46,6 +47,7 @@ def stored_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
         {
             "prompt_text": row.prompt_text,
             "prompt_tokens": len(row.prompt_ids),
+            "images": [dataclasses.asdict(span) for span in row.images],
             "turns": [
                 one | {"name": name, "repeats": repeats}
                 for one, name, repeats in zip(of_row, names, again, strict=True)
@@ -85,8 +87,9 @@ def stored_rollout_lines(
         if len(rows) > 1:
             reason = reasons.get(trajectory.row_index, "")
             yield row_title(trajectory.row_index, len(rows), reason)
-        if not row["prompt_text"] and decode is not None:
-            row["prompt_text"] = decode(trajectory.prompt_ids)
+        row["prompt_text"] = prompt_with_images(
+            row["prompt_text"], trajectory.prompt_ids, row["images"], decode
+        )
         count = len(trajectory.response_ids)
         listed = _lister(trajectory, decode) if tokens else None
         yield from row_lines(
@@ -137,7 +140,7 @@ def row_lines(
     """Prompt and turns of a row; a text of several lines comes as one.
 
     Args:
-        row: with `prompt_text`, `prompt_tokens` and `turns`.
+        row: with `prompt_text`, `prompt_tokens`, `images` and `turns`.
         most_chars: shown of one text, half of it from each end; None shows all.
         more: how to see what is left out of a text.
         heading: the line above a prompt or a turn.
@@ -148,15 +151,23 @@ def row_lines(
     def short(text: str | None) -> str:
         return _shortened(text or "", most_chars, more)
 
-    prompt = short(row["prompt_text"])
+    first = row["prompt_tokens"]
+    images: Sequence[Mapping[str, Any]] = row["images"]
+
+    def readable(text: str, start: int, end: int) -> str:
+        before = sum(image["start"] < start for image in images)
+        own = [image for image in images if start <= image["start"] < end]
+        return short(numbered(text, own, before + 1))
+
+    prompt = readable(row["prompt_text"] or "", 0, first)
     yield heading("prompt", "", f"{row['prompt_tokens']} tokens")
     yield visible(prompt) if prompt else Text("(no text was stored)", style="dim")
-    first = row["prompt_tokens"]
     if pictures is not None:
         yield from pictures(0, first)
     for turn in row["turns"]:
         yield heading(turn["role"], turn["name"], _facts(turn))
-        yield from _turn(turn, short)
+        text = readable(turn["text"] or "", first + turn["start"], first + turn["end"])
+        yield from _turn(turn, text, short)
         if pictures is not None:
             yield from pictures(first + turn["start"], first + turn["end"])
         if listed is not None:
@@ -279,8 +290,8 @@ def _tokens_text(turn: Mapping[str, Any]) -> str:
     return f"{turn['trained']} of {tokens} tokens trained" + (f" ({others})" if others else "")
 
 
-def _turn(turn: Mapping[str, Any], short: Callable[[str | None], str]) -> Iterator[Text]:
-    yield visible(short(turn["text"]))
+def _turn(turn: Mapping[str, Any], text: str, short: Callable[[str | None], str]) -> Iterator[Text]:
+    yield visible(text)
     yield from (_call(call, turn["text"], short) for call in turn["tool_calls"])
     yield from (_result(result, turn["text"], short) for result in turn["tool_results"])
 

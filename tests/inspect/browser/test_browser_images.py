@@ -23,7 +23,7 @@ def check(page: Page, digests: list[str]) -> None:
         expect(image).to_have_js_property("naturalWidth", 60)
     figures = feedback.locator("figure")
     expect(figures.nth(0)).to_have_attribute("title", f"{digests[1]} at token 5")
-    expect(figures.nth(0)).to_contain_text("2 features, 2 tokens")
+    expect(figures.nth(0)).to_contain_text("image 2: 60x40, 2 tokens, 2 features")
     expect(figures.nth(1)).to_contain_text("its file is not in the run")
     expect(feedback.locator("pre").last).to_have_text("?")
 

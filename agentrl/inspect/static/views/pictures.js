@@ -16,26 +16,28 @@ export function shownText(run, text, images) {
   const nodes = [];
   let rest = text ?? "";
   for (const image of images) {
-    const label = new RegExp(`\\[image \\d+x\\d+ ${image.digest.slice(0, 8)}\\]`).exec(rest);
+    const label = new RegExp(`\\[image (?:(\\d+x\\d+) )?${image.digest.slice(0, 8)}\\]`).exec(rest);
     if (label) {
       if (label.index) nodes.push(longText(rest.slice(0, label.index)));
       rest = rest.slice(label.index + label[0].length);
     }
-    nodes.push(picture(run, image, label?.[0]));
+    nodes.push(picture(run, image, label?.[1]));
   }
   if (rest) nodes.push(longText(rest));
   return nodes;
 }
 
-function picture(run, image, label) {
+// `size` is that of the picture, as its label in the text says it.
+function picture(run, image, size) {
   const source = image.kept && imageAddress(run, image.digest);
-  const facts = `${plural(image.features, "feature")}, ${plural(image.tokens, "token")}`;
+  const facts = [size, plural(image.tokens, "token"), plural(image.features, "feature")];
+  const name = `image ${image.number}`;
   return h(
     "figure",
     { class: "picture", title: `${image.digest} at token ${image.start}` },
     source
-      ? h("img", { src: source, alt: label ?? "image", loading: "lazy", decoding: "async" })
+      ? h("img", { src: source, alt: name, loading: "lazy", decoding: "async" })
       : h("p", { class: "note" }, "its file is not in the run"),
-    h("figcaption", { class: "note" }, `${label?.slice(1, -1) ?? "image"}: ${facts}`),
+    h("figcaption", { class: "note" }, `${name}: ${facts.filter(Boolean).join(", ")}`),
   );
 }
