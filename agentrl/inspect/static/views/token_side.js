@@ -111,6 +111,7 @@ const REASONS = {
 const NAMED = {
   environment: "environment or chat template, such as the end of a turn",
   "reply prefix": "reply prefix, in turn 1 at the end of the prompt",
+  "zero advantage: not trained": "sampled, zero advantage: no gradient, so not trained",
 };
 
 function reasonOf(text) {
