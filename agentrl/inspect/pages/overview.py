@@ -19,6 +19,7 @@ from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
 from agentrl.inspect.pages.hacking.answer import answer_of
 from agentrl.inspect.pages.hacking.moved import reward_line
+from agentrl.inspect.pages.paid_example import paid_example
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
 from agentrl.inspect.read.reader import Health, RunReader
 from agentrl.inspect.read.run_labels import run_labels
@@ -127,7 +128,11 @@ def _ranked(verdicts: Sequence[Verdict], run: str) -> dict[str, Any]:
 
 def _hacking(health: Health, evals: Mapping[str, Any]) -> dict[str, Any]:
     found = answer_of(health.history, health.verdicts, evals)
-    return {"level": found["level"], "answer": found["answer"]}
+    return {
+        "level": found["level"],
+        "answer": found["answer"],
+        "example": paid_example(health.history.rollouts),
+    }
 
 
 def _curve(curve: Series) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 import { h } from "../dom.js";
 import { num, plural, seconds, signed, words } from "../format.js";
-import { go } from "../router.js";
+import { go, href } from "../router.js";
 import { fateText, stages } from "./ledger.js";
 import { changeLevel, intervalText } from "./tasks/change_text.js";
 import { stepsName } from "./tasks/score_cell.js";
@@ -15,7 +15,7 @@ export function glance(run, brief) {
   return h(
     "section",
     { class: "glance", "aria-label": "At a glance" },
-    answers.map(({ name, level, big, small, to, view }) =>
+    answers.map(({ name, level, big, small, to, view, example }) => [
       h(
         "button",
         {
@@ -30,9 +30,24 @@ export function glance(run, brief) {
         h("span", { class: "note" }, name),
         h("b", {}, big),
         h("span", { class: "note" }, small),
+        // A button holds no link: this one lies over its lower end.
+        example && h("span", { class: "room", "aria-hidden": "true" }, exampleText(example)),
       ),
-    ),
+      example && exampleLink(run, example),
+    ]).map((card) => h("div", { class: "at" }, card)),
   );
+}
+
+function exampleLink(run, example) {
+  const { kind, step, rollout_id: rollout } = example;
+  const to = href("rollout", { run: run.id, kind, step, rollout });
+  return h("a", { class: "example", href: to, "data-key": "glance example" }, exampleText(example));
+}
+
+// A rollout to check the answer by: one that was paid and is wrong, else the best paid one.
+function exampleText({ reward, score, step, wrong }) {
+  const values = `reward ${num(reward)}${score === null || score === reward ? "" : `, score ${num(score)}`}`;
+  return `${wrong ? "Paid, and wrong by the score" : "Best paid"}: step ${num(step)}, ${values}`;
 }
 
 function learning(run, brief) {
@@ -108,14 +123,20 @@ const HACKED = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Can
 
 function hacking(run) {
   if (!run.hacking) return null;
-  const { level, answer } = run.hacking;
+  const { level, answer, example } = run.hacking;
   return {
     name: "Is the reward hacked?",
     view: "hacking",
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
     big: HACKED[level],
-    small: answer.replace(/^[^:]+: /, "").replaceAll("->", "\u2192"),
+    small: firstSentence(answer.replace(/^[^:]+: /, "")).replaceAll("->", "\u2192"),
+    example,
   };
+}
+
+// The view of hacking has the rest; a number such as 0.5 ends no sentence.
+function firstSentence(text) {
+  return /^.*?\.(?=\s+[A-Z0-9])/s.exec(text)?.[0] ?? text;
 }
 
 function time(run) {
