@@ -9,7 +9,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 from agentrl.inspect.terminal.text import rollout_lines
-from agentrl.types import ToolCall
+from agentrl.types import Role, ToolCall
 from tests.inspect.synthetic import make_rollout, write_step
 from tests.inspect.test_explanations import reader_of
 
@@ -19,7 +19,8 @@ def call(name: str, **arguments: str) -> tuple[ToolCall, ...]:
 
 
 def test_a_turn_that_repeats_an_earlier_one_says_so(tmp_path: Path) -> None:
-    row = make_rollout("g/0", [("assistant", "x"), ("user", "x")] * 5)
+    texts: list[tuple[Role, str]] = [("assistant", "x"), ("user", "x")]
+    row = make_rollout("g/0", texts * 5)
     calls = [call("python", code="1"), call("look", at="a"), call("python", code="1"),
              call("look", at="a"), ()]  # fmt: skip
     for at, of_turn in zip(range(0, 10, 2), calls, strict=True):
