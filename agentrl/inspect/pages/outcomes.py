@@ -41,7 +41,7 @@ def best_first(
 
 
 def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the siblings ended with, each once: best first, then the most frequent.
+    """The outcomes of siblings, each once: best first, then the most frequent.
 
     A sibling that did the same as one before it, word by word, is marked as `same_as` that one.
     """

@@ -62,7 +62,7 @@ def part_name(name: str) -> str:
 
 
 def part_names(weights: Mapping[str, float]) -> dict[str, str]:
-    """What views call the weighed parts of a reward, as `environment's reward (weight 0)`."""
+    """Names of the weighed parts of a reward for readers, as `environment's reward (weight 0)`."""
     return {name: f"{part_name(name)} (weight {weight:g})" for name, weight in weights.items()}
 
 

@@ -246,7 +246,7 @@ function graded(row, data) {
   const reason = data.explanation.find((part) => part.field === "reason");
   const ends = row === data.rows.at(-1) && row.turns.at(-1)?.tool_calls.length;
   return ends && reason
-    ? h("p", { class: "note" }, `The rollout ended with this call, so no result went to the model. Graded: ${reason.text}`)
+    ? h("p", { class: "note" }, `The rollout ended with this call, so no result went to the model. ${reason.paid ? "Graded" : "Graded by the environment, which is not paid"}: ${reason.text}`)
     : null;
 }
 
