@@ -23,6 +23,7 @@ _EXTRAS = {
     "gguf": "quickstart",
     "gymnasium": "envs",
     "math_verify": "math",
+    "matplotlib": "screens",
     "mcp": "mcp",
     "openai": "gateway",
     "reasoning_gym": "envs",

@@ -1,4 +1,10 @@
-"""Environments that show pictures in their turns."""
+"""Environments that show pictures in their turns: a grid world, charts and tables, web pages.
+
+| module | to do |
+| --- | --- |
+| `agentrl_envs.screens` | walk through a grid (`ScreenTask`, `make_tasks`) |
+| `agentrl_envs.screens.reading` | read charts and tables (`ReadingTask`, `make_tasks`) |
+"""
 
 from agentrl_envs.screens.grid import ACTIONS, CELL, LEVELS, MOVES, ScreenTask, make_tasks
 

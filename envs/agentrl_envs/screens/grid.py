@@ -23,6 +23,9 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
 from agentrl.images import message
 from agentrl.types import Explanation, Message, Task
+from agentrl_envs.screens.shared import blank_of, check_tasks, drawn_level
+
+_MODULE = "agentrl_envs.screens"
 
 CELL = 28
 """Pixels of the side of a cell."""
@@ -184,9 +187,7 @@ class ScreenTask(AgentInstance):
     def _shown(self, text: str, *, whole: bool = False) -> Message:
         picked = self._world.wanted[: self._picked]
         picture = _draw(self._world, self._cell, picked, whole=whole)
-        if self._blank:
-            picture.paste(_FLOOR, (0, 0, *picture.size))
-        return message("user", [picture, text])
+        return message("user", [blank_of(picture) if self._blank else picture, text])
 
 
 def make_tasks(
@@ -203,12 +204,7 @@ def make_tasks(
     Raises:
         ConfigError: an unknown level, or n below 1.
     """
-    odd = [level for level in levels if level not in LEVELS]
-    if odd or not levels or n < 1:
-        raise ConfigError(
-            f"agentrl_envs.screens: n must be at least 1 and levels among {sorted(LEVELS)}, got "
-            f"n {n} and levels {list(levels)}"
-        )
+    check_tasks(_MODULE, n=n, levels=levels, known=LEVELS)
     tasks = []
     for index in range(n):
         level = levels[index % len(levels)]
@@ -228,12 +224,7 @@ def make_tasks(
 
 
 def _world_of(task: Task) -> _World:
-    level, seed = task.metadata.get("level"), task.metadata.get("seed")
-    if not isinstance(level, int) or level not in LEVELS or not isinstance(seed, str):
-        raise ValueError(
-            f"task {task.id!r}: ScreenTask needs a level of {sorted(LEVELS)} and a seed in its "
-            f"metadata, got {level!r} and {seed!r}; take tasks of agentrl_envs.screens:make_tasks"
-        )
+    level, seed = drawn_level(task, _MODULE, LEVELS)
     return _draw_world(level=level, seed=seed)
 
 
