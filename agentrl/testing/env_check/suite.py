@@ -88,22 +88,33 @@ async def check_env(
         add=lambda finding: findings.setdefault(finding.name, finding) and None,
     )
     before = Belongings.now()
+    kept = None
     try:
         with watch.armed():
-            await _run(setting, tasks[: limits.tasks], findings)
+            kept = await _run(setting, tasks[: limits.tasks], findings)
         await asyncio.sleep(_GRACE_S)
-        for finding in Belongings.now().leaked_since(before):
+        # One process for all episodes, started by the first, is not left behind by any of them.
+        leaks = list(Belongings.now().leaked_since(kept or before))
+        for finding in leaks:
             setting.add(finding)
+        if leaks:
+            kept = None
     finally:
-        await clear_away(before)
+        await clear_away(kept or before)
     return sorted(findings.values(), key=lambda finding: finding.name)
 
 
-async def _run(setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]) -> None:
-    """All phases; those that compare only where there is something to compare with."""
-    solo = await check_ordinary(setting, tasks, findings)
+async def _run(
+    setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
+) -> Belongings | None:
+    """All phases; those that compare only where there is something to compare with.
+
+    Returns:
+        What this process held when the first episode was closed; None if there was none.
+    """
+    solo, kept = await check_ordinary(setting, tasks, findings)
     if _HOPELESS & findings.keys():
-        return
+        return None
     if solo:
         await check_determinism(setting, tasks, solo)
         if "E105" not in findings:
@@ -112,13 +123,19 @@ async def _run(setting: Setting, tasks: Sequence[Task], findings: Mapping[str, F
     if "E201" not in findings:  # what ordinary text breaks, strange text breaks too
         await check_fuzz(setting, tasks[0])
     await check_close(setting, tasks[0])
+    return kept
 
 
 async def check_ordinary(
     setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
-) -> Solo:
-    """Say each ordinary thing again and again until done, for each task."""
+) -> tuple[Solo, Belongings | None]:
+    """Say each ordinary thing again and again until done, for each task.
+
+    Returns:
+        What was shown, and what this process held when the first episode was closed.
+    """
     solo: dict[tuple[int, str], tuple[str, ...]] = {}
+    kept = None
     for index, task in enumerate(tasks):
         setting.tried.tasks += 1
         for text in ordinary(task):
@@ -128,12 +145,13 @@ async def check_ordinary(
                     await episode.play(text)
                 except Failed:
                     if _HOPELESS & findings.keys():
-                        return {}
+                        return {}, None
                     continue
                 solo[index, text] = tuple(episode.lines)
                 if episode.done:
                     await episode.step_after_done(text)
-    return solo
+            kept = kept or Belongings.now()
+    return solo, kept
 
 
 async def check_determinism(setting: Setting, tasks: Sequence[Task], solo: Solo) -> None:
