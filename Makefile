@@ -79,7 +79,7 @@ $(VENV)/.gpu: $(VENV)/.train
 	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
-# Worlds of others (BFCL, tau2, OpenEnv, verifiers), two trackers of experiments (MLflow, trackio) and
+# Worlds of others (BFCL, tau2, OpenEnv, verifiers, MiniWoB++), two trackers of experiments (MLflow, trackio) and
 # four agent libraries live in packages that ask for much more than we import, or for other versions,
 # hence --no-deps.
 # Without vLLM, Ray and DeepSpeed their tests are skipped, with a reason; never in CI.

@@ -26,7 +26,7 @@ class Played:
         self.images += map(read_image, images)
 
 
-def call(name: str, **arguments: object) -> ToolCall:
+def call(name: str, /, **arguments: object) -> ToolCall:
     return ToolCall(id="", name=name, arguments=arguments, raw="")
 
 
