@@ -304,4 +304,11 @@ def end() -> None:
         browser.close()
 
 
+def _leave_to_parent() -> None:
+    """In a forked process: it starts a Chromium of its own, and leaves this one alone."""
+    global _shared, _starting
+    _shared, _starting = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 atexit.register(end)

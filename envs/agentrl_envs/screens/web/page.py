@@ -168,15 +168,15 @@ class WebPage:
     async def state(self) -> EpisodeState:
         """The state of the episode now; a page that was left has lost it."""
         try:
-            begun, over, reward, reason = await self._evaluate(
-                "[window.agentrlBegun === true, window.agentrlBegun && WOB_DONE_GLOBAL,"
-                " window.agentrlBegun && WOB_RAW_REWARD_GLOBAL,"
-                " window.agentrlBegun && String(WOB_REWARD_REASON || '')]"
+            state = await self._evaluate(
+                "window.agentrlBegun === true"
+                " && [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, String(WOB_REWARD_REASON || '')]"
             )
         except ChromiumRefused:
-            begun = over = reward = reason = None
-        if not begun:
+            state = None
+        if not state:
             return EpisodeState(over=True, reward=-1.0, reason="the page was left")
+        over, reward, reason = state
         return EpisodeState(over=bool(over), reward=float(reward or 0.0), reason=reason[:200])
 
     async def words(self) -> str:
