@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,14 +61,25 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-async def test_images_go_to_the_engine_and_into_the_rows() -> None:
+async def test_images_go_to_the_engine_and_into_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    expand = ByteTokenizer.images.expand
+
+    def noted(image: Any) -> Any:
+        reads.append(threading.current_thread().name)
+        return expand(image)
+
     served = seeing(CALL, "Seen.")
+    monkeypatch.setattr(ByteTokenizer.images, "expand", noted)
     history: list[Any] = [{"role": "user", "content": [text("Look:"), part(RED), text("Well?")]}]
     said = await served.chat(history, tools=CHAT_TOOLS)
     call = said["tool_calls"][0]["id"]
     result = {"role": "tool", "tool_call_id": call, "content": [part(BLUE), text("done")]}
     history += [said, result, {"role": "user", "content": [part(RED), part(BLUE)]}]
     await served.chat(history, tools=CHAT_TOOLS)
+    # Reading a picture on the event loop would hold up all other rollouts.
+    assert reads
+    assert all(name.startswith("long-texts") for name in reads)
     engine = served.engine
     assert isinstance(engine, SeeingEngine)
     digests = [[span.digest for span in shown] for shown in engine.shown]

@@ -73,7 +73,7 @@ class HistoryPlacer:
             node = self.tree.add(
                 TreeNode(
                     kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard), tools=tools,
-                    reason=BranchReason.EDITED, images=self._images(ids, heard),
+                    reason=BranchReason.EDITED, images=await self._images(ids, heard),
                 )
             )  # fmt: skip
         for one in node.upward():
@@ -106,7 +106,7 @@ class HistoryPlacer:
         ids = await self.rendered([item.message for item in heard[:end]], offered)
         node = TreeNode(
             kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason,
-            images=self._images(ids, heard[:end]),
+            images=await self._images(ids, heard[:end]),
         )  # fmt: skip
         return PathMatch(node=self.tree.add(node), known=end)
 
@@ -129,17 +129,21 @@ class HistoryPlacer:
             ended=node.stop_id is not None,
             stop_id=node.stop_id,
         )
+        images = await self._images(ids, heard, turn=sum(one.spoken for one in node.upward()))
         return self.tree.add(
             TreeNode(
                 kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason,
-                images=self._images(ids, heard, turn=sum(one.spoken for one in node.upward())),
+                images=images,
             )
         )  # fmt: skip
 
-    def _images(
+    async def _images(
         self, ids: Sequence[int], heard: Sequence[HeardMessage], *, turn: int = 0
     ) -> tuple[ImageSpan, ...]:
-        return self.chat.image_spans(ids, [item.message for item in heard], turn=turn)
+        messages = [item.message for item in heard]
+        # An image that is no longer remembered is read again.
+        work = IMAGE_WORK * sum(len(message.images) for message in messages)
+        return await self.long_texts.run(work, self.chat.image_spans, ids, messages, turn=turn)
 
     def _context(
         self,
