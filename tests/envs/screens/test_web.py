@@ -159,7 +159,12 @@ async def test_episodes_share_one_chromium_which_is_started_again_when_it_has_en
     env = WebTask()
     await env.reset(tasks[0])
     assert chromium.shared() is browser
+    copy = os.dup(browser._process.stdin.fileno())  # as a forked process has
     browser.close()
+    os.close(copy)
+    assert browser._process.returncode >= 0, "it was killed, and its profile stays behind"
+    assert browser.expect("Page.loadEventFired", "gone").done()
+    browser.forget("gone")
     with pytest.raises(EnvError, match="Chromium has ended"):
         await env.click(1, 1)
     await env.close()

@@ -146,9 +146,10 @@ class Chromium:
         """A future for the next event of a session; `forget` it where it need not come."""
         with self._lock:
             future: Future[dict[str, Any]] = Future()
-            self._events[session, event] = future
             if self._ended:
                 future.set_exception(EnvError("Chromium has ended"))
+            else:
+                self._events[session, event] = future
         return future
 
     def forget(self, session: str) -> None:
@@ -170,6 +171,8 @@ class Chromium:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+        # A forked process may hold a copy of the pipe.
+        self._process.terminate()
         try:
             self._process.wait(tree.longest_end_s(_GRACE_S))
         except subprocess.TimeoutExpired:
