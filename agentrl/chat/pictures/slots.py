@@ -59,8 +59,7 @@ def slotted(message: Message, *, image_slots: bool) -> list[str]:
     if not image_slots:
         raise ChatError(
             f"a {message.role} message has {len(message.images)} images, but the model of this run "
-            "is given text only; images are shown to a vision-language model as model.path, with "
-            "train.backend.kind: torch in one process"
+            "is given text only; images are shown to a vision-language model as model.path"
         )
     texts = content.replace(IMAGE_SLOT, "\ufffd").split(IMAGE_MARK)
     if len(texts) != len(message.images) + 1:
