@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 import orjson
 
 from agentrl.gateway.bodies import BodyReader
+from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.rollout.history.meaning import HeardMessage, hear, tools_key
 from agentrl.tool import Tool
-from agentrl.types import Message
+from agentrl.types import Image, Message
 
 _MOST_BYTES = 16 * 2**20
 """Most bytes of items that are kept; beyond it everything is read anew once."""
+MOST_IMAGE_BYTES = 512 * 2**20
+"""Most bytes of the images of a session. Their files stay in the folder of the run, whatever comes
+of the request, and an agent may run what the policy wrote."""
 K = TypeVar("K", str, bytes)
 T = TypeVar("T")
 
@@ -40,6 +44,9 @@ class KnownParts:
     def __init__(self, *, sees: bool = False) -> None:
         self.sees = sees
         """Whether the model of the session reads images."""
+        self._shown: set[str] = set()
+        """Digests of all images that it was ever shown."""
+        self._image_bytes = 0
         self.bodies = BodyReader()
         """Reads the bodies of its requests."""
         self._heard: dict[int, HeardMessage] = {}
@@ -86,6 +93,8 @@ class KnownParts:
         known = self._items.get(spelled) if spelled else None
         if known is None:
             known = _KnownItem(item=item, messages=tuple(read(item, where)))
+            for image in (image for message in known.messages for image in message.images):
+                self._show(image, where)
             self._keep(self._items, spelled, known, size=len(spelled))
         if spelled:
             # The one that is kept holds the item, so no other one has that identity.
@@ -93,6 +102,19 @@ class KnownParts:
             known.item = item
             self._same[id(item)] = known
         return known
+
+    def _show(self, image: Image, where: str) -> None:
+        if image.digest in self._shown:
+            return
+        if self._image_bytes + len(image.data) > MOST_IMAGE_BYTES:
+            raise RequestRefused(
+                RefusalReason.TOO_LARGE,
+                f"{where} holds an image of {len(image.data)} bytes, and this session has shown "
+                f"{self._image_bytes} of at most {MOST_IMAGE_BYTES} bytes of images; send smaller "
+                "pictures",
+            )
+        self._shown.add(image.digest)
+        self._image_bytes += len(image.data)
 
     def system(self, text: str) -> Message:
         """The message of a system prompt that stands beside the history."""

@@ -12,6 +12,7 @@ from PIL import Image as pil
 
 from agentrl.chat import build_chat
 from agentrl.config.schema import ChatSection
+from agentrl.gateway import known
 from agentrl.images import read_image
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import Generation, ImageSpan, SamplingParams
@@ -142,3 +143,22 @@ async def test_an_image_that_cannot_be_shown_is_refused(role, link, words) -> No
     status, answer = await served.post("chat/completions", body)
     assert (status, served.engine.requests) == (400, [])
     assert words in answer["error"]["message"]
+
+
+async def test_the_images_of_a_session_have_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "MOST_IMAGE_BYTES", len(RED.data))
+    served = seeing("x", "y")
+
+    async def count(*images: Any) -> tuple[int, Any]:
+        content = [
+            {"type": "image", "source": {**SOURCE, "data": url(image).partition(",")[2]}}
+            for image in images
+        ]
+        body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+        return await served.post("messages/count_tokens", body)
+
+    assert (await count(RED))[0] == 200
+    assert (await count(RED, RED))[0] == 200  # one file
+    status, answer = await count(RED, BLUE)
+    assert status == 413
+    assert "bytes of images" in answer["error"]["message"]
