@@ -66,8 +66,8 @@ class TensorBatch:
     """Whether a gradient is wanted through the entropies, too."""
     images: tuple[PackedImage, ...] = ()
     """Images by packed position; their pixels are read when the model needs them."""
-    tower_passes: int = 0
-    """Passes of the vision tower that are made at least; ranks in lock-step make equally many."""
+    blank_passes: int = 0
+    """Passes of the vision tower over a blank image; ranks in lock-step make equally many."""
 
 
 def to_tensors(

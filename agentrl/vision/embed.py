@@ -98,14 +98,15 @@ def image_features(
 ) -> Mapping[str, tuple[Tensor, ...]]:
     """[features, E] of each image, as `VisionFamily.features`; one named twice is computed once."""
     device = next(model.parameters()).device
-    pixels = {digest: reader.pixels(digest) for digest in digests}
+    images = {digest: reader.read(digest) for digest in digests}
     computed: dict[str, tuple[Tensor, ...]] = {}
-    for together in _passes(pixels):
+    for together in _passes({digest: image.pixels for digest, image in images.items()}):
         batch = [
-            {name: tensor.to(device) for name, tensor in pixels[digest].items()}
+            {name: tensor.to(device) for name, tensor in images[digest].pixels.items()}
             for digest in together
         ]
-        batch *= -(-_FEWEST_FEATURES // (len(batch) * reader.features(together[0])))
+        features = len(batch) * images[together[0]].expanded.features
+        batch *= -(-_FEWEST_FEATURES // features)
         found = reader.family.features(model.base_model, batch)
         computed.update(zip(together, found, strict=False))
     return computed
@@ -113,7 +114,7 @@ def image_features(
 
 def count_passes(reader: VisionReader, digests: Sequence[str]) -> int:
     """Passes of the vision tower in which `image_features` computes some images."""
-    return len(_passes({digest: reader.pixels(digest) for digest in digests}))
+    return len(_passes({digest: reader.read(digest).pixels for digest in digests}))
 
 
 def _passes(pixels: Mapping[str, Mapping[str, Tensor]]) -> list[list[str]]:

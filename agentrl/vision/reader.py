@@ -128,7 +128,7 @@ class VisionReader:
         return self.family.markers
 
     def png(self, digest: str) -> bytes:
-        """The picture of an image as a file, with the pixels that `pixels` are made of.
+        """The picture of an image as a file, with the pixels that `read` is made of.
 
         Raises:
             DataError: its file is not in the folder of the run.
@@ -138,17 +138,13 @@ class VisionReader:
         self._picture(digest, None).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
 
-    def pixels(self, digest: str) -> Mapping[str, Tensor]:
-        """The tensors of one image, by their names in the image processor.
+    def read(self, digest: str) -> ReadImage:
+        """One image of the run as the model takes it.
 
         Raises:
             DataError: its file is not in the folder of the run.
         """
-        return self._read(digest, None).pixels
-
-    def features(self, digest: str) -> int:
-        """Number of features that the model computes of one image; errors as of `pixels`."""
-        return self._read(digest, None).expanded.features
+        return self._read(digest, None)
 
     def blank(self) -> Mapping[str, Tensor]:
         """The tensors of a small blank image, for a pass of the vision tower that means nothing."""

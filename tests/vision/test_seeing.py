@@ -7,7 +7,7 @@ over tiny models of each family with random weights.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 from agentrl.vision import embed
+from agentrl.vision import reader as reading
 from agentrl.vision.embed import image_features
-from agentrl.vision.reader import VisionReader, reader_of
+from agentrl.vision.reader import ReadImage, VisionReader, reader_of
 from tests.chat.chat_models import seeing_tokenizer
 from tests.vision.seeing_rows import exact_rotation, exact_seeing_model
 from tests.vision.tiny_seeing import FAMILIES, picture, seeing_model
@@ -211,12 +212,12 @@ async def test_every_image_is_seen_and_none_by_another_row(model: Any) -> None:
         def __init__(self) -> None:
             self.__dict__.update(reader.__dict__)
 
-        def pixels(self, digest: str) -> Mapping[str, Tensor]:
-            found = reader.pixels(digest.removeprefix("broken"))
+        def read(self, digest: str) -> ReadImage:
+            found = reader.read(digest.removeprefix("broken"))
             if not digest.startswith("broken"):
                 return found
-            nothing = torch.full_like(found["pixel_values"], float("nan"))
-            return {**found, "pixel_values": nothing}
+            nothing = torch.full_like(found.pixels["pixel_values"], float("nan"))
+            return replace(found, pixels={**found.pixels, "pixel_values": nothing})
 
     model.agentrl_images = OneBroken()
     poisoned = log_probs(model, [rows[0], replace(rows[1], images=broken)])
@@ -239,15 +240,21 @@ def test_images_of_one_size_share_a_pass_and_keep_their_bits(
     tower.register_forward_hook(lambda *_: passes.append(1))
     with torch.no_grad():
         together = image_features(model, reader, [*digests, digests[0]])
-        sizes = {reader.pixels(digest)["pixel_values"].shape for digest in digests}
+        sizes = {reader.read(digest).pixels["pixel_values"].shape for digest in digests}
         assert len(passes) == len(sizes) < len(digests)
         for digest in digests:
             (alone,) = image_features(model, reader, [digest]).values()
             assert all(map(torch.equal, alone, together[digest]))
         passes.clear()
         monkeypatch.setattr(embed, "TOWER_BYTES", 1)
+        # Each is read once, also where no two of them are remembered.
+        monkeypatch.setattr(reading, "KEPT_BYTES", 1)
+        reads: list[str] = []
+        data = reader.folder.data
+        monkeypatch.setattr(reader.folder, "data", lambda of: reads.append(of) or data(of))
         image_features(model, reader, digests)
         assert len(passes) == len(digests)
+        assert len(reads) <= len(digests)
 
 
 async def test_packing_and_sharing_change_no_gradient_that_of_the_tower_included(

@@ -141,7 +141,7 @@ class DeepspeedBackend(LockstepBackend):
             closing = self.to_tensors(padding_micro_batch())
             if reader_of(self._model) is not None:
                 # With offload the engine sums what this pass reaches, and forgets the rest.
-                closing = replace(closing, tower_passes=1)
+                closing = replace(closing, blank_passes=1)
             out = self._forward(closing)
             self._engine.backward((out if isinstance(out, Tensor) else out[0]).sum())
 

@@ -60,8 +60,9 @@ def with_tower_passes(
         TrainError: a rank has failed, or has no more to compute.
         DataError: an image of this rank cannot be read.
     """
-    passes = go_on_together(gather, tower_passes=tower_passes(model, batch))
-    return replace(batch, tower_passes=passes)
+    own = tower_passes(model, batch)
+    most = go_on_together(gather, tower_passes=own)
+    return replace(batch, blank_passes=most - own)
 
 
 class LockstepBackend(ABC):

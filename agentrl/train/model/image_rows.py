@@ -54,9 +54,8 @@ def image_arguments(model: Any, batch: TensorBatch, segments: Segments) -> dict[
     reader = _reader(model, batch)
     placed = _placed(reader, batch)
     arguments = embeddings(model, reader, batch.input_ids_T, placed)
-    if batch.tower_passes:
-        own = count_passes(reader, [image.digest for image in placed])
-        found = _blank_features(model, reader, passes=batch.tower_passes - own)
+    if batch.blank_passes:
+        found = _blank_features(model, reader, passes=batch.blank_passes)
         arguments["inputs_embeds"] = _Behind.apply(arguments["inputs_embeds"], *found)
     positions = _positions(reader, batch, segments).to(batch.input_ids_T.device)
     return {**arguments, "position_ids": positions}

@@ -146,7 +146,7 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
     segments = Segments(lengths=batch.lengths, parents=batch.parents)
-    if batch.images or batch.tower_passes:
+    if batch.images or batch.blank_passes:
         return _read_with_images(model, batch, segments)
     if carries_state(model):
         return _row_by_row(body, batch, segments)
