@@ -19,6 +19,7 @@ from agentrl.types import Generation, ImageSpan, SamplingParams
 from tests.gateway.gateway_fakes import CALL, CHAT_TOOLS, Served, serve
 
 RED, BLUE = (read_image(pil.new("RGB", (8, 8), color)) for color in ("red", "blue"))
+HUGE = read_image(pil.new("1", (4001, 4000)))
 PLACEHOLDER = ByteTokenizer.images.placeholder_id
 
 
@@ -134,6 +135,7 @@ async def test_every_wire_shows_an_image(chat, path, body) -> None:
         ("user", "data:image/png;base64,AAAA", "is no picture"),
         ("user", None, "expected a data URL"),
         ("system", url(RED), "in a message of the system"),
+        ("user", url(HUGE), "at most 16,000,000 pixels"),
     ],
 )
 async def test_an_image_that_cannot_be_shown_is_refused(role, link, words) -> None:

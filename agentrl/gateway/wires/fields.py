@@ -13,6 +13,8 @@ from agentrl.images import read_image
 from agentrl.tool import Tool
 from agentrl.types import IMAGE_MARK, CallStatus, Image, Message, Role, ToolCall
 
+MOST_SHOWN_PIXELS = 16_000_000
+"""Pixels of an image of an agent. Code of the policy may send it, and decoding takes a second."""
 _NOT_TEXT = ("image", "audio", "file", "document", "video")
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
@@ -190,9 +192,13 @@ def _image_of(part: Mapping[str, Any], where: str) -> Image:
             "must see the same again; send the picture itself, as data:image/png;base64,DATA",
         )
     try:
-        return read_image(url)
+        image = read_image(url)
     except DataError as error:
         raise RequestRefused(RefusalReason.BAD_REQUEST, f"{where}: {error}") from error
+    if image.width * image.height > MOST_SHOWN_PIXELS:
+        size = f"{image.width}x{image.height} pixels"
+        raise wrong(f"{where}, its image", size, f"at most {MOST_SHOWN_PIXELS:,} pixels")
+    return image
 
 
 def _document_text(part: Mapping[str, Any], where: str) -> str | None:

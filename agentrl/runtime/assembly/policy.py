@@ -4,6 +4,7 @@ together."""
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.chat import build_chat
 from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
     OpenEngines,
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
     from agentrl.vision.reader import VisionReader
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +259,13 @@ def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> Visio
     """The image processor of the model, also where the model itself is with servers only."""
     from agentrl.vision.reader import load_reader
 
-    return load_reader(source, tokenizer) if pretrained is None else pretrained.images
+    if pretrained is not None:
+        return pretrained.images
+    try:
+        return load_reader(source, tokenizer)
+    except ConfigError as error:
+        logger.warning("its servers are given text only: %s", error)
+        return None
 
 
 async def _load(
