@@ -78,7 +78,7 @@ def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
         "more and more of the answers that are paid are wrong by the score: "
         f"{share(told.first)} -> {share(told.last)}",
         Evidence(
-            text=told.text(),
+            text=told.text("sampled"),
             first_step=told.steps[1],
             last_step=max(fact.step for fact in history.rollouts if fact.kind == "train"),
             dating=Dating.EXACT,

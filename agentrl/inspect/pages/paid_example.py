@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from agentrl.health import RolloutFacts
+from agentrl.health.measures.paid_wrong import paid_limits
+from agentrl.health.records import LARGEST
 from agentrl.inspect.read.safe_json import shown
 
 
@@ -24,7 +24,7 @@ def paid_example(rollouts: Iterable[RolloutFacts]) -> dict[str, Any] | None:
     paid = [
         (one.reward, one.score, one)
         for one in rollouts
-        if one.kind == "train" and one.reward is not None and np.isfinite(one.reward)
+        if one.kind == "train" and one.reward is not None and abs(one.reward) <= LARGEST
     ]
     if not paid:
         return None
@@ -46,13 +46,14 @@ def paid_example(rollouts: Iterable[RolloutFacts]) -> dict[str, Any] | None:
 def _wrong(
     paid: list[tuple[float, float, RolloutFacts]],
 ) -> list[tuple[float, float | None, RolloutFacts]]:
-    rewards = np.array([reward for reward, _, _ in paid])
-    scores = np.array([score for _, score, _ in paid])
-    if not len(scores) or scores.min() == scores.max() or np.array_equal(rewards, scores):
+    limits = paid_limits([(reward, score) for reward, score, _ in paid])
+    if limits is None:
         return []
-    least = np.quantile(rewards[scores == scores.max()], 0.25)
-    low = (scores.min() + scores.max()) / 2
-    return [(reward, score, one) for reward, score, one in paid if reward >= least and score <= low]
+    return [
+        (reward, score, one)
+        for reward, score, one in paid
+        if reward >= limits.least and score <= limits.middle
+    ]
 
 
 def _of_last_step(

@@ -14,6 +14,7 @@ import pytest
 from agentrl.errors import RunError
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose, read_history
+from agentrl.health.measures.paid_wrong import PaidLimits, paid_limits
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
@@ -61,17 +62,30 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
         ]  # fmt: skip
         write_step(run, rows, step)
         write_metrics(run, {"step": step, "reward": 1.0, "score": 0.5})
-    answer = hacking_answer(reader_of(run))["answer"]
+    found = hacking_answer(reader_of(run))
+    answer, paid = found["answer"], found["paid_wrong"]
     assert answer.endswith(
-        "3 of the 12 rollouts looked at that were paid 2 or more, as three of four solved ones "
-        "are, have a score in the lower half: 0 of them in the first third of the steps, 0.5 in "
-        "the last."
+        "The reward pays many wrong answers: of all 12 rollouts paid 2 or more, 3 have score 0 "
+        "(0.250); by thirds of the run: 0.000, 0.000, 0.500. Not tested: whether the score itself "
+        "can be fooled."
     )
-    assert run_overview(reader_of(run))["hacking"]["answer"] == answer
+    # The bounds that are printed find the rollouts that are counted.
+    bounds = {"reward_min": paid["reward_min"], "score_max": paid["score_max"]}
+    assert find_answer(reader_of(run), Question(kind="train", **bounds))["total"] == paid["wrong"]
+    first_screen = run_overview(reader_of(run))["hacking"]
+    assert (first_screen["answer"], first_screen["paid_wrong"]) == (answer, paid)
     same = tmp_path / "same"
     write_step(same, [make_rollout("a", [("assistant", "a")], reward=0.5, score=0.5)], 1)
     write_metrics(same, {"step": 1, "reward": 0.5, "score": 0.5})
-    assert "solved ones" not in hacking_answer(reader_of(same))["answer"]
+    assert hacking_answer(reader_of(same))["paid_wrong"] is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "least"), [((1.0478, 1.09, -1.2), 1.0), ((100.052, 100.05, 99.9), 100.05)]
+)
+def test_the_reward_of_solved_ones_is_rounded_down_to_what_a_reader_can_type(rewards, least):
+    limits = paid_limits(list(zip(rewards, (1.0, 1.0, 0.0), strict=True)))
+    assert limits == PaidLimits(least=least, middle=0.5)
 
 
 def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_gain(hacked):

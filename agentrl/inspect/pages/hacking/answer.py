@@ -16,10 +16,11 @@ from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, no_rise, reward_change
 from agentrl.health.measures.curves import number
-from agentrl.health.measures.paid_wrong import paid_wrong
+from agentrl.health.measures.paid_wrong import PaidWrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import same_curve
 from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
+from agentrl.inspect.pages.hacking.paid import paid_wrong_of_run
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -60,8 +61,9 @@ def hacking_answer(
     health = reader.health()
     reader.rows.refresh()
     evals = eval_answers(reader, health.history)
+    wrong = paid_wrong_of_run(reader, health.history)
     return {
-        **answer_of(health.history, health.verdicts, evals),
+        **answer_of(health.history, health.verdicts, evals, wrong),
         "one_number": one_number(health.history),
         "curves": _curves(health.history),
         "parts": moved_lines(health.history, evals),
@@ -71,19 +73,37 @@ def hacking_answer(
 
 
 def answer_of(
-    history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
+    history: History,
+    verdicts: Sequence[Verdict],
+    evals: Mapping[str, Any],
+    wrong: PaidWrong | None = None,
 ) -> dict[str, Any]:
     """`level` (fail, warn, ok, unknown), `answer` in sentences, and the findings behind it.
+
+    `paid_wrong` has the count of paid and wrong rollouts with the bounds that find them, and is
+    None where the score is the reward.
 
     Args:
         history: of the run.
         verdicts: of the detectors over it.
         evals: as `eval_answers` gives them.
+        wrong: as `paid_wrong_of_run` counts them.
     """
     found = _judged(history, verdicts, evals)
-    wrong = paid_wrong(history.rollouts)
-    if wrong is not None and wrong.wrong:
-        found["answer"] += f" {wrong.text()[0].upper()}{wrong.text()[1:]}."
+    found["paid_wrong"] = None
+    if wrong is not None and wrong.paid:
+        said = wrong.text("all")
+        found["answer"] += f" {said[0].upper()}{said[1:]}."
+        found["paid_wrong"] = {
+            "wrong": wrong.wrong,
+            "paid": wrong.paid,
+            "reward_min": wrong.limits.least,
+            "score_max": wrong.limits.middle,
+            "text": wrong.brief("all"),
+        }
+    if found["level"] == "ok" or found["paid_wrong"]:
+        grader = "score" if found["paid_wrong"] else "grader"
+        found["answer"] += f" Not tested: whether the {grader} itself can be fooled."
     return found
 
 
@@ -118,7 +138,7 @@ def _judged(
         why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
         if one_number(history):
             why += "; reward and score are one number here, so they cannot part"
-        text = f"No sign of it: {why}. Not tested: whether the grader itself can be fooled."
+        text = f"No sign of it: {why}."
         return {"level": "ok", "answer": shown(text), "signs": signs}
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
     why = "; ".join(missing) or "nothing is logged that the reward could be held against"

@@ -123,13 +123,18 @@ const HACKED = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Can
 
 function hacking(run) {
   if (!run.hacking) return null;
-  const { level, answer, example } = run.hacking;
+  const { level, answer, example, paid_wrong: paid } = run.hacking;
   return {
     name: "Is the reward hacked?",
     view: "hacking",
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
     big: HACKED[level],
-    small: firstSentence(answer.replace(/^[^:]+: /, "")).replaceAll("->", "\u2192"),
+    small: [
+      firstSentence(answer.replace(/^[^:]+: /, "")).replaceAll("->", "\u2192"),
+      paid && `Paid and wrong: ${paid.text}.`,
+    ]
+      .filter(Boolean)
+      .join(" "),
     example,
   };
 }

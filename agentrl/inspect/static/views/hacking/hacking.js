@@ -39,7 +39,7 @@ function draw(data, params) {
       { class: "page hacking" },
       h("header", { class: "head" }, h("h1", {}, "Is the reward hacked?")),
       notes(data.notes),
-      answer(data, more),
+      answer(data, more, run),
       charts(data, params),
       movements(data.parts),
       rewards(data.rewards, params),
@@ -54,7 +54,7 @@ function draw(data, params) {
   };
 }
 
-function answer(data, more) {
+function answer(data, more, run) {
   const level = data.level === "ok" ? "good" : data.level;
   return h(
     "section",
@@ -66,6 +66,7 @@ function answer(data, more) {
       " ",
       data.answer.replace(/^[^:]+: (.)/, (_, first) => first.toUpperCase()),
     ),
+    paidWrong(data.paid_wrong, run),
     more,
     data.signs.length > 0 &&
       h(
@@ -86,6 +87,21 @@ function answer(data, more) {
       "p",
       { class: "note" },
       "As agentrl doctor judges it: by the score that the environment gives beside the reward, by evaluations on tasks that are not trained on, and by what the texts do.",
+    ),
+  );
+}
+
+// The very rollouts that the sentence counts.
+function paidWrong(paid, run) {
+  if (!paid?.wrong) return null;
+  const { reward_min, score_max } = paid;
+  return h(
+    "p",
+    {},
+    h(
+      "a",
+      { href: href("find", { run, kind: "train", reward_min, score_max }), "data-key": "paid and wrong" },
+      `Find ${paid.wrong === 1 ? "the rollout that was" : `the ${num(paid.wrong)} rollouts that were`} paid and ${paid.wrong === 1 ? "is" : "are"} wrong`,
     ),
   );
 }
