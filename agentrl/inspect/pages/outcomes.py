@@ -43,12 +43,13 @@ def best_first(
 def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The outcomes of siblings, each once: best first, then the most frequent.
 
-    A sibling that did the same as one before it, word by word, is marked as `same_as` that one.
+    A sibling that did the same as one before it, word by word, is marked as `same_as` that one. An
+    outcome whose reward is in the upper half of theirs and whose score is 0 is `paid_wrong`.
     """
     first: dict[str, str] = {}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for one in siblings:
-        end = (one["reward"], one["termination"])
+        end = (one["reward"], one["score"], one["termination"])
         key = json.dumps([one["actions"], *end])
         same = first.setdefault(key, one["rollout_id"])
         one["same_as"] = None if same == one["rollout_id"] else same
@@ -59,12 +60,18 @@ def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]
             {
                 "text": text[:_OUTCOME_CHARS],
                 "reward": one["reward"],
+                "score": one["score"],
                 "termination": one["termination"],
                 "said": said[:_OUTCOME_CHARS],
                 "rollouts": [],
             },
         )
         of["rollouts"].append(one["rollout_id"])
+    rewards = [of["reward"] for of in found.values() if of["reward"] is not None]
+    middle = (min(rewards) + max(rewards)) / 2 if rewards else 0.0
+    for of in found.values():
+        paid = of["reward"] is not None and of["reward"] >= middle and of["reward"] > 0
+        of["paid_wrong"] = paid and of["score"] == 0
     order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
     return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
 

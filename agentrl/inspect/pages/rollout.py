@@ -120,6 +120,7 @@ def rollout_answer(reader: RunReader, kind: str, step: int, rollout: str) -> dic
         "labels": labels_answer(reader, kind, step, rollout),
         "siblings": [rows[-1]["rollout_id"] for rows in siblings],
         "sibling_rewards": [number(rows[-1]["reward"]) for rows in siblings],
+        "sibling_scores": [number(rows[-1]["score"]) for rows in siblings],
         "same_task": _same_task(reader, last["task_id"]),
         "previous": order[at - 1] if at else None,
         "next": order[at + 1] if at + 1 < len(order) else None,

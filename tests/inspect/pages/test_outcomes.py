@@ -52,3 +52,11 @@ def test_siblings_are_ordered_and_paired(
     found = answer["pair"]
     assert (found and found["best"] + found["other"]) == pair
     assert (found and found["name"]) == name
+
+
+def test_an_outcome_that_is_paid_and_wrong_by_the_score_is_marked(tmp_path: Path) -> None:
+    answer = group_of(tmp_path / "run", [("a", 1.1, 1, 2), ("b", 1.0, 0, 0), ("c", -1, 0, 0)])
+    marks = {one["text"]: (one["score"], one["paid_wrong"]) for one in answer["outcomes"]}
+    assert marks == {"a": (1.0, False), "b": (0.0, True), "c": (0.0, False)}
+    beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")
+    assert beside["sibling_scores"] == [1.0, 0.0, 0.0]

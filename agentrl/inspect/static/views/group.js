@@ -117,6 +117,12 @@ function outcomes(data) {
     cell?.scrollIntoView({ block: "nearest" });
     cell?.querySelector("a")?.focus({ preventScroll: true });
   };
+  const scored = data.outcomes.some((one) => one.score !== null && one.score !== one.reward);
+  const tested = data.siblings.some((one) => one.explanation.some((part) => part.field === "tests"));
+  const graded = data.env_paid
+    ? "how it was graded"
+    : `${tested ? "tests" : "why this score"} (not paid)`;
+  const heads = ["reward", scored && "score", "last answer", graded, "siblings"].filter(Boolean);
   return h(
     "section",
     { class: "card outcomes", "aria-label": "Outcomes" },
@@ -124,7 +130,7 @@ function outcomes(data) {
     h(
       "table",
       { class: "tasks" },
-      h("thead", {}, h("tr", {}, ["reward", "last answer", "how it was graded", "siblings"].map((name, i) => h("th", { class: i === 2 ? "wide" : "" }, name)))),
+      h("thead", {}, h("tr", {}, heads.map((name) => h("th", { class: name === graded ? "wide" : "" }, name)))),
       h(
         "tbody",
         {},
@@ -133,6 +139,7 @@ function outcomes(data) {
             "tr",
             { "data-item": "" },
             h("td", {}, reward(one.reward)),
+            scored && h("td", {}, outcomeScore(one)),
             h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, 110)),
             h("td", { class: "note wide", title: one.said }, one.said ? oneLine(one.said, 110) : words(one.termination)),
             h(
@@ -147,6 +154,11 @@ function outcomes(data) {
       ),
     ),
   );
+}
+
+function outcomeScore({ score, paid_wrong: wrong }) {
+  const title = "Paid like the best of its siblings, and wrong by the score";
+  return wrong ? h("b", { class: "fail-ink", title }, num(score), " paid, wrong") : num(score);
 }
 
 function oneLine(text, most) {

@@ -32,6 +32,7 @@ function withoutMissing(data, run, kind, step) {
     ...data,
     siblings: data.siblings.filter(there),
     sibling_rewards: data.sibling_rewards.filter((_, i) => there(data.siblings[i])),
+    sibling_scores: data.sibling_scores.filter((_, i) => there(data.siblings[i])),
     same_task: data.same_task.filter((one) =>
       has("rollout", { run, kind: one.kind, step: one.step, rollout: one.rollout_id }),
     ),
@@ -289,6 +290,7 @@ function side(data, params, at) {
   const turns = data.rows.flatMap((row) =>
     row.turns.map((one, i) => ({ one, id: turnId(row, i, many) })),
   );
+  const scored = data.sibling_scores.some((of, i) => of !== null && of !== data.sibling_rewards[i]);
   return h(
     "aside",
     { class: "side" },
@@ -337,7 +339,7 @@ function side(data, params, at) {
                   "data-key": `sibling ${one}`,
                 },
                 lastPart(one),
-                h("small", {}, ` ${num(data.sibling_rewards[i])}`),
+                h("small", {}, ` ${num(data.sibling_rewards[i])}${scored ? `, score ${num(data.sibling_scores[i])}` : ""}`),
               ),
             ),
           ),
