@@ -27,7 +27,8 @@ _ANSWER_CHARS = 300
 def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     """One task in all steps and evaluations: a line for each of its groups, and its prompt.
 
-    The rollouts of its last evaluation, or of its last step where it has none, are listed. A task
+    The rollouts of its last evaluation, or of its last step where it has none, are listed, and the
+    best of them beside the best of the first one: `ends`, empty if that is the same one. A task
     that was tried in one step only has no curve: tasks that share a label with it are shown over
     the steps.
 
@@ -52,13 +53,15 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
     shelf = rows.shelf(newest["kind"], newest["step"])
     prompt = prompt_of(reader, shelf, newest["row"])
     labels = reader.task_labels.of_task(task)
+    attempts, ends = _attempts(reader, stored, scores)
     once = len({(row["kind"], row["step"]) for row in stored}) == 1
     return {
         "task_id": task,
         "labels": labels,
         "once": once,
         "solved": _solved_text(stored, scores, solved_from(rollout_scores(rows.table()))),
-        "attempts": _attempts(reader, stored, scores),
+        "attempts": attempts,
+        "ends": ends,
         "alike": _alike(reader, newest["kind"], labels) if once else [],
         "prompt_text": shown(prompt, _PROMPT_CHARS),
         "groups": [
@@ -99,23 +102,37 @@ def _solved_text(
 
 def _attempts(
     reader: RunReader, stored: Sequence[Mapping[str, Any]], scores: np.ndarray
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Rollouts of the last evaluation or step; and the best of the first one and of it."""
+    kind, last = max(((row["kind"], row["step"]) for row in stored), key=_last_evaluation)
+    first = min(row["step"] for row in stored if row["kind"] == kind)
+    found = _answers_of(reader, stored, scores, kind, last)
+    if first == last:
+        return found, []
+    both = (_answers_of(reader, stored, scores, kind, first), found)
+    return found, [{"kind": kind, "step": of["step"], **of["rollouts"][0]} for of in both]
+
+
+def _answers_of(
+    reader: RunReader, stored: Sequence[Mapping[str, Any]], scores: np.ndarray, kind: str, step: int
 ) -> dict[str, Any]:
-    """Rollouts of the last evaluation or step, best first, each with the start of its answer."""
+    """Rollouts of a step, best first, each with the start of its last answer and of its reason."""
     rows = reader.rows
-    kind, step = max(((row["kind"], row["step"]) for row in stored), key=_last_evaluation)
     kept = [i for i, row in enumerate(stored) if (row["kind"], row["step"]) == (kind, step)]
     stored, scores = [stored[i] for i in kept], scores[kept]
     shelf = rows.shelf(kind, step)
     order = sorted(row["row"] for row in stored)
-    turns = rows_of(rows.read(shelf, order, ["turns"]))
-    said = {row: last_answer(of["turns"]) for row, of in zip(order, turns, strict=True)}
+    long = dict(zip(order, rows_of(rows.read(shelf, order, ["turns", "explanation"])), strict=True))
     found = [
         {
             "rollout_id": row["rollout_id"],
             "reward": number(row["reward"]),
             "score": number(float(score)),
             "termination": shown(row["termination"], 100),
-            "text": shown(said[row["row"]], _ANSWER_CHARS),
+            "text": shown(last_answer(long[row["row"]]["turns"]), _ANSWER_CHARS),
+            "said": shown(
+                (long[row["row"]]["explanation"] or {}).get("reason") or "", _ANSWER_CHARS
+            ),
         }
         for row, score in zip(stored, scores, strict=True)
     ]

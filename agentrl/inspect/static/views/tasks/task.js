@@ -50,7 +50,8 @@ function draw(data, params) {
       notes(data.notes),
       data.solved.map((text) => h("p", { class: "outcome-line" }, text[0].toUpperCase() + text.slice(1), ".")),
       charts(data, run, [...steps]),
-      attempts(data, run),
+      firstAndLast(data, run),
+      (data.ends.length === 0 || data.attempts.rollouts.length > 1) && attempts(data, run),
       data.once && alike(data, run),
       groups(data, run),
       h(
@@ -133,6 +134,42 @@ function attempts({ attempts: { kind, step, rollouts }, once }, run) {
             h("span", {}, h("span", { class: "note" }, same ? `${REWARD_AND_SCORE} ` : "reward "), reward(one.reward)),
             !same && h("span", {}, h("span", { class: "note" }, "score "), num(one.score)),
             termination(one.termination),
+          ),
+          longText(one.text || "(nothing)"),
+        ),
+      ),
+    ),
+  );
+}
+
+// What the policy answered before and after, each with its score and the reason of it.
+function firstAndLast({ ends }, run) {
+  if (!ends.length) return null;
+  return h(
+    "section",
+    { class: "card", "aria-label": "First and last answer" },
+    h("h2", {}, "First and last answer", h("span", { class: "note" }, " the best of each step")),
+    h(
+      "div",
+      { class: "pair even" },
+      ends.map((one) =>
+        h(
+          "div",
+          { "data-item": "" },
+          h(
+            "p",
+            {},
+            h(
+              "a",
+              {
+                class: "strong",
+                href: href("rollout", { run, kind: one.kind, step: one.step, rollout: one.rollout_id }),
+                "data-key": `end ${one.step}`,
+              },
+              `${kindName(one.kind)} step ${num(one.step)}`,
+            ),
+            ` score ${num(one.score ?? one.reward)}`,
+            one.said && `: ${one.said.split("\n")[0]}`,
           ),
           longText(one.text || "(nothing)"),
         ),
