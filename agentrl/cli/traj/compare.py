@@ -78,7 +78,10 @@ def _print(answer: Mapping[str, Any]) -> None:
     if told:
         line = f"{told['text']}, {told['change']}: {told['verdict']}. {told['others']}"
         screen.print(visible(line.strip()), highlight=False, soft_wrap=True)
-    for line in filter(None, (answer["rewards_differ"], *answer["behaviour"])):
+    starts = (answer["own_changes"], answer["not_clean"], answer["rewards_differ"])
+    shared = answer["behaviour_tasks"]
+    on_shared = f"On the {shared} shared tasks:" if shared and answer["behaviour"] else ""
+    for line in filter(None, (*starts, on_shared, *answer["behaviour"])):
         screen.print(visible(line), highlight=False, soft_wrap=True)
     if not answer["common_tasks"]:
         screen.print(

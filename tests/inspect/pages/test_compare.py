@@ -16,7 +16,7 @@ from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.types import Role, Task, Termination
-from tests.inspect.synthetic import make_rollout, write_step
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def once_each(run: Path) -> RunReader:
@@ -138,7 +138,41 @@ def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
         "Answers that raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125)."
     ]
     assert answer["solved"][0]["question"] == "Add 1 to n."
+    assert (answer["behaviour_tasks"], answer["solved_example"]) == (None, 0)
+    shown = {side: answer["solved"][0][side] for side in "ab"}
+    assert [(one["said"], one["turn"], one["turns"]) for one in shown.values()] == [
+        ("It raised TypeError: no.", 1, 1), ("10 of 10 passed.", 1, 1),
+    ]  # fmt: skip
     assert question("no marker of a template") == "no marker of a template"
+
+
+def test_behaviour_is_that_of_the_tasks_that_both_tried(tmp_path: Path) -> None:
+    """Fails if a run's own tasks, which may be harder, decide how it is said to behave."""
+    for run, tasks, env in (("a", 8, "x:Harness"), ("b", 30, "x:Code")):
+        rows = [
+            make_rollout(str(n), [("assistant", "x" * (5 if n < 8 else 500))], task_id=str(n),
+                         score=0.5, termination=Termination.ENV_DONE if n < 8
+                         else Termination.MAX_TOKENS)
+            for n in range(tasks)
+        ]  # fmt: skip
+        for step in (0, 5):
+            write_step(tmp_path / run, rows, step, "eval/held")
+            write_metrics(tmp_path / run, {"step": step, "eval/held/score": 0.25 + step / 10})
+        RunPaths(tmp_path / run).config_file.write_text(
+            f"model:\n  path: m\nenv:\n  target: {env}\n  args: {{agent: {run}}}\n"
+        )
+    answer = compare_answer(
+        *(Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab")
+    )
+    assert (answer["behaviour"], answer["behaviour_open"]) == ([], [])
+    assert answer["behaviour_tasks"] == 8
+    assert answer["own_changes"] == (
+        "Each against its own first evaluation: A 0.250 -> 0.750, B 0.250 -> 0.750."
+    )
+    assert answer["not_clean"] == (
+        "Not a clean comparison: other environment (A Harness with agent a, B Code with agent b)."
+    )
+    assert answer["config"][0]["key"] == "env.target"
 
 
 def test_rewards_of_other_sums_are_not_compared(tmp_path: Path) -> None:
@@ -167,7 +201,8 @@ def test_rewards_of_other_sums_are_not_compared(tmp_path: Path) -> None:
 def test_a_task_of_one_step_has_attempts_and_tasks_like_it(tmp_path: Path) -> None:
     reader = once_each(tmp_path)
     answer = task_answer(reader, "2-sum")
-    assert [(one["rollout_id"], one["reward"], one["text"]) for one in answer["attempts"]] == [
+    attempts = answer["attempts"]["rollouts"]
+    assert [(one["rollout_id"], one["reward"], one["text"]) for one in attempts] == [
         ("2-sum/1", 0.5, "sum 1"), ("2-sum/0", 0.0, "sum 0"),
     ]  # fmt: skip
     assert answer["alike"] == [
@@ -176,4 +211,7 @@ def test_a_task_of_one_step_has_attempts_and_tasks_like_it(tmp_path: Path) -> No
     row = make_rollout("3/0", [("assistant", "x")], group_id="3", task_id="2-sum")
     write_step(tmp_path, [row], 3)
     again = task_answer(reader, "2-sum")
-    assert (again["attempts"], again["alike"]) == ([], [])
+    assert [one["rollout_id"] for one in again["attempts"]["rollouts"]] == ["3/0"]
+    assert again["alike"] == answer["ends"] == []
+    ends = [(one["step"], one["rollout_id"], one["score"], one["text"]) for one in again["ends"]]
+    assert ends == [(2, "2-sum/1", 0.5, "sum 1"), (3, "3/0", 1.0, "x")]

@@ -264,8 +264,9 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert (answer["solved_count"], answer["lost_count"], answer["common_tasks"]) == (2, 1, 3)
     assert sum(one["tasks"] for one in answer["solved_why"]) == 2
     assert answer["lost_why"] == [{"why": "ended by max turns", "tasks": 1}]
-    # A last turn that says next to nothing is shown with the one before it.
-    assert [answer["lost"][0][side]["text"] for side in "ab"] == ["ab", "ab\nc"]
+    # Where the last turn says next to nothing, the one with the call before it was graded.
+    assert [answer["lost"][0][side]["text"] for side in "ab"] == ["ab", "ab"]
+    assert (answer["lost"][0]["b"]["turn"], answer["lost"][0]["b"]["turns"]) == (1, 2)
     assert answer["behaviour"] == []  # of three tasks nothing is certain
     inside = compare_answer(Side(reader=reader), Side(reader=reader))
     assert [of["steps"] for of in inside["sides"]] == [(0, 0), (6, 6)]

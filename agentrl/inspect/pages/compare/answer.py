@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 from agentrl.errors import RunError, choices
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
 from agentrl.inspect.pages.compare.pairs import Tried, explain_pairs, raised, sample_pairs
+from agentrl.inspect.pages.compare.starts import not_clean, own_changes
 from agentrl.inspect.pages.compare.words import behaviour, headline, rewards_differ
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
@@ -95,7 +96,8 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     }
     scores = [_by_task(one.tried, one.numbers["score"]) for one in sets]
     means = [_spread(one.numbers["score"])["mean"] for one in sets]
-    apart = rewards_differ(*(one.reader.curves().config for one in sets))
+    configs = [one.reader.curves().config for one in sets]
+    apart = rewards_differ(*configs)
     joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
     groups = {
         "": ["score", "reward"],
@@ -107,6 +109,8 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "sides": [_side(one) for one in sets],
         "config": _config(ours.reader, theirs.reader),
         "rewards_differ": apart,
+        "not_clean": not_clean(*configs),
+        "own_changes": own_changes([one.reader for one in sets], [one.kind for one in sets]),
         "headline": headline(scores[0], scores[1], means),
         "numbers": [
             {
@@ -126,13 +130,50 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
     }
     explain_pairs(found, ours.reader, theirs.reader)
-    found |= behaviour(
-        found["numbers"],
-        found["endings"],
-        found["sides"],
+    return found | _behaviour(sets, found["numbers"])
+
+
+def _behaviour(sets: Sequence[_Set], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sentences on the tasks that both tried, as the headline is; `behaviour_tasks` counts them if
+    these are not all. Of sets without a common task they are on all."""
+    known = [set(one.tried.tasks) for one in sets]
+    common = known[0] & known[1]
+    narrowed = bool(common) and known[0] != known[1]
+    if narrowed:
+        sets = [_of_tasks(one, common) for one in sets]
+        groups = {one["name"]: one["group"] for one in numbers}
+        numbers = [
+            {"group": group, **_compared(name, *sets)}
+            for name, group in groups.items()
+            if group in ("length", "tools")
+        ]
+    told = behaviour(
+        numbers,
+        _endings(*(one.tried for one in sets)),
+        [_side(one) for one in sets],
         unparsed=[_unparsed_by_ending(one) for one in sets],
     )
-    return found
+    return {**told, "behaviour_tasks": len(common) if narrowed else None}
+
+
+def _of_tasks(one: _Set, tasks: set[str]) -> _Set:
+    """The rollouts of a set that tried some tasks."""
+    tried = one.tried
+    kept = np.array([task in tasks for task in tried.tasks])
+    mask, renumbered = kept[tried.of_task], np.cumsum(kept) - 1
+    return replace(
+        one,
+        tried=replace(
+            tried,
+            rollouts=tried.rollouts.filter(pa.array(mask)),
+            tasks=[task for task in tried.tasks if task in tasks],
+            of_task=renumbered[tried.of_task[mask]],
+            scores=tried.scores[mask],
+            failed_calls=tried.failed_calls[mask],
+            turns=tried.turns[mask],
+        ),
+        numbers={name: values[mask] for name, values in one.numbers.items()},
+    )
 
 
 def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]]]:
@@ -210,6 +251,7 @@ def _set_of(side: Side, kind: str, steps: Range) -> _Set:
         of_task=of_task,
         scores=scores,
         failed_calls=numbers["parse_errors"] + numbers["tool_errors"],
+        turns=numbers["turns"],
     )
     numbers["raised"] = raised(tried, side.reader)
     return _Set(
@@ -352,6 +394,8 @@ def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
 
 
 def _config_order(key: str) -> tuple[int, str]:
+    if key == "env.target":
+        return -1, key  # another environment makes most other differences
     section = key.split(".")[0]
     return _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key
 

@@ -50,6 +50,8 @@ class Tried:
     """[rollouts] Score; NaN where it cannot be trusted."""
     failed_calls: np.ndarray
     """[rollouts] Tool calls that could not be read or gave an error."""
+    turns: np.ndarray
+    """[rollouts] Turns of the policy."""
 
 
 def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
@@ -86,7 +88,10 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
 
 
 def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) -> None:
-    """Say of each pair why one failed, count the reasons, and show what the first of them said.
+    """Say of each pair why one failed, count the reasons, and show what one of them said.
+
+    Shown is the first of those that are listed, of which both took one turn if there is such a one:
+    `NAME_example` is its place in the list.
 
     Args:
         found: as `sample_pairs` gives it; pairs beyond those that are listed are taken out.
@@ -104,10 +109,14 @@ def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) ->
         counts = Counter(_ERROR.sub("an error", pair["why"]) for pair in pairs)
         found[f"{name}_why"] = [{"why": w, "tasks": count} for w, count in counts.most_common()]
         found[name] = pairs[:_MOST_PAIRS]
-        for pair in pairs[:1]:
+        short = [n for n, p in enumerate(found[name]) if p["a"]["turns"] == p["b"]["turns"] == 1]
+        found[f"{name}_example"] = example = short[0] if short else 0
+        for pair in pairs[example : example + 1]:
             for side, reader in readers.items():
-                [of] = _long(reader, [pair[side]], ["turns", "prompt_text"])
-                pair[side]["text"] = shown(_answer(of["turns"])[:_ANSWER_CHARS])
+                [of] = _long(reader, [pair[side]], ["turns", "prompt_text", "explanation"])
+                reason = (of["explanation"] or {}).get("reason") or ""
+                pair[side] |= _answer(of["turns"])
+                pair[side]["said"] = shown(reason[:_ANSWER_CHARS]).partition("\n")[0]
                 pair["question"] = shown(question(of["prompt_text"] or "")[:_ANSWER_CHARS])
 
 
@@ -119,10 +128,18 @@ def question(prompt: str) -> str:
     return _SPECIAL.split(prompt[marks[-1].end() :], maxsplit=1)[0].strip()
 
 
-def _answer(turns: Sequence[Mapping[str, Any]]) -> str:
-    """The last words of the policy, with the turn before where they are no more than a sign-off."""
-    said = [turn["text"] for turn in turns if turn["role"] == "assistant"]
-    return "\n".join(said[-2:] if said and len(said[-1]) < _SIGN_OFF else said[-1:])
+def _answer(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`text` of the turn that was graded last, and its number among those of the policy.
+
+    It is the last one, or the last with a call where the rest is no more than a sign-off.
+    """
+    said = [turn for turn in turns if turn["role"] == "assistant"]
+    place = len(said) - 1
+    calls = [n for n, turn in enumerate(said) if turn["tool_calls"]]
+    if calls and len(said[-1]["text"]) < _SIGN_OFF:
+        place = calls[-1]
+    text = said[place]["text"] if said else ""
+    return {"text": shown(text[:_ANSWER_CHARS]), "turn": place + 1, "turns": len(said)}
 
 
 def raised(tried: Tried, reader: RunReader) -> np.ndarray:
@@ -215,6 +232,7 @@ def _places(tried: Tried, rollouts: Sequence[int]) -> list[dict[str, Any]]:
             "score": number(row["score"]),
             "termination": shown(row["termination"], 100),
             "failed_calls": int(tried.failed_calls[rollout]),
+            "turns": int(tried.turns[rollout]),
         }
         for rollout, row in zip(rollouts, found, strict=True)
     ]

@@ -130,7 +130,9 @@ def behaviour(
     if "tokens" in said:
         a, b = _means(by_name["tokens"])
         longer = "longer" if b > a else "shorter"
-        add("tokens", f"Answers are {longer}: {number(a)} -> {number(b)} sampled tokens a rollout.")
+        if a != b:
+            means = f"{number(a)} -> {number(b)}"
+            add("tokens", f"Answers are {longer}: {means} sampled tokens a rollout.")
     counted = dict(_COUNTED)
     if "turns" in said and _means(by_name["turns"]) == _means(by_name["tool_calls"]):
         del counted["tool_calls"]  # one call a turn

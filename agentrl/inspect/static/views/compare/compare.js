@@ -94,7 +94,6 @@ function summary(data) {
   if (a === null || b === null || change === null) return null;
   if (!data.headline) return apart(data);
   const { text, better, verdict, others } = data.headline;
-  const model = data.config.find(({ key }) => key === "model.path");
   return h(
     "section",
     { class: "card learned-sum", "aria-label": "Change of the score" },
@@ -106,7 +105,8 @@ function summary(data) {
     ),
     h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
     data.rewards_differ && h("p", { class: "warn-ink" }, data.rewards_differ),
-    model && h("p", { class: "warn-ink" }, `Different models: A ${model.a}, B ${model.b}.`),
+    data.own_changes && h("p", {}, data.own_changes.replaceAll("->", "\u2192")),
+    data.not_clean && h("p", { class: "warn-ink" }, data.not_clean),
     title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
 }
@@ -162,10 +162,11 @@ function behaviour(data) {
   const title = a.run === b.run ? "What changed in behaviour" : "What differs in behaviour";
   const item = (text) => h("li", {}, text.replaceAll("->", "\u2192"));
   const open = data.behaviour_open;
+  const shared = data.behaviour_tasks ? `, on the ${plural(data.behaviour_tasks, "shared task")}` : "";
   return h(
     "section",
     { class: "card", "aria-label": title },
-    h("h2", {}, title, " ", h("span", { class: "note" }, "A \u2192 B")),
+    h("h2", {}, title, " ", h("span", { class: "note" }, `A \u2192 B${shared}`)),
     data.behaviour.length
       ? h("ul", {}, data.behaviour.map(item))
       : h("p", {}, "Nothing for certain in errors, endings, lengths and calls."),
@@ -370,7 +371,7 @@ function reasons(data, which) {
   );
 }
 
-// The texts of the first pair below what its task asks, as one example.
+// What both of one pair had graded last, below what the task asks.
 function example(pair) {
   return [
     h("p", { class: "note" }, `Example: ${pair.task_id}`),
@@ -382,7 +383,8 @@ function example(pair) {
         h(
           "div",
           {},
-          h("p", { class: "note" }, `${side.toUpperCase()}, score ${num(pair[side].score ?? pair[side].reward)}`),
+          h("p", {}, h("b", {}, side.toUpperCase()), ` score ${num(pair[side].score ?? pair[side].reward)}`, pair[side].said && `: ${pair[side].said}`),
+          h("p", { class: "note" }, `last answer, turn ${num(pair[side].turn)} of ${num(pair[side].turns)}`),
           longText(pair[side].text),
         ),
       ),
@@ -399,7 +401,7 @@ function pairs(data, which, title, what) {
     h("h2", {}, title, " ", h("span", { class: "note" }, plural(count, "task"))),
     !found.length && h("p", { class: "note" }, `No task ${what}.`),
     found.length > 0 && reasons(data, which),
-    found.length > 0 && example(found[0]),
+    found.length > 0 && example(found[data[`${which}_example`]]),
     count > found.length &&
       h("p", { class: "note" }, `Below the ${found.length} of ${num(count)} that moved most.`),
     h(
