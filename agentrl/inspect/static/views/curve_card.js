@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import { bounds, num, short } from "../format.js";
 import { ema } from "../scale.js";
 
-// spec: what `lineChart` takes, and {title, unit?, what?, source?, mono?, plain?}.
+// spec: what `lineChart` takes, and {title, unit?, note?, what?, source?, mono?, plain?}.
 export function curveCard(spec) {
   const { series } = spec;
   const value = h("b", { class: "value" });
@@ -21,7 +21,7 @@ export function curveCard(spec) {
     value.textContent = legend ? "" : num(shown);
     value.className = `value ${STANDS[said] ?? ""}`;
     unit.textContent = [
-      spec.unit,
+      spec.unit?.replaceAll(" ", "\u00a0"),
       WORDS[said],
       smooth !== null && `smoothed ${num(smooth)}`,
       step !== null && `step ${num(step)}`]
@@ -39,6 +39,7 @@ export function curveCard(spec) {
       h("h3", { class: spec.mono ? "mono" : null }, spec.title),
       h("span", { class: "reading-of" }, value, unit),
     ),
+    spec.note && h("p", { class: "note" }, spec.note),
     lineChart(spec),
     legend?.node,
     about(spec),

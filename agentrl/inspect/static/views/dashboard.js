@@ -1,6 +1,7 @@
 // The minimum dashboard: a curve for each band the server sends, drawn on one common axis.
 
 import { h } from "../dom.js";
+import { num } from "../format.js";
 import { constantOf } from "../scale.js";
 import { agentCurves, endingsCard } from "./charts/agent.js";
 import { constantsNote } from "./charts/constants.js";
@@ -144,6 +145,7 @@ function card(run, band, steps, open, look) {
   return curveCard({
     title: band.label,
     unit: band.unit,
+    note: band.metric === "reward" ? rewardNote(run) : "",
     what: band.what,
     source: band.source,
     series: names.map((name, i) => ({
@@ -167,6 +169,15 @@ function card(run, band, steps, open, look) {
     })),
     spans: spansOf(run, names),
   });
+}
+
+// One step has few tasks: the last value alone would be taken for where the run stands.
+function rewardNote({ metrics, reward_moved: moved }) {
+  if (!moved?.change || !metrics.reward) return "";
+  const [from, to] = moved.end_steps;
+  const { steps, values } = metrics.reward;
+  if (from === to) return "";
+  return `Reward ${num(values.at(-1))} in step ${num(steps.at(-1))}, ${num(moved.change.end)} over steps ${num(from)} to ${num(to)}; each step has other tasks.`;
 }
 
 // A click on the curve of an evaluation opens the rollouts of that evaluation.
