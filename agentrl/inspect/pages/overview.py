@@ -60,6 +60,7 @@ def run_entry(reader: RunReader) -> dict[str, Any]:
         "name": reader.run.name,
         "path": shown(str(path)),
         "state": run_state(path),
+        "ended": (_result(path) or {"reason": ""})["reason"],
         "steps": _last_step(curves),
         "planned_steps": _planned(config),
         "started": _moment(identity.get("written")),

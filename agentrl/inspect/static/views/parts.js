@@ -5,8 +5,14 @@ import { num, plural, signed, words } from "../format.js";
 
 const STATES = { running: "good", paused: "warn", finished: "accent", stopped: "warn" };
 
-export function statePill(state) {
-  return state ? h("span", { class: `pill ${STATES[state] ?? ""}` }, state) : null;
+// `why` says it better than the state where a run ended before its last step.
+export function statePill(state, why = "") {
+  return state ? h("span", { class: `pill ${why ? "warn" : (STATES[state] ?? "")}` }, brief(why) || state) : null;
+}
+
+// A rule that ended a run gives its evidence, too: the first words have room here.
+function brief(why) {
+  return why.length > 40 ? `${why.slice(0, 40)}\u2026` : why;
 }
 
 // "6 of 26 steps"; a run that has done all of them, or whose plan is not known, "6 steps".

@@ -99,7 +99,7 @@ function table(runs, picked) {
             h("div", { class: "note mono" }, one.path),
             notes(one.notes),
           ),
-          h("td", {}, statePill(one.state)),
+          h("td", {}, statePill(one.state, early(one))),
           h("td", {}, verdicts(one)),
           h("td", {}, scoreText(one) ?? h("span", { class: "note" }, num(null))),
           h(
@@ -117,9 +117,14 @@ function table(runs, picked) {
   );
 }
 
+// Why a run that ended by itself did so before all of its steps.
+function early({ state, ended, steps, planned_steps: planned }) {
+  return state === "finished" && planned > steps ? ended : "";
+}
+
 function verdicts({ verdicts: counts, steps }) {
   if (!steps) return h("span", { class: "note" }, "no step yet");
-  if (!counts) return h("span", { class: "note" }, "not looked at yet");
+  if (!counts) return h("span", { class: "note" }, "open to check");
   const { fail = 0, warn = 0 } = counts;
   if (!fail && !warn) return h("span", { class: "pill good" }, "fine");
   return h(
