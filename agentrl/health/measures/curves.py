@@ -70,12 +70,17 @@ class Change:
         return self.over is not IntervalUnit.NONE and self.high < 0
 
     def text(self) -> str:
-        """As in `0.25 -> 0.48 (+0.22 [0.12, 0.32])`."""
-        ends = f"[{number(self.low)}, {number(self.high)}]"
+        """As in `0.25 -> 0.48 (+0.22 [+0.12, +0.32])`."""
+        ends = f"[{_signed(self.low)}, {_signed(self.high)}]"
         if self.over is IntervalUnit.NONE:
             ends = "with too few rollouts for an interval"
-        sign = "+" if self.gain >= 0 else ""
-        return f"{number(self.start)} -> {number(self.end)} ({sign}{number(self.gain)} {ends})"
+        gain = _signed(self.gain) if self.gain else "+0"
+        return f"{number(self.start)} -> {number(self.end)} ({gain} {ends})"
+
+
+def _signed(value: float) -> str:
+    """Three digits of a change, with a plus where it is above 0."""
+    return f"+{number(value)}" if value > 0 else number(value)
 
 
 def number(value: float) -> str:

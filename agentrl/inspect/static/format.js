@@ -43,6 +43,13 @@ export function signed(value, digits = 3) {
   return value > 0 ? `+${num(value, digits)}` : num(value, digits);
 }
 
+// Numbers in a sentence of the server with the signs of the page: one arrow, one minus.
+export function inSigns(text) {
+  return text
+    .replaceAll("->", "\u2192")
+    .replace(/(^|[\s[(])-(?=\.?\d|\s)/g, "$1\u2212");
+}
+
 // Seconds, name, digits, and the time from which the next unit is read more easily.
 const UNITS = [
   [0.001, "ms", 2, 0.0995],
@@ -52,7 +59,7 @@ const UNITS = [
 ];
 
 export function seconds(value) {
-  return value === 0 ? "0 s" : secondsLike([value])(value);
+  return value === 0 ? "0\u00a0s" : secondsLike([value])(value);
 }
 
 // Times that stand beside each other are in one unit, that of the longest: gives their format.
@@ -60,7 +67,7 @@ export function secondsLike(values) {
   const longest = Math.max(0, ...values);
   const [size, unit, digits] = UNITS.find(([, , , end]) => longest < end) ?? UNITS[1];
   return (value) =>
-    value === null || value === undefined ? MISSING : `${short(value / size, digits)} ${unit}`;
+    value === null || value === undefined ? MISSING : `${short(value / size, digits)}\u00a0${unit}`;
 }
 
 export function when(stamp) {

@@ -72,5 +72,6 @@ def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, stat
     if status is Status.WARN:
         assert found.detail.endswith("wrong by the score: 0 -> 0.545")
         assert found.evidence[0].text.startswith(
-            "the reward pays many wrong answers: of 84 sampled rollouts paid 1 or more, 24 have score 0"
+            "the reward pays many wrong answers: of 84 sampled rollouts paid 1 or more, 24 have "
+            "score 0"
         )

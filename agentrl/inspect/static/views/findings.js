@@ -1,7 +1,7 @@
 // What the detectors and rules say, each on the time axis, with evidence and levers.
 
 import { h } from "../dom.js";
-import { num, words } from "../format.js";
+import { inSigns, num, words } from "../format.js";
 import { href } from "../router.js";
 
 const ORDER = { ok: 0, unknown: 1 };
@@ -40,7 +40,7 @@ export function findings(run, steps, id) {
               {},
               pill(one.status),
               h("span", {}, words(one.detector)),
-              h("span", { class: "note" }, one.title),
+              h("span", { class: "note" }, inSigns(one.title)),
             ),
           ),
         ),
@@ -74,7 +74,7 @@ function finding(cause, byName, steps, id) {
       "summary",
       {},
       pill(one.status),
-      h("span", { class: "title" }, one.title),
+      h("span", { class: "title" }, inSigns(one.title)),
       lane([{ from: one.first_step, to: one.last_step, level: one.status }], steps),
     ),
     h(
@@ -112,7 +112,7 @@ function consequence(one) {
     { class: "consequence" },
     pill(one.status),
     " ",
-    h("span", {}, one.title),
+    h("span", {}, inSigns(one.title)),
     one.first_step !== null && h("span", { class: "note" }, `since step ${num(one.first_step)}`),
   );
 }
@@ -136,7 +136,7 @@ function evidence(piece, steps, id) {
   return h(
     "li",
     {},
-    piece.text,
+    inSigns(piece.text),
     at > 0 && [
       " ",
       h("a", { href: href("step", { run: id, kind: "train", step: at }) }, `step ${num(at)}`),

@@ -2,7 +2,7 @@
 // tokens go. One answer each; it leads to the part of the page that has the rest.
 
 import { h } from "../dom.js";
-import { num, plural, seconds, signed, words } from "../format.js";
+import { inSigns, num, plural, seconds, signed, words } from "../format.js";
 import { go, href } from "../router.js";
 import { fateText, stages } from "./ledger.js";
 import { changeLevel, intervalText } from "./tasks/change_text.js";
@@ -104,7 +104,7 @@ function health(run) {
       ...answer,
       level: fail.length ? "fail" : "warn",
       big: big.filter(Boolean).join(", "),
-      small: worst.title + (more ? `; and ${more} more` : ""),
+      small: inSigns(worst.title) + (more ? `; and ${more} more` : ""),
     };
   }
   if (!fine.length) return { ...answer, big: "Too early", small: "no detector has enough data yet" };
@@ -130,7 +130,7 @@ function hacking(run) {
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
     big: HACKED[level],
     small: [
-      firstSentence(answer.replace(/^[^:]+: /, "")).replaceAll("->", "\u2192"),
+      inSigns(firstSentence(answer.replace(/^[^:]+: /, ""))),
       paid && `Paid and wrong: ${paid.text}.`,
     ]
       .filter(Boolean)

@@ -300,7 +300,7 @@ function sibling(one, params, shared, base, alike) {
       "dl",
       { class: "facts" },
       shared.score && fact("score", num(one.score)),
-      shared.parts.map((name) => fact(shared.names[name] ?? name, num(one.reward_parts?.[name] ?? null))),
+      shared.parts.map((name) => fact((shared.names[name] ?? name).replace("(weight ", "(weight\u00a0"), num(one.reward_parts?.[name] ?? null))),
       fact("advantage", around(one.advantage, shared.size), "Above 0: made likelier; below: less"),
       fact("tokens", num(one.action_tokens), "Sampled by the policy"),
       fact("turns", num(one.turns)),

@@ -272,7 +272,7 @@ function whyTitle({ explanation, score }) {
 }
 
 function weighed({ name, value, weight }) {
-  return [weight === null ? name : `${name} (weight ${short(weight)})`, num(value)];
+  return [weight === null ? name : `${name} (weight\u00a0${short(weight)})`, num(value)];
 }
 
 function side(data, params, at) {

@@ -3,7 +3,7 @@
 
 import { get } from "../../api.js";
 import { h, longText } from "../../dom.js";
-import { kindName, lastPart, num, plural, signed } from "../../format.js";
+import { inSigns, kindName, lastPart, num, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
 import { endingMeaning, notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
@@ -100,12 +100,12 @@ function summary(data) {
     h(
       "p",
       { class: "big" },
-      `${text}, ${data.headline.change}: `,
+      inSigns(`${text}, ${data.headline.change}: `),
       h("b", { class: better ? "good-ink" : "" }, named(verdict, better, data.sides)),
     ),
     h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
     data.rewards_differ && h("p", { class: "warn-ink" }, data.rewards_differ),
-    data.own_changes && h("p", {}, data.own_changes.replaceAll("->", "\u2192")),
+    data.own_changes && h("p", {}, inSigns(data.own_changes)),
     data.not_clean && h("p", { class: "warn-ink" }, data.not_clean),
     title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
@@ -160,7 +160,7 @@ function apart(data) {
 function behaviour(data) {
   const [a, b] = data.sides;
   const title = a.run === b.run ? "What changed in behaviour" : "What differs in behaviour";
-  const item = (text) => h("li", {}, text.replaceAll("->", "\u2192"));
+  const item = (text) => h("li", {}, inSigns(text));
   const open = data.behaviour_open;
   const shared = data.behaviour_tasks ? `, on the ${plural(data.behaviour_tasks, "shared task")}` : "";
   return h(

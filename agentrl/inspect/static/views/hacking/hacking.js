@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { column, lastPart, num, signed, words } from "../../format.js";
+import { column, inSigns, lastPart, num, signed, words } from "../../format.js";
 import { go, href } from "../../router.js";
 import { curveCard } from "../curve_card.js";
 import { notes } from "../parts.js";
@@ -64,7 +64,7 @@ function answer(data, more, run) {
       { class: "big" },
       h("span", { class: `pill ${level}` }, NAMES[data.level] ?? data.level),
       " ",
-      data.answer.replace(/^[^:]+: (.)/, (_, first) => first.toUpperCase()),
+      inSigns(data.answer.replace(/^[^:]+: (.)/, (_, first) => first.toUpperCase())),
     ),
     paidWrong(data.paid_wrong, run),
     more,
@@ -78,8 +78,8 @@ function answer(data, more, run) {
             {},
             h("span", { class: `pill ${one.status}` }, words(one.detector)),
             " ",
-            one.title,
-            one.evidence.map((text) => h("div", { class: "note" }, text)),
+            inSigns(one.title),
+            one.evidence.map((text) => h("div", { class: "note" }, inSigns(text))),
           ),
         ),
       ),
