@@ -14,7 +14,7 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.connect import connect_engine
-from agentrl.serving.lean import EngineServer, LeanEngine
+from agentrl.serving.lean import PROTOCOL, EngineServer, LeanEngine
 from agentrl.serving.lean.vllm_app import PATH, SECRET_VARIABLE, LeanMiddleware
 from agentrl.serving.lean.vllm_engine import VllmLeanEngine
 from agentrl.serving.vllm import VllmEngine
@@ -62,7 +62,7 @@ async def fake_vllm(offer: dict[str, Any] | None) -> AsyncIterator[str]:
 
 
 def offered(server: EngineServer, **changes: Any) -> dict[str, Any]:
-    return {"host": "127.0.0.1", "port": server.port, "protocol": 1, **changes}
+    return {"host": "127.0.0.1", "port": server.port, "protocol": PROTOCOL, **changes}
 
 
 async def test_a_lean_address(lean_server: EngineServer) -> None:
@@ -106,8 +106,8 @@ async def test_lean_must_be_had_if_it_is_asked_for(lean_server: EngineServer) ->
             await connect_engine(url, name="e", secret="s", transport="lean")
         with pytest.raises(ConfigError, match=SECRET_VARIABLE):
             await connect_engine(url, name="e", transport="lean")
-    async with fake_vllm(offered(lean_server, protocol=2)) as url:
-        with pytest.raises(EngineRefused, match="lean protocol 2, this end 1"):
+    async with fake_vllm(offered(lean_server, protocol=PROTOCOL + 1)) as url:
+        with pytest.raises(EngineRefused, match=rf"lean protocol {PROTOCOL + 1}, this end {PROTOCOL}"):
             await connect_engine(url, name="e", secret="s", transport="lean")
     async with fake_vllm({"port": "x"}) as url:
         with pytest.raises(EngineRefused, match="no address"):
@@ -185,7 +185,7 @@ async def test_the_middleware_listens_as_long_as_the_application_lives(
     async with application.running():
         status, body = await application.get(PATH)
         assert status == 200
-        assert body["protocol"] == 1
+        assert body["protocol"] == PROTOCOL
         engine = await connect_engine(f"lean://{body['host']}:{body['port']}", name="e", secret="s")
         with pytest.raises(EngineError, match="goes over HTTP"):
             await engine.pause()

@@ -115,9 +115,9 @@ def test_the_first_the_latest_and_some_between_stay(tmp_path: Path) -> None:
         watch.keep("train", step, [])
         watch.see(step, {"reward": 0.5})
     kept = sorted(step for _, step in watch._rollouts)
-    assert kept[:3] == [1, 2, 3]
+    assert kept[:4] == [1, 2, 3, 4]
     assert kept[-6:] == list(range(95, 101))
-    assert len(kept) == 15
+    assert len(kept) == 16
 
 
 def test_only_news_are_news() -> None:
