@@ -107,7 +107,9 @@ async def test_lean_must_be_had_if_it_is_asked_for(lean_server: EngineServer) ->
         with pytest.raises(ConfigError, match=SECRET_VARIABLE):
             await connect_engine(url, name="e", transport="lean")
     async with fake_vllm(offered(lean_server, protocol=PROTOCOL + 1)) as url:
-        with pytest.raises(EngineRefused, match=rf"lean protocol {PROTOCOL + 1}, this end {PROTOCOL}"):
+        with pytest.raises(
+            EngineRefused, match=rf"lean protocol {PROTOCOL + 1}, this end {PROTOCOL}"
+        ):
             await connect_engine(url, name="e", secret="s", transport="lean")
     async with fake_vllm({"port": "x"}) as url:
         with pytest.raises(EngineRefused, match="no address"):
