@@ -81,7 +81,7 @@ class PaidWrong:
 
     def brief(self, among: str) -> str:
         """The counts as half a sentence, as in `of all 405 rollouts paid 0.9 or more, 8 have score
-        0 (0.020)`.
+        0 (0.020); by thirds of the run: 0.010, 0.006, 0.036`.
 
         Args:
             among: `all` or `sampled`, before the word "rollouts".
@@ -90,22 +90,19 @@ class PaidWrong:
         lower = f"score {self.limits.middle:.6g} or less"
         score = lower if self.score is None else f"score {self.score:.6g}"
         share = f"{self.wrong / self.paid:.3f}"
+        thirds = ", ".join("none paid" if of is None else f"{of:.3f}" for of in self.thirds)
         have = "has" if self.wrong == 1 else "have"
         return (
             f"of {counted} rollouts paid {self.limits.least:.12g} or more, {self.wrong} {have} "
-            f"{score} ({share})"
+            f"{score} ({share}); by thirds of the run: {thirds}"
         )
 
     def text(self, among: str) -> str:
         """A sentence with the numbers, without its full stop; `among` as for `brief`."""
         share = self.wrong / self.paid
         amount = "no" if not self.wrong else "few" if share < _FEW else "many"
-        thirds = ", ".join("none paid" if of is None else f"{of:.3f}" for of in self.thirds)
         answers = "answer" if amount == "no" else "answers"
-        return (
-            f"the reward pays {amount} wrong {answers}: {self.brief(among)}; by thirds of the run: "
-            f"{thirds}"
-        )
+        return f"the reward pays {amount} wrong {answers}: {self.brief(among)}"
 
 
 def paid_limits(pairs: Sequence[tuple[float, float]]) -> PaidLimits | None:

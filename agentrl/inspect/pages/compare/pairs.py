@@ -90,8 +90,8 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
 def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) -> None:
     """Say of each pair why one failed, count the reasons, and show what one of them said.
 
-    Shown is the first of those that are listed, of which both took one turn if there is such a one:
-    `NAME_example` is its place in the list.
+    Shown is the first one with the commonest reason, of which both took one turn if there is such a
+    one: `NAME_example` is its place in the list.
 
     Args:
         found: as `sample_pairs` gives it; pairs beyond those that are listed are taken out.
@@ -109,8 +109,13 @@ def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) ->
         counts = Counter(_ERROR.sub("an error", pair["why"]) for pair in pairs)
         found[f"{name}_why"] = [{"why": w, "tasks": count} for w, count in counts.most_common()]
         found[name] = pairs[:_MOST_PAIRS]
-        short = [n for n, p in enumerate(found[name]) if p["a"]["turns"] == p["b"]["turns"] == 1]
-        found[f"{name}_example"] = example = short[0] if short else 0
+        typical = [
+            n
+            for n, pair in enumerate(found[name])
+            if _ERROR.sub("an error", pair["why"]) == counts.most_common(1)[0][0]
+        ]
+        short = [n for n in typical if all(found[name][n][side]["turns"] == 1 for side in "ab")]
+        found[f"{name}_example"] = example = next(iter([*short, *typical]), 0)
         for pair in pairs[example : example + 1]:
             for side, reader in readers.items():
                 [of] = _long(reader, [pair[side]], ["turns", "prompt_text", "explanation"])
@@ -165,10 +170,9 @@ def _why(failed: Mapping[str, Any], solved: Mapping[str, Any], said: str) -> str
         return f"ended by {ending_name(ending)}"
     if failed["failed_calls"] > solved["failed_calls"]:
         return "more calls not parsed or broken"
-    error = _ERROR.search(said)
-    return (
-        f"the answer raised {error[0]}" if error else "a wrong answer, without another difference"
-    )
+    if error := _ERROR.search(said):
+        return f"the answer raised {error[0]}"
+    return "a wrong answer, no error" if said else "a wrong answer"
 
 
 def _long(

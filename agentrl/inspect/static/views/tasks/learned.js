@@ -65,12 +65,21 @@ function behaviour(compared) {
   node.hidden = true;
   get("compare", compared).then(
     (found) => {
-      node.append(...found.behaviour.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))));
-      node.hidden = !found.behaviour.length;
+      const lines = [reasons(found), ...found.behaviour].filter(Boolean);
+      node.append(...lines.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))));
+      node.hidden = !lines.length;
     },
     () => {}, // the comparison itself says what is wrong
   );
   return node;
+}
+
+// Why the tasks that are solved now failed before; each counts once, by its ending first.
+function reasons({ solved_why: why }) {
+  if (!why.length) return "";
+  const counted = why.reduce((sum, one) => sum + one.tasks, 0);
+  const named = why.map((one) => `${num(one.tasks)}: ${one.why}`).join("; ");
+  return `Why ${plural(counted, "task")} that ${counted === 1 ? "is" : "are"} solved now failed before: ${named}.`;
 }
 
 function list(run, tasks, count, what, to) {
