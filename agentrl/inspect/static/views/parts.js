@@ -10,6 +10,11 @@ export function statePill(state, why = "") {
   return state ? h("span", { class: `pill ${why ? "warn" : (STATES[state] ?? "")}` }, brief(why) || state) : null;
 }
 
+// Why a run that ended by itself did so before all of its steps.
+export function early({ state, ended, steps, planned_steps: planned }) {
+  return state === "finished" && planned > steps ? ended : "";
+}
+
 // A rule that ended a run gives its evidence, too: the first words have room here.
 function brief(why) {
   return why.length > 40 ? `${why.slice(0, 40)}\u2026` : why;

@@ -12,7 +12,7 @@ import { glance } from "./glance.js";
 import { learned } from "./tasks/learned.js";
 import { agreementCard } from "./labels/agreement.js";
 import { livePanel } from "./live/panel.js";
-import { notes, pauseNotice, statePill, stepsText } from "./parts.js";
+import { early, notes, pauseNotice, statePill, stepsText } from "./parts.js";
 
 async function load(params, signal) {
   const [run, all, pulse] = await Promise.all([
@@ -107,6 +107,7 @@ function ended({ reason, elapsed_s: elapsed }) {
 
 function head(run, brief, steps) {
   const last = steps ? steps[1] : 0;
+  const why = early({ ...run, ended: run.result?.reason ?? "", steps: brief.steps ?? last });
   const stepTime = run.metrics["timing_s/step"]?.values.at(-1);
   return h(
     "header",
@@ -114,7 +115,7 @@ function head(run, brief, steps) {
     h(
       "div",
       {},
-      h("h1", {}, run.name, " ", statePill(run.state ?? brief.state)),
+      h("h1", {}, run.name, " ", statePill(run.state ?? brief.state, why)),
       h(
         "p",
         { class: "sub" },

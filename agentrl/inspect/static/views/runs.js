@@ -7,7 +7,7 @@ import { go, href } from "../router.js";
 import { curveCard } from "./curve_card.js";
 import { matching } from "./dashboard.js";
 import { shownValue } from "./every_metric.js";
-import { notes, scoreText, statePill } from "./parts.js";
+import { early, notes, scoreText, statePill } from "./parts.js";
 
 const MOST = 8;
 const separator = "|";
@@ -115,11 +115,6 @@ function table(runs, picked) {
       ),
     ),
   );
-}
-
-// Why a run that ended by itself did so before all of its steps.
-function early({ state, ended, steps, planned_steps: planned }) {
-  return state === "finished" && planned > steps ? ended : "";
 }
 
 function verdicts({ verdicts: counts, steps }) {
