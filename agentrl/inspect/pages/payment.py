@@ -10,22 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.health import paid_parts
+from agentrl.health.paid_parts import ENV_PART
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.safe_terminal import number as digits
 
-ENV_PART = "env"
-"""Name of the environment's own reward, before its weight, among the parts of a reward."""
-_WEIGHT = re.compile(r"reward\.(?:functions|models)\.(.+)\.weight")
-
 
 def reward_weights(reader: RunReader) -> dict[str, float]:
     """Name of each verdict to its weight in the reward; empty if the environment's is all."""
-    config = reader.curves().config
-    found = {ENV_PART: _factor(config.get("reward.env_weight"))}
-    for key, value in config.items():
-        if match := _WEIGHT.fullmatch(key):
-            found[shown(match[1], 500)] = _factor(value)
+    weights = paid_parts.reward_weights(reader.curves().config)
+    found = {shown(name, 500): weight for name, weight in weights.items()}
     return {} if found == {ENV_PART: 1.0} else found
 
 
@@ -102,7 +97,3 @@ def told_apart(
             paid = any(piece.startswith(f"{name}:\n") for name in weights)
             found.append({**part, "text": piece, "paid": paid})
     return found
-
-
-def _factor(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 1.0
