@@ -23,7 +23,7 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
 from agentrl.images import message
 from agentrl.types import Explanation, Message, Task
-from agentrl_envs.screens.shared import blank_of, check_tasks, drawn_level
+from agentrl_envs.screens.shared import blank_of, check_tasks, draw_tasks, drawn_level
 
 _MODULE = "agentrl_envs.screens"
 
@@ -205,22 +205,17 @@ def make_tasks(
         ConfigError: an unknown level, or n below 1.
     """
     check_tasks(_MODULE, n=n, levels=levels, known=LEVELS)
-    tasks = []
-    for index in range(n):
-        level = levels[index % len(levels)]
-        drawn = f"{seed}/{split}/{level}/{index}"
-        world = _draw_world(level=level, seed=drawn)
-        wanted = [f"the {color} thing" for color in world.wanted]
-        tasks.append(
-            Task(
-                id=f"screen-{split}-{seed}-{level}-{index}",
-                prompt=f"You are the blue circle. Go to {' and then to '.join(wanted)} and pick "
-                f"it up. Say one word: {', '.join(ACTIONS)}.",
-                metadata={"family": f"level {level}", "level": level, "seed": drawn},
-                split=split,
-            )
-        )
-    return tasks
+    return draw_tasks("screen", _asked, split=split, n=n, seed=seed, levels=levels)
+
+
+def _asked(level: int, seed: str) -> tuple[str, None]:
+    world = _draw_world(level=level, seed=seed)
+    wanted = " and then to ".join(f"the {color} thing" for color in world.wanted)
+    return (
+        f"You are the blue circle. Go to {wanted} and pick it up. Say one word: "
+        f"{', '.join(ACTIONS)}.",
+        None,
+    )
 
 
 def _world_of(task: Task) -> _World:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError
@@ -28,6 +28,42 @@ def check_tasks(module: str, *, n: int, levels: Sequence[int], known: Collection
             f"{module}: n must be at least 1 and levels among {sorted(known)}, got n {n} and "
             f"levels {list(levels)}"
         )
+
+
+def draw_tasks(
+    name: str,
+    asked: Callable[[int, str], tuple[str, str | None]],
+    *,
+    split: str,
+    n: int,
+    seed: int,
+    levels: Sequence[int],
+) -> list[Task]:
+    """Tasks of the levels in turn, each drawn by a seed of its own.
+
+    Args:
+        name: the ids begin with it.
+        asked: prompt and label of a task from its level and seed.
+        split: of the tasks, and part of their seeds.
+        n: how many.
+        seed: part of their seeds.
+        levels: at least one.
+    """
+    tasks: list[Task] = []
+    for index in range(n):
+        level = levels[index % len(levels)]
+        drawn = f"{seed}/{split}/{level}/{index}"
+        prompt, label = asked(level, drawn)
+        tasks.append(
+            Task(
+                id=f"{name}-{split}-{seed}-{level}-{index}",
+                prompt=prompt,
+                label=label,
+                metadata={"family": f"level {level}", "level": level, "seed": drawn},
+                split=split,
+            )
+        )
+    return tasks
 
 
 def drawn_level(task: Task, module: str, known: Collection[int]) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from agentrl_envs.screens.reading.draw import (
     zoomed_picture,
 )
 from agentrl_envs.screens.reading.sheets import LEVELS, Sheet, draw_sheet
-from agentrl_envs.screens.shared import blank_of, check_tasks, drawn_level
+from agentrl_envs.screens.shared import blank_of, check_tasks, draw_tasks, drawn_level
 
 _MODULE = "agentrl_envs.screens.reading"
 _NUMBER = re.compile(r"[+-]?\d{1,9}(?:\.0{1,9})?", re.ASCII)
@@ -156,21 +156,12 @@ def make_tasks(
         ConfigError: an unknown level, or n below 1.
     """
     check_tasks(_MODULE, n=n, levels=levels, known=LEVELS)
-    tasks = []
-    for index in range(n):
-        level = levels[index % len(levels)]
-        drawn = f"{seed}/{split}/{level}/{index}"
-        sheet = draw_sheet(level=level, seed=drawn)
-        tasks.append(
-            Task(
-                id=f"reading-{split}-{seed}-{level}-{index}",
-                prompt=f"{sheet.question} Answer with the number or the name alone.",
-                label=sheet.answer,
-                metadata={"family": f"level {level}", "level": level, "seed": drawn},
-                split=split,
-            )
-        )
-    return tasks
+    return draw_tasks("reading", _asked, split=split, n=n, seed=seed, levels=levels)
+
+
+def _asked(level: int, seed: str) -> tuple[str, str]:
+    sheet = draw_sheet(level=level, seed=seed)
+    return f"{sheet.question} Answer with the number or the name alone.", sheet.answer
 
 
 def _sheet_of(task: Task) -> Sheet:
