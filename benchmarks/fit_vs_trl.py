@@ -6,17 +6,20 @@
 
 Pairs (`sft`: the chosen answers alone) of the named shape and lengths with random weights and
 tokens: `smollm-P-A` has 4 pairs of P and A tokens, `small-ragged-P-A` 16 pairs of prompts of a half
-to the full length and answers of one token to the full length. Both sides hold the same weights in
+to the full length and answers of one token to the full length, `small-rows-L-H` 16 pairs of rows of
+L to H tokens. Both sides hold the same weights in
 float32, and for `dpo` the same log-probabilities of the reference, known before. The benchmark
 stops if losses differ by 1e-4 of themselves or gradient norms by 2 %. Rounds are interleaved; each
 figure is a median of CPU seconds on one thread, with its quartiles. "limit" is the ratio of
-floating-point operations in matrix products.
+floating-point operations in matrix products. `--memory` takes two steps of each side in
+a process of its own instead, and prints the most memory that the second step held.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import random
 import statistics
 import sys
@@ -35,12 +38,13 @@ sys.path.append(str(Path(__file__).with_name("gpu")))
 
 from parts.models import SHAPE as SMOLLM
 from parts.models import random_llama
-from trainer_vs_trl import SMALL, tokenizer
+from trainer_vs_trl import SMALL, memory_table, peak_bytes, tokenizer
 
 from agentrl.batch.examples import AnswerTokens, Example
 from agentrl.config.fit import FitConfig
 
 PAD = 0
+SIDES = ("agentrl", "TRL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +75,27 @@ def ragged(prompt: int, answer: int) -> Case:
     )
 
 
+def spread_out(shortest: int, longest: int) -> Case:
+    """Sixteen pairs whose rows have any length between the two, prompt and answer alike."""
+    rng = random.Random(longest)
+
+    def part() -> int:
+        return rng.randint(shortest // 2, longest // 2)
+
+    half = longest // 2
+    return Case(
+        shape=SMALL,
+        prompts=(half, *(part() for _ in range(15))),
+        answers=((half, part()), *((part(), part()) for _ in range(15))),
+    )
+
+
 CASES = {
     "smollm-512-128": even(512, 128),
     "smollm-128-512": even(128, 512),
     "small-ragged-512-128": ragged(512, 128),
     "small-ragged-128-512": ragged(128, 512),
+    "small-rows-128-1024": spread_out(128, 1024),
 }
 
 
@@ -140,6 +160,7 @@ class Ours:
                 model.value_head.weight.copy_(score_head(case))
             loss = RewardLoss(config.objective, {example.id: example for example in examples})
         backend = make_backend(model, train=config.train, gradient_checkpointing=False, ranks=None)
+        self.parameters = sum(p.numel() for p in model.parameters())
         self._fitter = Fitter(backend, loss, train=config.train, prefix="x")
         self._update = make_update(config, examples)
 
@@ -277,12 +298,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, help="fewer, for a quick look")
     parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     case = CASES[args.case]
     if args.layers:
         case.shape["num_hidden_layers"] = args.layers
+    if args.memory and not args.peak_of:
+        Console(width=100).print(memory_table(__file__, SIDES))
+        return
     ours = Ours(args.objective, case, args.micro_batch_tokens)
+    if args.peak_of:
+        stepper: Any = ours
+        parameters = ours.parameters
+        if args.peak_of == "TRL":
+            stepper = Trl(args.objective, case, ours.reference)
+            del ours
+        print(json.dumps(peak_bytes(stepper, parameters)))
+        return
     steppers = {"agentrl": ours, "TRL": Trl(args.objective, case, ours.reference)}
     seconds = timed(steppers, args.rounds)
     table = Table(title=" ".join(sys.argv[1:]))

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,15 +295,12 @@ def timed(steppers: dict[str, Any], rounds: int, *, device: str = "cpu") -> dict
     return seconds
 
 
-def peak_bytes(variant: str, case: Case, args: argparse.Namespace) -> dict[str, int]:
-    """Resident memory after the first step, which makes the optimizer, and the most in a second."""
-    stepper = make(variant, case, args)
+def peak_bytes(stepper: Any, parameters: int) -> dict[str, int]:
+    """The most resident memory in a second step; the first one makes the optimizer."""
     stepper.step()
-    before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     stepper.step()
-    held = 16 * sum(p.numel() for p in stepper.model.parameters())
-    return {"before": before, "peak": status("VmHWM"), "held": held}
+    return {"peak": status("VmHWM"), "held": 16 * parameters}
 
 
 def status(field: str) -> int:
@@ -310,6 +308,24 @@ def status(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise SystemExit(f"no {field} in /proc/self/status")
+
+
+def memory_table(script: str, names: Sequence[str]) -> Table:
+    """Each variant's peak, by `script --peak-of NAME` with the arguments of this command."""
+    table = Table(title=" ".join(sys.argv[1:]))
+    for column in ("variant", "peak GiB", "above weights and optimizer GiB", "ours / this"):
+        table.add_column(column, justify="right")
+    found = {}
+    for name in names:
+        command = [sys.executable, script, *sys.argv[1:], "--peak-of", name]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[name] = json.loads(out.splitlines()[-1])
+    ours = found["agentrl"]
+    for name, peak in found.items():
+        above = peak["peak"] - peak["held"]
+        ratio = f"{ours['peak'] / peak['peak']:.2f}, {(ours['peak'] - ours['held']) / above:.2f}"
+        table.add_row(name, f"{peak['peak'] / 2**30:.2f}", f"{above / 2**30:.2f}", ratio)
+    return table
 
 
 def main() -> None:
@@ -334,26 +350,15 @@ def main() -> None:
     if args.layers:
         case.shape["num_hidden_layers"] = args.layers
     if args.peak_of:
-        print(json.dumps(peak_bytes(args.peak_of, case, args)))
+        stepper = make(args.peak_of, case, args)
+        parameters = sum(p.numel() for p in stepper.model.parameters())
+        print(json.dumps(peak_bytes(stepper, parameters)))
         return
     names = args.variants.split(",")
-    table = Table(title=" ".join(sys.argv[1:]))
     if args.memory:
-        for column in ("variant", "peak GiB", "above weights and optimizer GiB", "ours / this"):
-            table.add_column(column, justify="right")
-        found = {}
-        for name in names:
-            command = [sys.executable, __file__, *sys.argv[1:], "--peak-of", name]
-            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found[name] = json.loads(out.splitlines()[-1])
-        ours = found["agentrl"]
-        for name, peak in found.items():
-            above = peak["peak"] - peak["held"]
-            ratio = (
-                f"{ours['peak'] / peak['peak']:.2f}, {(ours['peak'] - ours['held']) / above:.2f}"
-            )
-            table.add_row(name, f"{peak['peak'] / 2**30:.2f}", f"{above / 2**30:.2f}", ratio)
+        table = memory_table(__file__, names)
     else:
+        table = Table(title=" ".join(sys.argv[1:]))
         for column in ("variant", "CPU s", "agentrl is faster by", "limit"):
             table.add_column(column, justify="right")
         seconds = timed({name: make(name, case, args) for name in names}, args.rounds)
