@@ -90,6 +90,51 @@ def report(
 
 
 @app.command()
+def posterior(
+    rm: Annotated[str, _RM],
+    data: Annotated[
+        str, typer.Option("--data", metavar="SOURCE", help="Pairs of its fit, as of 'prefs check'.")
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Pairs of other answers, to compare deviations with."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split to take, where there are several.")] = "train",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
+    device: Annotated[str, _DEVICE] = "auto",
+    batch_tokens: Annotated[int, _TOKENS] = 8192,
+) -> None:
+    """Write how sure the head of a reward model is, for `reward.models.NAME.uncertainty`.
+
+    Reads the pairs of the fit once and writes reward_posterior.npz beside the checkpoint: the
+    posterior of the head's weights by Laplace's approximation. The deviation that it gives a reward
+    is larger for answers unlike those of the pairs; with `uncertainty` a run takes it off. Of the
+    run of an ensemble every member gets its own.
+    """
+    from agentrl.errors import ConfigError
+    from agentrl.runtime.fit.rating.head_posterior import (
+        checkpoint_paths,
+        measure_posterior,
+        posterior_text,
+    )
+    from agentrl.runtime.fit.rating.reward_model import open_reward_model
+
+    prepare()
+    pairs = _pairs(data, split, limit)
+    others = None if against is None else _pairs(against, split, limit)
+    console = open_console()
+    for path in checkpoint_paths(rm):
+        model = open_reward_model(path, device=device, batch_tokens=batch_tokens)
+        if model.folder is None:
+            raise ConfigError(f"{rm!r} is no folder, but the posterior is a file in it")
+        with _counted("rows read") as done:
+            found = measure_posterior(model, pairs, against=others, done=done)
+        console.print(posterior_text(found), markup=False, soft_wrap=True)
+        written = found.posterior.save(model.folder)
+        console.print(f"wrote {written}", markup=False, soft_wrap=True)
+
+
+@app.command()
 def score(
     rm: Annotated[str, _RM],
     file: Annotated[str, typer.Argument(metavar="FILE", help="Pairs or conversations.")],

@@ -50,8 +50,10 @@ class RewardModelSection(FiniteSection):
     disagreement: float = Field(default=0.0, ge=0)
     """Taken off: so many standard deviations between the members, or heads, of an ensemble."""
     uncertainty: float = Field(default=0.0, ge=0)
-    """Taken off: so many of the deviations that a model fitted with `objective.loss: purm` gives;
-    the mean over an ensemble."""
+    """Taken off: so many standard deviations that a model gives of its own reward; the mean over an
+    ensemble. They come from the posterior that `agentrl rm posterior` writes beside a checkpoint,
+    larger for answers unlike those of its pairs; without one from `objective.loss: purm`, larger
+    where labels are unsure."""
     device: str = "auto"
     """As `model.device`; each process with rollout workers loads a copy of its own there."""
     batch_tokens: int = Field(default=8192, ge=32)

@@ -9,7 +9,7 @@ Legend: `_N` rows, `_O` outputs, `_K` heads, `_R` response positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from agentrl.batch.examples import ScoredTokens, score_key, score_rows
 from agentrl.batch.records import FloatArray, MicroBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.reward.posterior import HeadPosterior
 from agentrl.train.fit.reward_losses import purm_deviation
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import by_row
@@ -40,15 +41,23 @@ BATCH_TOKENS = 8192
 class ScoreModel:
     """A frozen `ValueModel` that scores token rows; one call at a time."""
 
-    def __init__(self, model: ValueModel, *, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(
+        self,
+        model: ValueModel,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        posterior: HeadPosterior | None = None,
+    ) -> None:
         """Freeze a model.
 
         Args:
             model: with 1 output, the reward, or 2: mean and deviation before `purm_deviation`; or
                 with the rewards of several heads.
             batch_tokens: most packed tokens of a pass; a row takes one more than it has.
+            posterior: of the head that gives the reward; its deviation takes the place of any
+                other. Only without several heads.
         """
-        self._model = model
+        self._model, self._posterior = model, posterior
         self.batch_tokens = batch_tokens
         """Most packed tokens of a pass."""
         # In one lane a pass has all cores of the thread that calls.
@@ -57,12 +66,19 @@ class ScoreModel:
     @property
     def outputs(self) -> int:
         """O: 1, or 2 where a deviation comes with the reward."""
+        if self._posterior is not None:
+            return 2
         return self._model.value_head.out_features // self.heads
 
     @property
     def heads(self) -> int:
         """K: 1, or more where the model is an ensemble by itself."""
         return self._model.heads
+
+    @property
+    def reward_weight(self) -> FloatArray:
+        """[E] Weights of the head that gives the reward; of several, those of the first."""
+        return self._model.value_head.weight[0].detach().double().cpu().numpy()
 
     @property
     def vocabulary(self) -> int:
@@ -80,26 +96,48 @@ class ScoreModel:
         Raises:
             DataError: a row without tokens, or one that does not fit into a batch.
         """
+        if not rows:
+            return np.zeros((0, self.heads * self.outputs))
+        if self._posterior is None:
+            return self._asked(rows, lambda values_RO, _: self._outputs(values_RO))
+        # One pass gives both, the reward in the first column.
+        both = self._asked(
+            rows, lambda values, read: torch.cat([values[:, :1], read.to(values)], 1)
+        )
+        return np.stack([both[:, 0], self._posterior.deviations(both[:, 1:])], axis=1)
+
+    @torch.no_grad()
+    def features(self, rows: Sequence[ScoredTokens]) -> FloatArray:
+        """[N, E] Numbers that the head reads at the end of each row.
+
+        Args:
+            rows: at least one.
+
+        Raises:
+            DataError: as `scores`.
+        """
+        return self._asked(rows, lambda _, read_RE: read_RE)
+
+    def _asked(
+        self, rows: Sequence[ScoredTokens], of: Callable[[Tensor, Tensor], Tensor]
+    ) -> FloatArray:
+        """[N, X] `of` the values [R, O] and the features [R, E] of each row."""
         micro_batches = score_rows(rows, micro_batch_tokens=self.batch_tokens)
 
         def ask(_: Any, micro: MicroBatch) -> Tensor:
-            return self._outputs(self._model(self._passes.to_tensors(micro)))
+            return of(*self._model.values_and_features(self._passes.to_tensors(micro)))
 
         with self._passes.running():
             found = by_row(micro_batches, self._passes.run_each(micro_batches, ask))
-        scores_NO = np.zeros((len(rows), self.heads * self.outputs))
-        for index in range(len(rows)):
-            # One response position a row.
-            scores_NO[index] = found[score_key(index)][0]
-        return scores_NO
+        # One response position a row.
+        numbers = [found[score_key(index)][0] for index in range(len(rows))]
+        return np.stack(numbers).astype(np.float64)
 
-    def _outputs(self, values: Tensor) -> Tensor:
+    def _outputs(self, values_RO: Tensor) -> Tensor:
         """[R, K O] As `scores` gives them, of what the model says."""
-        if values.dim() == 1:
-            return values[:, None]
-        if self.heads > 1:
-            return values
-        return torch.stack([values[:, 0], purm_deviation(values[:, 1])], dim=1)
+        if values_RO.shape[1] == 1 or self.heads > 1:
+            return values_RO
+        return torch.stack([values_RO[:, 0], purm_deviation(values_RO[:, 1])], dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +197,11 @@ def reward_head(path: str) -> RewardHead:
 
 
 def load_score_model(
-    path: str, *, device: str = "auto", batch_tokens: int = BATCH_TOKENS
+    path: str,
+    *,
+    device: str = "auto",
+    batch_tokens: int = BATCH_TOKENS,
+    posterior: HeadPosterior | None = None,
 ) -> ScoreModel:
     """The reward model of a checkpoint, with its raw scores.
 
@@ -167,13 +209,22 @@ def load_score_model(
         path: folder or hub name of a `...ForSequenceClassification` checkpoint.
         device: as `model.device`.
         batch_tokens: most packed tokens of a pass.
+        posterior: gives the deviation of each score; None leaves that to the model.
 
     Raises:
-        ConfigError: it cannot be loaded, is no reward model, or the device is not there.
+        ConfigError: it cannot be loaded, is no reward model, or the device is not there; or a
+            posterior that is not of this model.
     """
     head = reward_head(path)
     section = ModelSection(path=path, dtype=head.dtype, device=device)
     model = load_value_model(
         CriticSection(path=path), section, outputs=head.heads * head.outputs, heads=head.heads
     )
-    return ScoreModel(model, batch_tokens=batch_tokens)
+    width = model.value_head.in_features
+    if posterior is not None and (head.heads > 1 or len(posterior.mean_E) != width):
+        raise ConfigError(
+            f"the posterior beside {path!r} is of a head that reads {len(posterior.mean_E)} "
+            f"numbers, but the model has {head.heads} that read {width}; write it again with "
+            "`agentrl rm posterior`"
+        )
+    return ScoreModel(model, batch_tokens=batch_tokens, posterior=posterior)

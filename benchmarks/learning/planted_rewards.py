@@ -20,6 +20,7 @@ from agentrl.reward.calibration import fit_temperature, length_r2, measure_calib
 from agentrl.reward.scale import RewardScale, ensemble_reward
 from agentrl.reward.temperature import win_logits
 from agentrl.runtime.fit.launch import fit
+from agentrl.runtime.fit.rating.head_posterior import auroc, measure_posterior, pair_features
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
 from agentrl.runtime.fit.rating.reward_report import RewardReport, measure_reward_model
 from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, ScoredPairs, score_pairs
@@ -209,6 +210,8 @@ class Trust:
     """The test pairs, of grammar A."""
     strange: ScoredPairs
     """Pairs of grammar B."""
+    posterior_auroc: float
+    """AUROC of the deviation by the posterior of the head, grammar B against A."""
 
     @property
     def temperature_off(self) -> float:
@@ -255,6 +258,12 @@ def measure(
     strange = planted_pairs(plan.strange, seed=3000, split=plan.split, grammar="B")
     apart, spread, odds = own.chosen_NO[:, 0] - own.rejected_NO[:, 0], own.variances_N, own.labels_N
     true = measure_calibration(win_logits(apart, report.calibration.temperature, spread), odds)
+    fitted = NamedPairs(name="train", pairs=planted_pairs(plan.train, seed=0, weights=weights))
+    posterior = measure_posterior(model, fitted).posterior
+    ours, theirs = (
+        posterior.deviations(pair_features(model, NamedPairs(name=name, pairs=pairs)))
+        for name, pairs in (("test", known), ("B", strange))
+    )
     answers = [each.messages[0].content for pair in known for each in (pair.chosen, pair.rejected)]
     return Trust(
         report=report,
@@ -270,6 +279,7 @@ def measure(
         or 0.0,
         own=own,
         strange=score_pairs(model, NamedPairs(name="B", pairs=strange)),
+        posterior_auroc=auroc(theirs, ours),
     )
 
 
@@ -314,15 +324,3 @@ def ensemble_auroc(members: Sequence[Trust]) -> float:
         for parts in ([m.strange for m in members], [m.own for m in members])
     )
     return auroc(strange, own)
-
-
-def auroc(high: NDArray[np.float64], low: NDArray[np.float64]) -> float:
-    """P(a number of `high` is above one of `low`), ties 1/2: Mann-Whitney's U by its pairs.
-
-    Example:
-        >>> auroc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
-        0.875
-    """
-    order = np.sort(low)
-    below = np.searchsorted(order, high, "left") + np.searchsorted(order, high, "right")
-    return float(below.mean() / (2 * len(low)))

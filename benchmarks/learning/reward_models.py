@@ -140,6 +140,15 @@ def figures(bt: Sequence[Trust], purm: Sequence[Trust], paid: Trust) -> list[Fig
             holds=lambda x: x >= 0.9,
         ),
         *(
+            Figure(
+                name=f"`{loss}`: AUROC of the deviation by the head's posterior, B against A",
+                values=[one.posterior_auroc for one in seeds],
+                demand=">= 0.9",
+                holds=lambda x: x >= 0.9,
+            )
+            for loss, seeds in (("bt", bt), ("purm", purm))
+        ),
+        *(
             Figure(name=f"`purm`: AUROC of its overlap with {others}, B against A", values=values)
             for others, values in zip(
                 ("answers of A", "answers of both"),
@@ -219,13 +228,16 @@ The demands were written for 5000 training pairs and a pretrained model. While s
 "Known odds" puts the true probability of each label in its place, where chance gives 0. The words
 of grammar B have tokens whose random embeddings no training pair has touched.
 
-Why `purm` misses its demand: its loss asks of the deviation only how unsure the label of a pair of
-grammar A is, and nothing asks for a larger one where no pair has been; so for words that it has not
-seen it is whatever the head says of random embeddings, larger with one seed and smaller with
-another. The paper's own uncertainty, the mean Bhattacharyya coefficient of a reward with those of
-other answers (https://arxiv.org/abs/2503.22480), rests on the same deviation; which other answers
-it is taken over is a choice here. It also asks where the mean lies among those of the others, which
-no loss has asked of words that are in no pair.
+Why the deviation of `purm` by itself misses its demand: its loss asks of the deviation only how
+unsure the label of a pair of grammar A is, and nothing asks for a larger one where no pair has
+been; so for words that it has not seen it is whatever the head says of random embeddings, larger
+with one seed and smaller with another. The paper's own uncertainty, the mean Bhattacharyya
+coefficient of a reward with those of other answers (https://arxiv.org/abs/2503.22480), rests on the
+same deviation; which other answers it is taken over is a choice here. It also asks where the mean
+lies among those of the others, which no loss has asked of words that are in no pair. The posterior
+of the head (`agentrl rm posterior`, Laplace's approximation, on the training pairs, after either
+loss) asks another question, how far an answer is from those of the pairs in what the head reads,
+and needs no other model.
 """
 
 

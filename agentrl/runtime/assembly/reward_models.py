@@ -16,6 +16,7 @@ from agentrl.config import RunConfig
 from agentrl.config.reward import NOT_WHITENED, RewardModelSection
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, DataError
+from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
 from agentrl.runtime.disk.logs import quiet_transformers
@@ -151,14 +152,20 @@ def _load(key: str, item: RewardModelSection, *, base: Path, version: int | None
 
 def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMember]:
     from agentrl.train.reward_models.rollout_rewards import RewardMember
-    from agentrl.train.score_model import load_score_model
+    from agentrl.train.score_model import load_score_model, reward_head
 
     quiet_transformers()
     with _named(key):
         members: list[RewardMember] = []
         for path, source in reward_model_sources(item, base).items():
-            model = load_score_model(source, device=item.device, batch_tokens=item.batch_tokens)
-            scales = _scales(item, source, model.heads)
+            heads = reward_head(source).heads
+            model = load_score_model(
+                source,
+                device=item.device,
+                batch_tokens=item.batch_tokens,
+                posterior=_posterior(source, heads),
+            )
+            scales = _scales(item, source, heads)
             members.append(RewardMember(path=path, model=model, scales=scales))
         return members
 
@@ -181,6 +188,7 @@ def _check(
     with _named(key):
         pick_device(item.device)
         sources = reward_model_sources(item, base)
+        refreshed = f"reward.models.{config.reward.refreshed}"
         heads = {path: reward_head(source) for path, source in sources.items()}
         members = sum(head.heads for head in heads.values())
         check_disagreement(item.disagreement, members)
@@ -189,10 +197,18 @@ def _check(
         for path, source in sources.items():
             head = heads[path]
             _scales(item, source, head.heads)
-            if item.uncertainty and head.outputs == 1:
+            known = _posterior(source, head.heads)
+            if item.uncertainty and known is not None and key == refreshed:
+                raise ConfigError(
+                    f"uncertainty is {item.uncertainty:g} by the posterior beside {path!r}, but a "
+                    "refreshed model has another head and no posterior of it; set uncertainty to "
+                    "0, or reward.refresh.every_steps to 0"
+                )
+            if item.uncertainty and head.outputs == 1 and known is None:
                 raise ConfigError(
                     f"uncertainty is {item.uncertainty:g}, but the reward model {path!r} gives no "
-                    "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
+                    f"deviation; write a posterior beside it with `agentrl rm posterior {path} "
+                    "--data PAIRS`, fit it with objective.loss: purm, or set uncertainty to 0"
                 )
             if head.context is not None and head.context < context:
                 raise ConfigError(
@@ -220,6 +236,17 @@ def _unread(heads: Iterable[RewardHead], config: RunConfig) -> str:
         f"; it reads {theirs} token ids and the policy has {ours}: a rollout with one of the "
         "others, which stand for no text, ends as grader_crashed"
     )
+
+
+def _posterior(source: str, heads: int) -> HeadPosterior | None:
+    """The stored posterior of the head of a checkpoint; None where there is none."""
+    folder = Path(source).expanduser()
+    if heads > 1 or not (folder / POSTERIOR_FILE).is_file():
+        return None
+    try:
+        return HeadPosterior.load(folder)
+    except DataError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _scales(item: RewardModelSection, source: str, heads: int) -> tuple[RewardScale, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import RunError
+from agentrl.reward.posterior import POSTERIOR_FILE
 from agentrl.reward.scale import SCALE_FILE
 from agentrl.runtime.disk.checkpoint import (
     STATE_FILE,
@@ -23,7 +24,7 @@ ADAPTER_FOLDER = "adapter"
 
 _OF_THE_TRAINER = ("trainer", "critic", "reference", "reward")
 """Prefixes of files and folders that do not belong to the policy."""
-_OF_THE_MODEL = (SCALE_FILE,)
+_OF_THE_MODEL = (SCALE_FILE, POSTERIOR_FILE)
 """Files that belong to the model all the same: what a reward model's scores are worth."""
 
 

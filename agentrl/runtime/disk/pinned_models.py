@@ -24,6 +24,7 @@ from agentrl.config.distill import CheckpointTeacher
 from agentrl.config.fit import FitConfig
 from agentrl.config.schema import ModelSection
 from agentrl.errors import RunError
+from agentrl.reward.posterior import POSTERIOR_FILE
 from agentrl.reward.scale import SCALE_FILE
 from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.other_models import other_model_source, reward_model_sources
@@ -34,7 +35,7 @@ MODEL, CRITIC, TEACHER = "model.path", "critic.path", "algorithm.distill.teacher
 REWARD_MODEL = "reward.models.{}.path"
 
 _WEIGHTS = (".safetensors", ".bin")
-_OTHERS = ("config.json", SCALE_FILE)
+_OTHERS = ("config.json", SCALE_FILE, POSTERIOR_FILE)
 _SAMPLES, _SAMPLE_BYTES = 16, 2**16
 """Places of a file that are read, and bytes of each: all weights of a large model take minutes, and
 an optimizer step changes nearly all of them."""

@@ -126,7 +126,8 @@ class RolloutRewards:
             plain = next(m.path for m in members if m.model.outputs == 1)
             raise ConfigError(
                 f"uncertainty is {self._uncertainty:g}, but the reward model {plain!r} gives no "
-                "deviation; fit it with objective.loss: purm, or set uncertainty to 0"
+                f"deviation; write a posterior beside it with `agentrl rm posterior {plain} --data "
+                "PAIRS`, fit it with objective.loss: purm, or set uncertainty to 0"
             )
         check_disagreement(self._disagreement, sum(m.model.heads for m in members))
         self._members, self._gaussian, self._version = tuple(members), gaussian, version

@@ -8,12 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from agentrl.batch.examples import ScoredTokens
 from agentrl.config import load_config, parse_config
+from agentrl.config.reward import RefreshSection
 from agentrl.errors import ConfigError, GraderError
+from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.assembly.reward_models import (
     check_reward_models,
@@ -21,8 +24,9 @@ from agentrl.runtime.assembly.reward_models import (
     reward_model_bytes,
 )
 from agentrl.runtime.reward_versions import UsedRewardModel
+from agentrl.train.score_model import load_score_model
 from agentrl.types import RewardValue, Task
-from tests.runtime.reward_checkpoints import rollout_of, write_reward_model
+from tests.runtime.reward_checkpoints import rollout_of, values_of, write_reward_model
 from tests.runtime.tiny_project import resize_ids, write_project
 
 
@@ -119,6 +123,35 @@ async def test_another_vocabulary_is_refused(project: Path, tmp_path: Path) -> N
     tokenizer.save_pretrained(tmp_path / "rm")
     plain = AutoTokenizer.from_pretrained(project / "model")
     assert check_reward_models(config_of(project), base=tmp_path, tokenizer=plain)
+
+
+def test_a_stored_posterior_takes_its_deviation_off(project: Path, tmp_path: Path) -> None:
+    """Fails if the deviation is in raw scores, or if a refreshed model would keep it."""
+    rows = [ScoredTokens(prompt_ids=(1,), ids=(2, 3)), ScoredTokens(prompt_ids=(1,), ids=(90, 7))]
+    (plain, other) = values_of(config_of(project), project, rows, name="good")
+    assert plain.parts == {}
+    shutil.copytree(project, tmp_path / "copy")
+    base = tmp_path / "copy"
+    width = load_score_model(str(base / "rm")).features(rows).shape[1]
+    posterior = HeadPosterior(
+        mean_E=np.zeros(width), covariance_EE=0.01 * np.eye(width), prior=1.0, decided=1.0, pairs=9
+    )
+    posterior.save(base / "rm")
+    config = config_of(base, uncertainty=3.0)
+    (found, _) = values_of(config, base, rows, name="good")
+    features = load_score_model(str(base / "rm")).features(rows)
+    # The scale of the project divides by 2.
+    deviation = 0.1 * float(np.linalg.norm(features[0])) / 2.0
+    assert found.parts["deviation"] == pytest.approx(deviation, rel=1e-5)
+    assert found.value == pytest.approx(plain.value - 3.0 * deviation, rel=1e-4)
+    assert other.value != plain.value
+    refresh = RefreshSection(every_steps=1, labeller="verifier")
+    reward = config.reward.model_copy(update={"refresh": refresh})
+    with pytest.raises(ConfigError, match="a refreshed model has another head"):
+        check_reward_models(config.model_copy(update={"reward": reward}), base=base)
+    (base / "rm" / POSTERIOR_FILE).write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match=r"(?s)reward\.models\.good.*cannot be read"):
+        check_reward_models(config, base=base)
 
 
 def test_the_bytes_of_models_are_those_of_their_files(project: Path) -> None:

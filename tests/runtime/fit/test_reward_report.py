@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError, DataError
+from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.probes import PROBES
 from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.reward.temperature import fit_temperature
@@ -18,7 +19,13 @@ from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.reward_model import open_reward_model
 from agentrl.runtime.fit.rating.reward_report import measure_reward_model
-from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, halves_by_prompt, score_pairs
+from agentrl.runtime.fit.rating.scored_pairs import (
+    NamedPairs,
+    encode_pairs,
+    halves_by_prompt,
+    score_pairs,
+)
+from agentrl.train.score_model import load_score_model
 from agentrl.types import Completion, Message, PreferencePair
 from tests.runtime.fit.fit_project import write_rows
 from tests.runtime.fit.vowel_model import write_vowel_model
@@ -199,6 +206,30 @@ def test_every_answer_of_a_file_is_scored(run, folder, tmp_path) -> None:
     assert [line["id"] for line in found["pairs"]] == [pair.id for pair in wanted.pairs]
     for key, scores in (("chosen", wanted.chosen_NO), ("rejected", wanted.rejected_NO)):
         assert np.allclose([line[key] for line in found["pairs"]], scores[:, 0], atol=1e-4)
+
+
+def test_a_posterior_is_written_and_gives_deviations(run, folder, tmp_path) -> None:
+    """Fails if the deviation is of another row, or if it changes the score."""
+    checkpoint = Path(resolve_model_path(str(run)))
+    held = folder / "held.jsonl"
+    words = ("rm", "posterior", run, "--data", held, "--against", folder / "other.jsonl")
+    status, text = agentrl(tmp_path / "out.log", *words, "--device", "cpu")
+    assert status == 0, text
+    assert f"wrote {checkpoint / POSTERIOR_FILE}" in text
+    assert "60 pairs decide" in text
+    assert "with probability 0." in text
+    posterior = HeadPosterior.load(checkpoint)
+    plain = open_reward_model(str(run), device="cpu")
+    rows = encode_pairs(plain, named(held)).rows
+    found = load_score_model(str(checkpoint), device="cpu", posterior=posterior).scores(rows)
+    assert np.array_equal(found[:, 0], plain.scores(rows)[:, 0])
+    # Rows alone, as their own batch, read the same.
+    alone = [load_score_model(str(checkpoint), device="cpu").features([row])[0] for row in rows[:3]]
+    assert np.allclose(found[:3, 1], posterior.deviations(np.stack(alone)), rtol=1e-4)
+    other = replace(posterior, mean_E=posterior.mean_E[1:])
+    with pytest.raises(ConfigError, match="posterior beside"):
+        load_score_model(str(checkpoint), device="cpu", posterior=other)
+    (checkpoint / POSTERIOR_FILE).unlink()
 
 
 def test_a_language_model_is_refused(folder) -> None:

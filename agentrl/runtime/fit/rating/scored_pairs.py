@@ -101,6 +101,37 @@ def score_pairs(
     Raises:
         DataError: no pair can be scored, or a score is not finite; names the pair.
     """
+    encoded = encode_pairs(model, data)
+    kept, left_out = encoded.pairs, encoded.left_out
+    scores = model.scores(encoded.rows, done)
+    for index in np.flatnonzero(~np.isfinite(scores).all(axis=1)):
+        raise DataError(
+            f"{data.name}: the reward model gives an answer of pair {kept[index // 2].id} a score "
+            f"of {scores[index, 0]}, expected a finite number; the checkpoint is broken"
+        )
+    return ScoredPairs(
+        pairs=kept, chosen_NO=scores[::2], rejected_NO=scores[1::2], left_out=left_out
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPairs:
+    """Pairs as the token rows that a reward model reads."""
+
+    pairs: tuple[PreferencePair, ...]
+    """[N] Pairs that it can read."""
+    rows: tuple[ScoredTokens, ...]
+    """[2 N] The chosen and the rejected answer of each."""
+    left_out: Counter[str]
+    """Reasons for which others cannot be read, with their number."""
+
+
+def encode_pairs(model: OpenRewardModel, data: NamedPairs) -> EncodedPairs:
+    """Both answers of every pair that a reward model can read.
+
+    Raises:
+        DataError: there is no such pair.
+    """
     kept: list[PreferencePair] = []
     rows: list[ScoredTokens] = []
     left_out: Counter[str] = Counter()
@@ -122,15 +153,7 @@ def score_pairs(
     if not kept:
         reasons = "; ".join(f"{number}: {why}" for why, number in left_out.most_common())
         raise DataError(f"{data.name}: no pair can be scored ({reasons or 'it has none'})")
-    scores = model.scores(rows, done)
-    for index in np.flatnonzero(~np.isfinite(scores).all(axis=1)):
-        raise DataError(
-            f"{data.name}: the reward model gives an answer of pair {kept[index // 2].id} a score "
-            f"of {scores[index, 0]}, expected a finite number; the checkpoint is broken"
-        )
-    return ScoredPairs(
-        pairs=tuple(kept), chosen_NO=scores[::2], rejected_NO=scores[1::2], left_out=left_out
-    )
+    return EncodedPairs(pairs=tuple(kept), rows=tuple(rows), left_out=left_out)
 
 
 def halves_by_prompt(pairs: Sequence[PreferencePair], name: str) -> tuple[list[int], list[int]]:
