@@ -74,7 +74,7 @@ class Attempts:
         """Ask a model; see `ServedModel`."""
         self._settings = settings
         self._url = wire.endpoint(settings)
-        self._holds_to_schema = settings.json_schema
+        self._forms = wire.schema_forms(settings)
         self._warned = False
 
     async def answer(
@@ -169,24 +169,35 @@ class Attempts:
     async def _attempt(
         self, session: aiohttp.ClientSession, messages: wire.ChatMessages, schema: Schema
     ) -> str:
-        if schema is None or not self._holds_to_schema:
-            return await self._post(session, messages, None)
-        try:
-            return await self._post(session, messages, schema)
-        except _LastingFailure as error:
-            if error.status not in _SCHEMA_REFUSED:
-                raise
-            text = await self._post(session, messages, None)
-            # Only now is it known that the schema was the reason.
-            self._holds_to_schema = False
-            logger.info("%s holds no answer to a JSON schema: %s", self._url, error)
-            return text
+        if schema is None:
+            return await self._post(session, messages, None, None)
+        forms = self._forms
+        for number, form in enumerate(forms):
+            try:
+                text = await self._post(session, messages, schema, form)
+            except _LastingFailure as error:
+                if error.status not in _SCHEMA_REFUSED:
+                    raise
+                refused = error
+            else:
+                self._forms = forms[number:]
+                return text
+        text = await self._post(session, messages, None, None)
+        # Only now is it known that the schema was the reason.
+        if forms:
+            self._forms = ()
+            logger.info("%s holds no answer to a JSON schema: %s", self._url, refused)
+        return text
 
     async def _post(
-        self, session: aiohttp.ClientSession, messages: wire.ChatMessages, schema: Schema
+        self,
+        session: aiohttp.ClientSession,
+        messages: wire.ChatMessages,
+        schema: Schema,
+        form: wire.SchemaForm | None,
     ) -> str:
         spend(usage.SERVED_REQUESTS, 1)
-        body = wire.request_body(self._settings, messages, schema)
+        body = wire.request_body(self._settings, messages, schema, form)
         answer = await self._json(session, PlainRequest(url=self._url, body=body))
         return wire.answer_text(self._settings, answer)
 

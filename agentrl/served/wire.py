@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.served.settings import ServedSettings
 
 ChatMessages = Sequence[Mapping[str, Any]]
 """Messages with `role` and `content`, in OpenAI's form."""
+
+SchemaForm = Literal["response_format", "tool", "output_config"]
+"""Field of a request that carries the schema of its answer."""
 
 _ANTHROPIC_VERSION = "2023-06-01"
 _TOOL = "answer"
@@ -41,8 +44,22 @@ def headers(settings: ServedSettings) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def schema_forms(settings: ServedSettings) -> tuple[SchemaForm, ...]:
+    """Ways to hold an answer to a schema, in the order in which a server is asked for them.
+
+    Every model of Anthropic's has the tool, the newer ones `output_config`, too; a vLLM server
+    without a parser of tool calls has only that.
+    """
+    if not settings.json_schema:
+        return ()
+    return ("tool", "output_config") if settings.api == "anthropic" else ("response_format",)
+
+
 def request_body(
-    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
+    settings: ServedSettings,
+    messages: ChatMessages,
+    schema: Mapping[str, Any] | None,
+    form: SchemaForm | None = None,
 ) -> dict[str, Any]:
     """Body of a request.
 
@@ -50,9 +67,13 @@ def request_body(
         settings: of the model.
         messages: to answer.
         schema: JSON schema that the server shall hold the answer to; None for free text.
+        form: field that carries the schema; None is the usual one of the wire format.
     """
     make = _anthropic_body if settings.api == "anthropic" else _openai_body
-    body = make(settings, messages, schema)
+    body = make(settings, messages)
+    if schema is not None:
+        usual: SchemaForm = "tool" if settings.api == "anthropic" else "response_format"
+        _FORMS[form or usual](body, schema)
     return with_extra(settings, body)
 
 
@@ -98,9 +119,7 @@ def count_tokens(settings: ServedSettings, answer: Any) -> TokenCounts:
     return TokenCounts(prompt=read, completion=_count(usage, "output_tokens"))
 
 
-def _openai_body(
-    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _openai_body(settings: ServedSettings, messages: ChatMessages) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": settings.model,
         "messages": [dict(message) for message in messages],
@@ -109,19 +128,36 @@ def _openai_body(
     }
     if settings.max_tokens:
         body["max_tokens"] = settings.max_tokens
-    if schema is not None:
-        form = {"name": _TOOL, "strict": True, "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": form}
     return body
+
+
+def _as_response_format(body: dict[str, Any], schema: Mapping[str, Any]) -> None:
+    form = {"name": _TOOL, "strict": True, "schema": schema}
+    body["response_format"] = {"type": "json_schema", "json_schema": form}
+
+
+def _as_tool(body: dict[str, Any], schema: Mapping[str, Any]) -> None:
+    text = "Give the answer."
+    body["tools"] = [{"name": _TOOL, "description": text, "input_schema": schema}]
+    body["tool_choice"] = {"type": "tool", "name": _TOOL}
+
+
+def _as_output_config(body: dict[str, Any], schema: Mapping[str, Any]) -> None:
+    body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+
+
+_FORMS: Mapping[SchemaForm, Callable[[dict[str, Any], Mapping[str, Any]], None]] = {
+    "response_format": _as_response_format,
+    "tool": _as_tool,
+    "output_config": _as_output_config,
+}
 
 
 def _openai_text(answer: Any) -> Any:
     return answer["choices"][0]["message"]["content"]
 
 
-def _anthropic_body(
-    settings: ServedSettings, messages: ChatMessages, schema: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _anthropic_body(settings: ServedSettings, messages: ChatMessages) -> dict[str, Any]:
     system = [str(message["content"]) for message in messages if message["role"] == "system"]
     body: dict[str, Any] = {
         "model": settings.model,
@@ -131,10 +167,6 @@ def _anthropic_body(
     }
     if system:
         body["system"] = "\n\n".join(system)
-    if schema is not None:
-        text = "Give the answer."
-        body["tools"] = [{"name": _TOOL, "description": text, "input_schema": schema}]
-        body["tool_choice"] = {"type": "tool", "name": _TOOL}
     return body
 
 

@@ -83,6 +83,17 @@ async def test_a_server_without_schemas_is_asked_without() -> None:
     assert ["response_format" in body for body in server.asked] == [True, False, False]
 
 
+async def test_a_server_without_tools_is_asked_by_another_field() -> None:
+    """A vLLM server without a parser of tool calls refuses the tool, and has `output_config`."""
+    async with scripted_server(400, always='{"a": 1}') as server:
+        asked = model(server.url, api="anthropic")
+        for _ in range(2):
+            assert await asked.ask(HELLO, json.loads, schema={"type": "object"}) == {"a": 1}
+    assert ["tools" in body for body in server.asked] == [True, False, False]
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    assert [body.get("output_config") for body in server.asked[1:]] == [{"format": form}] * 2
+
+
 async def test_an_answer_that_is_not_accepted_is_asked_for_once_more() -> None:
     async with scripted_server("four", "4", "five", "six") as server:
         assert await model(server.url).ask(HELLO, as_number) == 4
