@@ -39,7 +39,8 @@ PICTURE = pil.new("RGB", (6, 4), (200, 30, 30))
 
 def file_of(picture: pil.Image, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, format=kind)
+    # As `read_image` writes a picture; only PNG reads it.
+    picture.save(buffer, format=kind, compress_level=1)
     return buffer.getvalue()
 
 

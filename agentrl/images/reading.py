@@ -53,9 +53,7 @@ def read_image(value: Any, *, base: Path | None = None) -> Image:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _from_bytes(bytes(value))
     if hasattr(value, "save") and hasattr(value, "convert"):
-        buffer = io.BytesIO()
-        value.convert("RGB").save(buffer, format="PNG")
-        return _from_bytes(buffer.getvalue())
+        return _from_picture(value)
     raise DataError(f"an image is given as {type(value).__name__}, expected {_ACCEPTED}")
 
 
@@ -119,14 +117,24 @@ def _file(path: Path, base: Path | None) -> bytes:
         ) from error
 
 
+def _from_picture(picture: Any) -> Image:
+    width, height = picture.size
+    _check_pixels(width, height, "an image")
+    buffer = io.BytesIO()
+    # Environments draw one for every turn: fast to write is worth more than a smaller file.
+    rgb = picture if picture.mode == "RGB" else picture.convert("RGB")
+    rgb.save(buffer, format="PNG", compress_level=1)
+    return _record(buffer.getvalue(), width, height)
+
+
 def _from_bytes(data: bytes) -> Image:
     opened = _open(_pillow(), data, "an image")
-    return Image(
-        digest=hashlib.sha256(data).hexdigest()[:32],
-        data=data,
-        width=opened.width,
-        height=opened.height,
-    )
+    return _record(data, opened.width, opened.height)
+
+
+def _record(data: bytes, width: int, height: int) -> Image:
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    return Image(digest=digest, data=data, width=width, height=height)
 
 
 def _open(pil: Any, data: bytes, what: str) -> Any:
@@ -140,12 +148,16 @@ def _open(pil: Any, data: bytes, what: str) -> Any:
                 f"{what} of {len(data)} bytes is no picture ({type(error).__name__}); expected "
                 f"{', '.join(FORMATS)}"
             ) from error
-    if opened.width * opened.height > MOST_PIXELS:
-        raise DataError(
-            f"{what} has {opened.width}x{opened.height} pixels, more than {MOST_PIXELS:,}; make it "
-            "smaller before the model is shown it"
-        )
+    _check_pixels(opened.width, opened.height, what)
     return opened
+
+
+def _check_pixels(width: int, height: int, what: str) -> None:
+    if width * height > MOST_PIXELS:
+        raise DataError(
+            f"{what} has {width}x{height} pixels, more than {MOST_PIXELS:,}; make it smaller "
+            "before the model is shown it"
+        )
 
 
 def _pillow() -> Any:
