@@ -44,11 +44,5 @@ def is_paid(config: Mapping[str, Any], part: str) -> bool | None:
     return weights.get(name, weights[ENV_PART]) != 0
 
 
-def reward_formula(config: Mapping[str, Any]) -> str:
-    """The terms that are paid, as in `1 * env + 0.5 * style`; empty where it is not known."""
-    terms = reward_weights(config).items()
-    return " + ".join(f"{weight:g} * {name}" for name, weight in terms if weight != 0)
-
-
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0

@@ -7,7 +7,7 @@ import pytest
 from agentrl.health import History, RolloutFacts, Series, diagnose
 from agentrl.health.measures.curves import IntervalUnit
 from agentrl.health.movement import movement
-from agentrl.health.paid_parts import is_paid, reward_formula
+from agentrl.health.paid_parts import is_paid, reward_weights
 
 
 def history_of(levels: list[float], *, rollouts: bool = True) -> History:
@@ -77,7 +77,7 @@ def test_the_finding_says_of_the_rise_what_the_movement_says() -> None:
 def test_a_part_that_no_weight_pays_is_not_in_the_reward() -> None:
     config = {"reward.env_weight": 0.0, "reward.models.rm.weight": 0.5,
               "reward.functions.style.path": "x.py:f"}  # fmt: skip
-    assert reward_formula(config) == "0.5 * rm + 1 * style"
+    assert reward_weights(config) == {"env": 0.0, "rm": 0.5, "style": 1.0}
     paid = {part: is_paid(config, part) for part in ("env", "tests", "rm", "style/words")}
     assert paid == {"env": False, "tests": False, "rm": True, "style/words": True}
     assert is_paid({}, "env") is None

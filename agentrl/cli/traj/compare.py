@@ -75,20 +75,17 @@ def _print(answer: Mapping[str, Any]) -> None:
         line = f"{letter}: {side['name']}, {side['kind']} {where}, {side['rollouts']} rollouts"
         screen.print(visible(line), highlight=False, soft_wrap=True)
     told = answer["headline"]
-    if told:
-        line = f"{told['text']}, {told['change']}: {told['verdict']}. {told['others']}"
-        screen.print(visible(line.strip()), highlight=False, soft_wrap=True)
-    starts = (answer["own_changes"], answer["not_clean"], answer["rewards_differ"])
-    shared = answer["behaviour_tasks"]
-    on_shared = f"On the {shared} shared tasks:" if shared and answer["behaviour"] else ""
-    for line in filter(None, (*starts, on_shared, *answer["behaviour"])):
-        screen.print(visible(line), highlight=False, soft_wrap=True)
+    lines = [f"{told['verdict']} {told['text']}", *answer["own_changes"]]
     if not answer["common_tasks"]:
-        screen.print(
-            "A and B share no task, so their scores do not say which is better; compare an "
-            "evaluation: --kind eval/NAME",
-            highlight=False, soft_wrap=True, markup=False,
-        )  # fmt: skip
+        lines.append("Compare an evaluation for the same tasks on both sides: --kind eval/NAME")
+    shared = f" on the {answer['shared_tasks']} shared tasks" if answer["shared_tasks"] else ""
+    lines.append(f"Why rollouts failed{shared}, A -> B, and what each cause is worth in B - A:")
+    lines += [f"  {one['text']}" for one in answer["causes"]]
+    lines += answer["behaviour"]
+    lines += [f"Other {one['what']}: A {one['a']}; B {one['b']}." for one in answer["starts"]]
+    lines.append(answer["rewards_differ"])
+    for line in filter(None, lines):
+        screen.print(visible(line), highlight=False, soft_wrap=True)
     table = Table("", "A", "B", "change [95 % by task]")
     for one in answer["numbers"]:
         if one["same_as"]:

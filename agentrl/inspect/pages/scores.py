@@ -126,6 +126,12 @@ def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> dict[
     }
 
 
+def eval_change(reader: RunReader, name: str, steps: Sequence[int]) -> dict[str, Any] | None:
+    """Change of an evaluation by task, from its first to its last; None without two."""
+    ends = _ends(reader, name, steps)
+    return paired_change(*ends) if ends else None
+
+
 def _ends(
     reader: RunReader, name: str, steps: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]] | None:

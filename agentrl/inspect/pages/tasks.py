@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError, choices
-from agentrl.inspect.pages.compare.pairs import solved_from
+from agentrl.inspect.pages.compare.tried import solved_from
 from agentrl.inspect.pages.scores import first_and_last, paired_change
 from agentrl.inspect.pages.task_cells import Range, TaskCells
 from agentrl.inspect.read.reader import RunReader

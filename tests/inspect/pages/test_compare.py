@@ -90,29 +90,20 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
     assert answer["config"] == [{"key": "train.learning_rate", "a": "1e-05", "b": "2e-05"}]
     assert [(one["kind"], one["steps"]) for one in answer["sides"]] == [("train", (1, 1))] * 2
     [solved] = answer["solved"]
-    assert (solved["a"]["failed_calls"], solved["b"]["failed_calls"]) == (1, 0)
     assert (solved["why"], solved["said"]) == ("ended by max tokens", "")
     numbers = [
         {"name": name, "group": "tools", "a": {"mean": a}, "b": {"mean": b},
          "paired": {"low": low, "high": low + 1}}
         for name, a, b, low in (("tool_calls", 2.0, 3.0, -0.5), ("parse_errors", 0.5, 0.05, -2.0))
     ]  # fmt: skip
-    endings = [{"name": "max_tokens", "a": 24, "b": 2, "shares": (24 / 90, 2 / 90)},
-               {"name": "max_turns", "a": 3, "b": 2, "shares": (3 / 90, 2 / 90)}]  # fmt: skip
-    sides = [{"tasks": 90, "rollouts": 90}] * 2
-    last = {"max_tokens": 2, "": 2}
-    told = behaviour(numbers, endings, sides, [{"max_tokens": 23, "": 31}, last])
-    ended = "Answers ended by max tokens: 24 of 90 -> 2 of 90 (0.267 -> 0.0222)"
-    unparsed = "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout."
-    had = "25 of these 26 had a call that could not be parsed"
-    assert told["behaviour"] == [f"{ended}; {had}.", unparsed]
-    assert told["behaviour_open"] == [
-        "Answers ended by max turns: 3 of 90 -> 2 of 90 (0.0333 -> 0.0222).",
-        "More tool calls: 2 -> 3 a rollout.",
+    endings = [{"name": "sandbox_failed", "a": 24, "b": 2, "shares": (24 / 90, 2 / 90)},
+               {"name": "max_turns", "a": 30, "b": 2, "shares": (30 / 90, 2 / 90)}]  # fmt: skip
+    told = behaviour(numbers, endings, [{"tasks": 90, "rollouts": 90}] * 2)
+    assert told["behaviour"] == [
+        "Rollouts without a score, sandbox failed: 24 of 90 -> 2 of 90 (0.267 -> 0.0222).",
+        "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout.",
     ]
-    # Where both are the same rollouts, they are told as one.
-    told = behaviour(numbers, endings, sides, [{"max_tokens": 23, "": 24}, last])
-    assert told["behaviour"] == [f"{ended}; {had}, and hardly any other did."]
+    assert told["behaviour_open"] == ["More tool calls: 2 -> 3 a rollout."]
     assert (solved["a"]["termination"], solved["b"]["termination"]) == ("max_tokens", "env_done")
 
 
@@ -134,11 +125,14 @@ def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
         write_step(tmp_path / run, rows)
     sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
     answer = compare_answer(*sides)
-    assert answer["behaviour"] == [
-        "Answers that raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125)."
-    ]
+    [cause] = answer["causes"]
+    assert cause["text"] == (
+        "The answer raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125), +0.625 of +0.625."
+    )
+    assert [one["rollout_id"] for one in cause["examples"]] == ["0", "0"]
+    assert (cause["pair"]["task_id"], cause["pair"]["why"]) == ("1", "the answer raised TypeError")
     assert answer["solved"][0]["question"] == "Add 1 to n."
-    assert (answer["behaviour_tasks"], answer["solved_example"]) == (None, 0)
+    assert (answer["shared_tasks"], answer["solved_example"]) == (None, 0)
     shown = {side: answer["solved"][0][side] for side in "ab"}
     assert [(one["said"], one["turn"], one["turns"]) for one in shown.values()] == [
         ("It raised TypeError: no.", 1, 1), ("10 of 10 passed.", 1, 1),
@@ -165,13 +159,24 @@ def test_behaviour_is_that_of_the_tasks_that_both_tried(tmp_path: Path) -> None:
         *(Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab")
     )
     assert (answer["behaviour"], answer["behaviour_open"]) == ([], [])
-    assert answer["behaviour_tasks"] == 8
-    assert answer["own_changes"] == (
-        "Each against its own first evaluation: A 0.250 -> 0.750, B 0.250 -> 0.750."
-    )
-    assert answer["not_clean"] == (
-        "Not a clean comparison: other environment (A Harness with agent a, B Code with agent b)."
-    )
+    assert answer["shared_tasks"] == 8
+    # One line says which is better, by how much, on what, and why that is not the last word.
+    assert answer["headline"] == {
+        "better": "",
+        "verdict": "Too few tasks differ to say which is better",
+        "text": "on the 8 shared tasks: A 0.500, B 0.500, B - A = 0; "
+        "not a clean comparison (other form of the tasks).",
+    }
+    # Each against itself, with the interval of its own tasks.
+    assert answer["own_changes"] == [
+        "A (a) by itself: 0.250 -> 0.750, 0 over its 8 tasks (step 0 -> 5).",
+        "B (b) by itself: 0.250 -> 0.750, 0 over its 30 tasks (step 0 -> 5).",
+    ]
+    [form] = answer["starts"]
+    assert (form["what"], form["a"], form["b"]) == (
+        "form of the tasks", "environment Harness with agent a", "environment Code with agent b"
+    )  # fmt: skip
+    assert answer["prompts"] is None
     assert answer["config"][0]["key"] == "env.target"
 
 
@@ -188,8 +193,8 @@ def test_rewards_of_other_sums_are_not_compared(tmp_path: Path) -> None:
     sides = [Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab"]
     answer = compare_answer(*sides)
     assert answer["rewards_differ"] == (
-        "Reward is not comparable: reward.env_weight, reward.functions differ "
-        "(A pays 1 * style, B pays 1 * env)."
+        "Reward is not comparable: A is paid by the reward function style, B by the "
+        "environment's own score."
     )
     by_name = {one["name"]: one for one in answer["numbers"]}
     assert (by_name["reward"]["change"], by_name["reward"]["paired"]) == (None, None)

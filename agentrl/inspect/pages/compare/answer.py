@@ -17,8 +17,16 @@ import pyarrow as pa
 
 from agentrl.errors import RunError, choices
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
-from agentrl.inspect.pages.compare.pairs import Tried, explain_pairs, raised, sample_pairs
-from agentrl.inspect.pages.compare.starts import not_clean, own_changes
+from agentrl.inspect.pages.compare.causes import (
+    cause_table,
+    failure_causes,
+    graders_raised,
+    parts_of_change,
+)
+from agentrl.inspect.pages.compare.pairs import explain_pairs, sample_pairs
+from agentrl.inspect.pages.compare.prompts import prompt_pair
+from agentrl.inspect.pages.compare.starts import MODEL, own_changes, same_model, start_differences
+from agentrl.inspect.pages.compare.tried import Tried
 from agentrl.inspect.pages.compare.words import behaviour, headline, rewards_differ
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
@@ -87,17 +95,18 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     Raises:
         RunError: a run has no such kind or no such steps, or a file is damaged.
     """
-    sets = [_set_of(side, *place) for side, place in _places(first, second)]
+    sets = _with_causes([_set_of(side, *place) for side, place in _places(first, second)])
     ours, theirs = sets
+    readers, kinds = [one.reader for one in sets], [one.kind for one in sets]
     _fill_env_part(sets)
     parts = list(dict.fromkeys([*ours.parts, *theirs.parts]))
     same = {
         name: "score" for name in ("reward", *parts) if all(_is_score(name, one) for one in sets)
     }
     scores = [_by_task(one.tried, one.numbers["score"]) for one in sets]
-    means = [_spread(one.numbers["score"])["mean"] for one in sets]
-    configs = [one.reader.curves().config for one in sets]
-    apart = rewards_differ(*configs)
+    apart = rewards_differ(*(reader.curves().config for reader in readers))
+    starts = [] if ours.reader is theirs.reader else start_differences(readers, kinds)
+    unlike = [one["what"] for one in starts if one["unlike"]]
     joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
     groups = {
         "": ["score", "reward"],
@@ -107,11 +116,12 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     }
     found = {
         "sides": [_side(one) for one in sets],
-        "config": _config(ours.reader, theirs.reader),
+        "starts": starts,
+        "prompts": prompt_pair(ours.tried, theirs.tried, readers),
+        "config": _config(*readers),
         "rewards_differ": apart,
-        "not_clean": not_clean(*configs),
-        "own_changes": own_changes([one.reader for one in sets], [one.kind for one in sets]),
-        "headline": headline(scores[0], scores[1], means),
+        "own_changes": own_changes(readers, kinds),
+        "headline": headline(scores[0], scores[1], _names(sets), unlike),
         "numbers": [
             {
                 "group": group,
@@ -127,18 +137,50 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "endings": _endings(ours.tried, theirs.tried),
         "by_label": _by_label(sets, scores),
         **sample_pairs(ours.tried, theirs.tried),
-        "notes": [note for one in dict.fromkeys(s.reader for s in sets) for note in one.rows.notes],
+        "notes": [note for one in dict.fromkeys(readers) for note in one.rows.notes],
     }
     explain_pairs(found, ours.reader, theirs.reader)
-    return found | _behaviour(sets, found["numbers"])
+    return found | _why(sets, found)
 
 
-def _behaviour(sets: Sequence[_Set], numbers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sentences on the tasks that both tried, as the headline is; `behaviour_tasks` counts them if
-    these are not all. Of sets without a common task they are on all."""
+def _with_causes(sets: Sequence[_Set]) -> list[_Set]:
+    """The sets with the cause of every missed score, found by one rule for both."""
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([one.numbers[name] for one in sets])
+
+    raised = joined("raised")
+    if any(np.isnan(one.numbers["raised"]).all() for one in sets):
+        raised = np.full(len(raised), np.nan)  # what is known of one side is no difference
+    endings = pa.concat_tables(one.tried.rollouts.select(["termination"]) for one in sets)
+    causes = failure_causes(
+        [row["termination"] for row in rows_of(endings)],
+        joined("score"),
+        broken_calls=joined("parse_errors") + joined("tool_errors"),
+        raised=raised,
+    )
+    parts = np.split(causes, [sets[0].tried.rollouts.num_rows])
+    return [
+        replace(one, tried=replace(one.tried, causes=of))
+        for one, of in zip(sets, parts, strict=True)
+    ]
+
+
+def _names(sets: Sequence[_Set]) -> list[str]:
+    """Of two runs their names, of one its steps."""
+    if sets[0].reader is not sets[1].reader:
+        return [shown(one.reader.run.name, 200) for one in sets]
+    spans = [one.steps for one in sets]
+    return [f"step {a}" if a == b else f"steps {a} to {b}" for a, b in spans]
+
+
+def _why(sets: Sequence[_Set], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Causes and sentences on the tasks that both tried, as the headline is; `shared_tasks` counts
+    them if these are not all. Of sets without a common task they are on all."""
     known = [set(one.tried.tasks) for one in sets]
     common = known[0] & known[1]
     narrowed = bool(common) and known[0] != known[1]
+    numbers = found["numbers"]
     if narrowed:
         sets = [_of_tasks(one, common) for one in sets]
         groups = {one["name"]: one["group"] for one in numbers}
@@ -147,13 +189,23 @@ def _behaviour(sets: Sequence[_Set], numbers: Sequence[Mapping[str, Any]]) -> di
             for name, group in groups.items()
             if group in ("length", "tools")
         ]
-    told = behaviour(
-        numbers,
-        _endings(*(one.tried for one in sets)),
-        [_side(one) for one in sets],
-        unparsed=[_unparsed_by_ending(one) for one in sets],
-    )
-    return {**told, "behaviour_tasks": len(common) if narrowed else None}
+    ours, theirs = (one.tried for one in sets)
+    parts: Mapping[str, float] = {}
+    if common:
+        parts = parts_of_change(ours, theirs)
+    elif (sets[0].reader, sets[0].kind) == (sets[1].reader, sets[1].kind):
+        parts = parts_of_change(_as_one_task(ours), _as_one_task(theirs))
+    return {
+        **behaviour(numbers, _endings(ours, theirs), [_side(one) for one in sets]),
+        "causes": cause_table(ours, theirs, parts, found),
+        "explained": round(sum(parts.values()), 12) if parts else None,
+        "shared_tasks": len(common) if narrowed else None,
+    }
+
+
+def _as_one_task(tried: Tried) -> Tried:
+    """Rollouts of ever new tasks of one data set, as if all were of one task."""
+    return replace(tried, tasks=[""], of_task=np.zeros_like(tried.of_task))
 
 
 def _of_tasks(one: _Set, tasks: set[str]) -> _Set:
@@ -169,7 +221,7 @@ def _of_tasks(one: _Set, tasks: set[str]) -> _Set:
             tasks=[task for task in tried.tasks if task in tasks],
             of_task=renumbered[tried.of_task[mask]],
             scores=tried.scores[mask],
-            failed_calls=tried.failed_calls[mask],
+            causes=tried.causes[mask],
             turns=tried.turns[mask],
         ),
         numbers={name: values[mask] for name, values in one.numbers.items()},
@@ -250,10 +302,10 @@ def _set_of(side: Side, kind: str, steps: Range) -> _Set:
         tasks=tasks,
         of_task=of_task,
         scores=scores,
-        failed_calls=numbers["parse_errors"] + numbers["tool_errors"],
+        causes=np.full(len(last), "", dtype=object),
         turns=numbers["turns"],
     )
-    numbers["raised"] = raised(tried, side.reader)
+    numbers["raised"] = graders_raised(tried, side.reader)
     return _Set(
         reader=side.reader,
         kind=kind,
@@ -310,14 +362,6 @@ def _paid(name: str, one: _Set) -> bool | None:
         return None
     paid = is_paid(one.reader.curves().config, name.removeprefix(_PART))
     return paid and name in one.numbers if paid is not None else None
-
-
-def _unparsed_by_ending(one: _Set) -> dict[str, int]:
-    """Ending to the number of its rollouts with a call that could not be parsed; "" is of all."""
-    endings = [row["termination"] for row in rows_of(one.tried.rollouts.select(["termination"]))]
-    bad = one.numbers["parse_errors"] > 0
-    counts = Counter(shown(end, 100) for end, is_bad in zip(endings, bad, strict=True) if is_bad)
-    return {**counts, "": int(bad.sum())}
 
 
 def _is_score(name: str, one: _Set) -> bool:
@@ -380,6 +424,7 @@ def _value_counts(tried: Tried) -> list[dict[str, Any]]:
 def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
     """The settings in which two runs differ, those that decide most first; empty for one run."""
     first, second = (reader.curves().config for reader in (ours, theirs))
+    one_model = same_model([ours, theirs])
     return [
         {
             "key": shown(key, 200),
@@ -389,7 +434,7 @@ def _config(ours: RunReader, theirs: RunReader) -> list[dict[str, str]]:
             },
         }
         for key in sorted({*first, *second}, key=_config_order)
-        if first.get(key) != second.get(key)
+        if first.get(key) != second.get(key) and not (key == MODEL and one_model)
     ]
 
 

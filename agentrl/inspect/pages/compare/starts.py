@@ -1,59 +1,126 @@
-"""The starts of two runs: why a comparison of them is not clean, and how far each came itself."""
+"""The starts of two runs: what they did not have in common, and how far each came itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.inspect.pages.scores import score_metrics
+from agentrl.inspect.pages.hacking.moved import reward_line
+from agentrl.inspect.pages.scores import eval_change, interval_text, score_metrics
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.safe_terminal import number
 
-_MODEL = "model.path"
-_TARGET, _AGENT = "env.target", "env.args.agent"
+MODEL = "model.path"
+_TARGET, _AGENT, _PARSER = "env.target", "env.args.agent", "chat.tool_parser"
 
 
-def not_clean(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Differences before training, in a sentence; empty if model and environment are the same.
+def start_differences(readers: Sequence[RunReader], kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Differences of two runs at their start, each as `what`, `a`, `b` and the `keys` it tells.
 
-    Args:
-        first: dotted keys of the config of side A.
-        second: the same of side B.
-    """
-    sides = (first, second)
-    found: list[str] = []
-    models = [config.get(_MODEL) for config in sides]
-    if None not in models and models[0] != models[1]:
-        found.append(f"other starting model (A {models[0]}, B {models[1]})")
-    environments = [_environment(config) for config in sides]
-    if all(environments) and environments[0] != environments[1]:
-        found.append(f"other environment (A {environments[0]}, B {environments[1]})")
-    return shown(f"Not a clean comparison: {', '.join(found)}.", 1000) if found else ""
-
-
-def own_changes(readers: Sequence[RunReader], kinds: Sequence[str]) -> str:
-    """The first and the last score of each side on the data set that both evaluated; else empty.
+    The starting model and the form of the tasks make a comparison unclean (`unlike`); another
+    choice of tasks does not, since only those that both tried are compared.
 
     Args:
         readers: runs of both sides.
         kinds: kinds of their rollouts.
     """
-    name = kinds[0].removeprefix("eval/")
-    if readers[0] is readers[1] or kinds[0] != kinds[1] or name == kinds[0]:
-        return ""
-    said: list[str] = []
-    for letter, reader in zip("AB", readers, strict=True):
-        history = reader.curves()
-        metric = score_metrics(history.metrics, history.config).get(name)
-        curve = history.metrics[metric] if metric else None
-        if curve is None or len(curve.values) < 2:
-            return ""
-        said.append(f"{letter} {number(curve.values[0])} -> {number(curve.values[-1])}")
-    return f"Each against its own first evaluation: {', '.join(said)}."
+    configs = [reader.curves().config for reader in readers]
+    found: list[dict[str, Any]] = []
+
+    def add(what: str, values: Sequence[str], keys: Sequence[str], *, unlike: bool = True) -> None:
+        if values[0] != values[1] and (all(values) or not unlike):
+            a, b = (shown(value, 500) for value in values)
+            found.append({"what": what, "a": a, "b": b, "keys": list(keys), "unlike": unlike})
+
+    if not same_model(readers):
+        add("starting model", [_model(reader) for reader in readers], [MODEL])
+    add("form of the tasks", [_form(config) for config in configs], [_TARGET, _AGENT, _PARSER])
+    sections = [_data_section(kind) for kind in kinds]
+    settings = [
+        {
+            key.removeprefix(section): value
+            for key, value in config.items()
+            if key.startswith(section)
+        }
+        for section, config in zip(sections, configs, strict=True)
+    ]
+    unlike = [key for key in {**settings[0], **settings[1]}
+              if settings[0].get(key) != settings[1].get(key)]  # fmt: skip
+    values = [
+        ", ".join(f"{key.removeprefix('args.')} {of[key]}" for key in unlike if key in of)
+        for of in settings
+    ]
+    add("choice of tasks", values, [f"{sections[0]}{key}" for key in unlike], unlike=False)
+    return found
 
 
-def _environment(config: Mapping[str, Any]) -> str:
+def same_model(readers: Sequence[RunReader]) -> bool:
+    """True if two runs began with one model: by the digests of its files, else by its name."""
+    files = [
+        next((model.get("files") for model in _pinned(reader) if isinstance(model, dict)), None)
+        for reader in readers
+    ]
+    if all(files):
+        return files[0] == files[1]
+    return _model(readers[0]) == _model(readers[1])
+
+
+def own_changes(readers: Sequence[RunReader], kinds: Sequence[str]) -> list[str]:
+    """The change of each of two runs from its own start to its end, with the interval.
+
+    Args:
+        readers: runs of both sides.
+        kinds: kinds of their rollouts.
+    """
+    if readers[0] is readers[1]:
+        return []
+    sides = zip("AB", readers, kinds, strict=True)
+    return [
+        shown(f"{letter} ({reader.run.name}) by itself: {_own_change(reader, kind)}.", 1000)
+        for letter, reader, kind in sides
+    ]
+
+
+def _own_change(reader: RunReader, kind: str) -> str:
+    history = reader.curves()
+    if kind == "train":
+        line = reward_line(history)
+        change = line and line["change"]
+        if not change:
+            return "too few steps to compare"
+        ends = f"{number(change['start'])} -> {number(change['end'])}"
+        return f"training reward {ends}, {interval_text({**change, 'mean': change['gain']})}"
+    name = kind.removeprefix("eval/")
+    metric = score_metrics(history.metrics, history.config).get(name)
+    curve = history.metrics[metric] if metric else None
+    if curve is None or len(curve.values) < 2:
+        return "evaluated only once"
+    ends = f"{number(curve.values[0])} -> {number(curve.values[-1])}"
+    change = eval_change(reader, name, curve.steps)
+    over = f", {interval_text(change)} over its {change['tasks']} tasks" if change else ""
+    return f"{ends}{over} (step {curve.steps[0]} -> {curve.steps[-1]})"
+
+
+def _pinned(reader: RunReader) -> Sequence[Any]:
+    models = reader.identity().get("models")
+    found = models.get(MODEL) if isinstance(models, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _model(reader: RunReader) -> str:
+    """Full name of the model that a run began with."""
+    return str(reader.identity().get("model") or reader.curves().config.get(MODEL) or "")
+
+
+def _form(config: Mapping[str, Any]) -> str:
+    """Environment, agent, and how calls are written, in words; empty where it is not known."""
     target = str(config.get(_TARGET) or "").rpartition(":")[2]
-    agent = config.get(_AGENT)
-    return f"{target} with agent {agent}" if target and agent else target
+    agent, parser = config.get(_AGENT), config.get(_PARSER)
+    found = f"environment {target}" + (f" with agent {agent}" if agent else "")
+    return found + (f", calls read as {parser}" if parser else "") if target else ""
+
+
+def _data_section(kind: str) -> str:
+    name = kind.removeprefix("eval/")
+    return "dataset." if kind == "train" else f"eval.datasets.{name}."

@@ -10,6 +10,7 @@ import { byLabel } from "../tasks/by_label.js";
 import { changeLevel, changeWords, intervalText } from "../tasks/change_text.js";
 import { stepsName } from "../tasks/score_cell.js";
 import { sideForm } from "./side_form.js";
+import { behaviourList, causeTable, pairAddress, prompts, startList } from "./why.js";
 
 const ASKED = ["kind", "steps", "b_run", "b_kind", "b_steps"];
 const WHAT = {
@@ -17,7 +18,7 @@ const WHAT = {
   parse_errors: "The model wrote a call that could not be read, so nothing ran.",
   tool_errors: "A tool ran and came back with an error.",
 };
-const FIRST_SETTINGS = 4;
+const FIRST_SETTINGS = 3;
 const NOT_SET = "not set";
 const GROUPS = {
   "": "Score and reward",
@@ -58,9 +59,8 @@ function draw({ runs, data }, params) {
       h("header", { class: "head" }, h("div", {}, h("h1", {}, "Compare"), sub(data))),
       notes(data.notes),
       summary(data),
-      config(data),
+      why(data),
       sideForm(runs, data, params),
-      behaviour(data),
       data.common_tasks > 0 && h(
         "div",
         { class: "pair even" },
@@ -89,38 +89,27 @@ function sub(data) {
   );
 }
 
+// Which is better, and how far each came itself: verdict, figure and disclaimer in one line.
 function summary(data) {
-  const { a, b, change, title } = data.numbers[0];
-  if (a === null || b === null || change === null) return null;
-  if (!data.headline) return apart(data);
-  const { text, better, verdict, others } = data.headline;
+  const { verdict, better, text } = data.headline;
+  const { title } = data.numbers[0];
   return h(
     "section",
     { class: "card learned-sum", "aria-label": "Change of the score" },
+    h("p", { class: "big" }, h("b", { class: better ? "good-ink" : "" }, verdict), ` ${inSigns(text)}`),
+    data.own_changes.map((line) => h("p", {}, inSigns(line))),
+    !data.common_tasks && sameTasks(data.sides),
     h(
       "p",
-      { class: "big" },
-      inSigns(`${text}, ${data.headline.change}: `),
-      h("b", { class: better ? "good-ink" : "" }, named(verdict, better, data.sides)),
+      { class: "note" },
+      "Mean score by task; [95 % interval], paired by task.",
+      title !== "score" && ` Here ${title}: one number with these names.`,
     ),
-    h("p", { class: "note" }, "Mean score by task with the 95 % interval of the difference, paired by task.", others && ` ${others}`),
-    data.rewards_differ && h("p", { class: "warn-ink" }, data.rewards_differ),
-    data.own_changes && h("p", {}, inSigns(data.own_changes)),
-    data.not_clean && h("p", { class: "warn-ink" }, data.not_clean),
-    title !== "score" && h("p", { class: "note" }, `Here ${title}: one number with these names.`),
   );
 }
 
-// The letter with its run, where there are two.
-function named(verdict, better, [a, b]) {
-  const side = { A: a, B: b }[better];
-  return side && a.run !== b.run ? verdict.replace(better, `${better} (${side.name})`) : verdict;
-}
-
-// Two sets that share no task: that is said before any number, and where the question has an answer.
-function apart(data) {
-  const [a, b] = data.sides;
-  const [before, after] = [data.numbers[0].a, data.numbers[0].b];
+// Of two sets that share no task: evaluations of both that do.
+function sameTasks([a, b]) {
   const evaluations = Object.entries(a.kinds).filter(
     ([kind, steps]) => kind !== "train" && (b.kinds[kind] ?? []).length && (a.run !== b.run || steps.length > 1),
   );
@@ -133,44 +122,43 @@ function apart(data) {
       b_kind: kind,
       b_steps: b.kinds[kind].at(-1),
     });
-  return h(
-    "section",
-    { class: "card learned-sum", "aria-label": "No task in common" },
-    h("p", { class: "big" }, "A and B share no task, so their scores do not say which is better."),
-    h(
-      "p",
-      { class: "note" },
-      `Mean score ${num(before.mean)} on ${plural(a.tasks, "task")} of A, ${num(after.mean)} on ${plural(b.tasks, "other task")} of B. `,
-      Object.keys(data.by_label).length
-        ? "Below: by labels of the tasks, endings, lengths and tools."
-        : "Below: endings, lengths and tools.",
+  return evaluations.length > 0 && h(
+    "p",
+    {},
+    "The same tasks before and after: ",
+    evaluations.map((one) =>
+      h("a", { class: "button", href: to(one), "data-key": `compare ${one[0]}` }, kindName(one[0])),
     ),
-    evaluations.length > 0 &&
-      h(
-        "p",
-        {},
-        "The same tasks before and after: ",
-        evaluations.map((one) =>
-          h("a", { class: "button", href: to(one), "data-key": `compare ${one[0]}` }, kindName(one[0])),
-        ),
-      ),
   );
 }
 
-function behaviour(data) {
-  const [a, b] = data.sides;
-  const title = a.run === b.run ? "What changed in behaviour" : "What differs in behaviour";
-  const item = (text) => h("li", {}, inSigns(text));
-  const open = data.behaviour_open;
-  const shared = data.behaviour_tasks ? `, on the ${plural(data.behaviour_tasks, "shared task")}` : "";
+function why(data) {
+  const shared = data.shared_tasks ? ` On the ${plural(data.shared_tasks, "shared task")}.` : "";
   return h(
     "section",
-    { class: "card", "aria-label": title },
-    h("h2", {}, title, " ", h("span", { class: "note" }, `A \u2192 B${shared}`)),
-    data.behaviour.length
-      ? h("ul", {}, data.behaviour.map(item))
-      : h("p", {}, "Nothing for certain in errors, endings, lengths and calls."),
-    open.length > 0 && [h("p", { class: "note" }, "May be chance:"), h("ul", { class: "note" }, open.map(item))],
+    { class: "card", "aria-label": "Why" },
+    h(
+      "h2",
+      {},
+      data.explained === null ? "Why rollouts failed" : `Why B \u2212 A is ${signed(data.explained)}`,
+      " ",
+      h("span", { class: "note" }, `Each failed rollout counts once; a count opens one of them.${shared}`),
+    ),
+    h(
+      "div",
+      { class: "learned-lists why" },
+      h("div", {}, causeTable(data, ["A", "B"])),
+      h(
+        "div",
+        {},
+        h("h3", {}, "What else differs"),
+        behaviourList(data),
+        startList(data),
+        config(data),
+        data.rewards_differ && h("p", { class: "warn-ink" }, data.rewards_differ),
+      ),
+    ),
+    prompts(data),
   );
 }
 
@@ -313,19 +301,20 @@ function settingText({ key, a, b }) {
   return `${section}: A ${left}, B ${right}`;
 }
 
-// Settings stand above what came of them; the first are those that decide most.
+// The first are those that decide most; what is told above is not told twice.
 function config(data) {
   if (!data.config.length) return null;
-  const said = [...new Set(data.config.filter(({ a, b }) => ![a, b].includes("{}")).map(settingText))];
+  const told = new Set(data.starts.flatMap(({ keys }) => keys));
+  const others = data.config.filter(({ key, a, b }) => !told.has(key) && ![a, b].includes("{}"));
+  const said = [...new Set(others.map(settingText))];
   const more = Math.max(0, said.length - FIRST_SETTINGS);
   return h(
     "details",
-    { class: "card", "data-key": "config" },
+    { class: "settings", "data-key": "config" },
     h(
       "summary",
       {},
-      h("h2", {}, `${plural(data.config.length, "setting")} ${data.config.length === 1 ? "differs" : "differ"}`),
-      " ",
+      `${plural(data.config.length, "setting")} ${data.config.length === 1 ? "differs" : "differ"}: `,
       h("span", { class: "note" }, `${said.slice(0, FIRST_SETTINGS).join("; ")}${more ? "; and more" : ""}`),
     ),
     h(
@@ -341,20 +330,6 @@ function config(data) {
       ),
     ),
   );
-}
-
-export function pairAddress(sides, entry) {
-  const { a, b } = entry;
-  return href("pair", {
-    run: sides[0].run,
-    kind: a.kind,
-    step: a.step,
-    rollout: a.rollout_id,
-    b_run: sides[1].run === sides[0].run ? "" : sides[1].run,
-    b_kind: b.kind,
-    b_step: b.step,
-    b_rollout: b.rollout_id,
-  });
 }
 
 // Why the pairs of one direction differ: each is counted once, so that they sum to all.

@@ -4,6 +4,8 @@ import { get } from "../../api.js";
 import { h } from "../../dom.js";
 import { num, plural } from "../../format.js";
 import { href } from "../../router.js";
+import { behaviourList, causeTable } from "../compare/why.js";
+import { stepsName } from "./score_cell.js";
 
 /** Parameters of the view that compares the first evaluation with the last; null with only one. */
 export function comparison(run, score) {
@@ -15,7 +17,7 @@ export function comparison(run, score) {
 
 export function learned(run, brief) {
   const moved = run.evals[brief.score]?.moved;
-  if (!moved || !(moved.gained_count + moved.lost_count + moved.same_count)) return null;
+  if (!moved || !(moved.gained_count + moved.lost_count + moved.same_count)) return training(run);
   const kind = `eval/${brief.score}`;
   const compared = comparison(run, brief.score);
   return h(
@@ -32,7 +34,7 @@ export function learned(run, brief) {
           h(
             "a",
             { class: "button", href: href("compare", compared), "data-key": "what changed" },
-            "Why? Compare both",
+            "Compare both",
           ),
         h(
           "a",
@@ -43,11 +45,11 @@ export function learned(run, brief) {
     ),
     h(
       "div",
-      { class: "learned-lists" },
+      { class: compared && run.state !== "running" ? "learned-lists why" : "learned-lists" },
+      compared && run.state !== "running" && reasons(compared, `the score of ${brief.score}`),
       list(run, moved.gained, moved.gained_count, "gained", { run: run.id, kind }),
       list(run, moved.lost, moved.lost_count, "lost", { run: run.id, kind, sort: "loss" }),
     ),
-    compared && run.state !== "running" && behaviour(compared),
     h(
       "p",
       { class: "note" },
@@ -58,28 +60,40 @@ export function learned(run, brief) {
   );
 }
 
-// What changed in how it answers: two evaluations are read for it, which the first paint and a run
-// that goes on do not wait for.
-function behaviour(compared) {
-  const node = h("ul", { class: "learned-why", "aria-label": "What changed in behaviour" });
-  node.hidden = true;
+// Without two evaluations: the first steps of training against the last, with other tasks.
+function training(run) {
+  const steps = run.metrics.reward?.steps.length ?? 0;
+  if (steps < 2 || run.examples.length || run.state === "running") return null;
+  return h(
+    "section",
+    { class: "card learned", "aria-label": "What did it learn?" },
+    h("h2", {}, "What did it learn?"),
+    reasons({ run: run.id, kind: "train" }, "the score in training"),
+    h("p", { class: "note" }, "First against last steps; if each had its own tasks, a change may come from these."),
+  );
+}
+
+// Why the score moved, and what changed in how it answers: two evaluations are read for it, which
+// the first paint and a run that goes on do not wait for.
+function reasons(compared, what) {
+  const node = h("div", { class: "learned-why", "aria-label": "Why the score moved", role: "group" });
   get("compare", compared).then(
     (found) => {
-      const lines = [reasons(found), ...found.behaviour].filter(Boolean);
-      node.append(...lines.map((text) => h("li", {}, text.replaceAll("->", "\u2192"))));
-      node.hidden = !lines.length;
+      const { explained: change, headline, sides } = found;
+      const names = sides.map(({ steps }) => stepsName(steps));
+      node.append(
+        h("h3", {}, change ? question(what, change, headline.better) : `${what} did not change.`),
+        ...[causeTable(found, names), behaviourList(found)].flat().filter(Boolean),
+      );
     },
-    () => {}, // the comparison itself says what is wrong
+    (error) => node.append(h("p", { class: "note" }, error.message)),
   );
   return node;
 }
 
-// Why the tasks that are solved now failed before; each counts once, by its ending first.
-function reasons({ solved_why: why }) {
-  if (!why.length) return "";
-  const counted = why.reduce((sum, one) => sum + one.tasks, 0);
-  const named = why.map((one) => `${num(one.tasks)}: ${one.why}`).join("; ");
-  return `Why ${plural(counted, "task")} that ${counted === 1 ? "is" : "are"} solved now failed before: ${named}.`;
+function question(what, change, better) {
+  const moved = change > 0 ? "rise" : "fall";
+  return `Why did ${what} ${moved} by ${num(Math.abs(change))}?${better ? "" : " (It may be chance.)"}`;
 }
 
 function list(run, tasks, count, what, to) {
