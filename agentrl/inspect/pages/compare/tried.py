@@ -33,7 +33,7 @@ class Tried:
     """[rollouts] Turns of the policy."""
 
     def places(self, rollouts: Sequence[int]) -> list[dict[str, Any]]:
-        """Where some rollouts are stored, and how they ended, as JSON.
+        """Places of some rollouts in the store, and how they ended, as JSON.
 
         Args:
             rollouts: numbers of them.

@@ -32,7 +32,7 @@ export function causeTable(data, names) {
     [names[0], "n"],
     [names[1], "n"],
     ...(change === null ? [] : [[`worth, of ${signed(change)}`, "n"]]),
-    ["example", ""],
+    ...(causes.some(({ pair }) => pair) ? [["example", ""]] : []),
   ];
   if (!causes.length) return h("p", {}, "No rollout missed any score.");
   const table = h(
@@ -41,7 +41,7 @@ export function causeTable(data, names) {
     h("thead", {}, h("tr", {}, heads.map(([text, cls]) => h("th", { class: cls }, text)))),
     h("tbody", {}, causes.map((one) => causeRow(one, sides, change !== null))),
   );
-  const worth = `Worth: the tasks that ${names[0]} failed so and ${names[1]} solves, less the reverse, as a share of the tasks; all causes sum to ${signed(change)}.`;
+  const worth = `Worth: the share failed so in ${names[0]} and solved in ${names[1]}, less the reverse; all causes sum to ${signed(change)}.`;
   return [table, change !== null && h("p", { class: "note" }, worth)];
 }
 

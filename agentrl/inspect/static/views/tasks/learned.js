@@ -80,9 +80,11 @@ function reasons(compared, what) {
   get("compare", compared).then(
     (found) => {
       const { explained: change, headline, sides } = found;
+      // Of other tasks no interval is known: what stands below the table says so.
+      const chance = found.common_tasks > 0 && !headline.better;
       const names = sides.map(({ steps }) => stepsName(steps));
       node.append(
-        h("h3", {}, change ? question(what, change, headline.better) : `${what} did not change.`),
+        h("h3", {}, change ? question(what, change, chance) : `${what} did not change.`),
         ...[causeTable(found, names), behaviourList(found)].flat().filter(Boolean),
       );
     },
@@ -91,9 +93,9 @@ function reasons(compared, what) {
   return node;
 }
 
-function question(what, change, better) {
+function question(what, change, chance) {
   const moved = change > 0 ? "rise" : "fall";
-  return `Why did ${what} ${moved} by ${num(Math.abs(change))}?${better ? "" : " (It may be chance.)"}`;
+  return `Why did ${what} ${moved} by ${num(Math.abs(change))}?${chance ? " (It may be chance.)" : ""}`;
 }
 
 function list(run, tasks, count, what, to) {
