@@ -54,7 +54,7 @@ function causeRow({ why, counts, sizes, part, examples, pair }, sides, explained
     const title = "One of these rollouts";
     return h("a", { href: href("rollout", place), title, "data-key": `cause ${i} ${why}` }, text);
   };
-  const solved = pair && pair.b.cause === "";
+  const solved = pair && pair.after > pair.before;
   return h(
     "tr",
     { "data-item": "" },
