@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Clock(threading.local):
 
 
 CLOCK = Clock()
-COUNTED: Counter[str] = Counter()
+COUNTED: defaultdict[str, float] = defaultdict(float)
 LOCK = threading.Lock()
 
 
@@ -115,11 +115,11 @@ class Steps(Progress):
     """Processor seconds at the end of each step: of the process, and of what was counted."""
 
     def __init__(self) -> None:
-        self.at: list[tuple[float, Counter[str]]] = []
+        self.at: list[tuple[float, dict[str, float]]] = []
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         with LOCK:
-            self.at.append((time.process_time(), Counter(COUNTED)))
+            self.at.append((time.process_time(), dict(COUNTED)))
 
 
 def main(file: str, *overrides: str) -> None:
@@ -135,7 +135,7 @@ def main(file: str, *overrides: str) -> None:
     # The first step also loads what the later ones have.
     shares: list[float] = []
     for (began, before), (ended, after) in zip(steps.at, steps.at[1:], strict=False):
-        spent = {name: after[name] - before[name] for name in after}
+        spent = {name: after[name] - before.get(name, 0.0) for name in after}
         shares.append(sum(spent.values()) / (ended - began))
         largest = sorted(spent.items(), key=lambda item: -item[1])[:5]
         print(
