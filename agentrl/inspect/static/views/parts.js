@@ -89,6 +89,20 @@ export function reward(value) {
   return h("span", { class: `reward ${level}` }, num(value));
 }
 
+// Lowest and highest end of a bar for these values: 0 and 1 are always on it, so that half a bar is
+// half of the reward.
+export function barRange(values) {
+  return [Math.min(0, ...values), Math.max(1, ...values)];
+}
+
+// A bar from zero: to the right for what is above it, to the left for what is below.
+export function meter(value, [low, high]) {
+  const from = (Math.min(0, value ?? 0) - low) / (high - low);
+  const share = Math.abs(value ?? 0) / (high - low);
+  const cls = value < 0 ? "meter negative" : "meter";
+  return h("span", { class: cls, vars: { "--from": from, "--share": share } }, h("i"));
+}
+
 // How a rollout can end, by name: `{mark, meaning, ...}` as the server's table of endings has them.
 let ends = {};
 const LEVELS = { done: "", limit: "warn", fault: "fail" };

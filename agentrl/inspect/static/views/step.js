@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { empty, h } from "../dom.js";
 import { column, kindName, lastPart, num, plural, words } from "../format.js";
 import { go, href } from "../router.js";
-import { REWARD_AND_SCORE, endedWell, endingsBar, notes, sameScore, stepper } from "./parts.js";
+import { REWARD_AND_SCORE, barRange, endedWell, endingsBar, meter, notes, sameScore, stepper } from "./parts.js";
 
 const COLUMNS = [
   ["task_id", "task", "Each group tries one task several times"],
@@ -134,8 +134,7 @@ function table(data, run) {
     const cls = [isNumber(key) && "n", WIDE.has(key) && "wide"].filter(Boolean).join(" ");
     return { key, node: h("th", { class: cls }, button) };
   });
-  // Rewards between 0 and 1 are drawn on that scale, so that half a bar is half of the reward.
-  const size = Math.max(...data.groups.map((group) => Math.abs(group.reward_mean ?? 0)), 1);
+  const range = barRange(data.groups.map((group) => group.reward_mean ?? 0));
   const fill = () => {
     const { column, down } = order;
     const value = (group) =>
@@ -143,7 +142,7 @@ function table(data, run) {
     const groups = column
       ? [...data.groups].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1))
       : data.groups;
-    body.replaceChildren(...groups.map((group) => row(group, data, run, size, same)));
+    body.replaceChildren(...groups.map((group) => row(group, data, run, range, same)));
     for (const { key, node } of heads)
       node.setAttribute("aria-sort", key !== column ? "none" : down ? "descending" : "ascending");
   };
@@ -190,7 +189,7 @@ function isNumber(key) {
   return !["task_id", "terminations", "reward_mean"].includes(key);
 }
 
-function row(group, data, run, size, same) {
+function row(group, data, run, range, same) {
   const to = href("group", { run, kind: data.kind, step: data.step, group: group.group_id });
   return h(
     "tr",
@@ -213,11 +212,7 @@ function row(group, data, run, size, same) {
     h(
       "td",
       {},
-      h(
-        "span",
-        { class: "meter", vars: { "--share": Math.max(0, group.reward_mean ?? 0) / size } },
-        h("i"),
-      ),
+      meter(group.reward_mean, range),
       column(group.reward_mean),
     ),
     h("td", { class: "n wide" }, column(group.reward_std)),

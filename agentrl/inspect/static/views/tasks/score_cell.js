@@ -4,6 +4,7 @@
 import { h } from "../../dom.js";
 import { column, num, plural } from "../../format.js";
 import { href } from "../../router.js";
+import { meter } from "../parts.js";
 
 export function stepsName([first, last]) {
   return first === last ? `step ${num(first)}` : `steps ${num(first)} to ${num(last)}`;
@@ -13,8 +14,8 @@ export function groupOf(run, kind, cell) {
   return href("group", { run, kind, step: cell.step, group: cell.group_id });
 }
 
-// `size`: the largest score there is, as wide as the bar.
-export function scoreCell(cell, { run, kind, size, steps, name }) {
+// `range`: the ends of the bar.
+export function scoreCell(cell, { run, kind, range, steps, name }) {
   if (!cell)
     return h("span", { class: "note", title: `not tried in ${stepsName(steps)}` }, num(null));
   const more = cell.n > 1 ? `, std ${num(cell.std)}` : "";
@@ -26,13 +27,13 @@ export function scoreCell(cell, { run, kind, size, steps, name }) {
       "data-key": `${name} ${cell.group_id}`,
       title: `${plural(cell.n, "rollout")} of ${stepsName(steps)}${more}; opens its group of step ${cell.step}`,
     },
-    h("span", { class: "meter", vars: { "--share": share(cell.mean, size) } }, h("i")),
+    meter(cell.mean, range),
     column(cell.mean),
   );
 }
 
 // One column for each range of steps, as high as the score; a gap where the task was not tried.
-export function scoreColumns(cells, ranges, { run, kind, size }) {
+export function scoreColumns(cells, ranges, { run, kind, range }) {
   return h(
     "span",
     { class: "score-columns" },
@@ -42,12 +43,12 @@ export function scoreColumns(cells, ranges, { run, kind, size }) {
       return h(
         "a",
         { href: groupOf(run, kind, cell), title: said, "aria-label": said },
-        h("i", { vars: { "--share": share(cell.mean, size) } }),
+        h("i", { vars: { "--share": share(cell.mean, range) } }),
       );
     }),
   );
 }
 
-function share(mean, size) {
-  return Math.max(0, Math.min(1, (mean ?? 0) / (size || 1)));
+function share(mean, [low, high]) {
+  return ((mean ?? 0) - low) / (high - low);
 }

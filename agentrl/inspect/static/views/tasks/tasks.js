@@ -4,7 +4,7 @@ import { get } from "../../api.js";
 import { empty, h } from "../../dom.js";
 import { kindName, lastPart, num, plural } from "../../format.js";
 import { go, href } from "../../router.js";
-import { notes } from "../parts.js";
+import { barRange, notes } from "../parts.js";
 import { byLabel, changed } from "./by_label.js";
 import { changeLevel, changeWords, intervalText } from "./change_text.js";
 import { scoreCell, scoreColumns, stepsName } from "./score_cell.js";
@@ -132,8 +132,8 @@ function table(data, params) {
     return h("div", { class: "card" }, empty("No task fits", "Take a filter away."));
   const { run } = params;
   const cells = data.tasks.flatMap((one) => [one.before, one.after, ...one.over]);
-  const size = Math.max(1, ...cells.map((cell) => cell?.mean ?? 0));
-  const place = { run, kind: data.kind, size };
+  const range = barRange(cells.map((cell) => cell?.mean ?? 0));
+  const place = { run, kind: data.kind, range };
   const heads = [
     ["task", ""],
     ["before", "n"],
