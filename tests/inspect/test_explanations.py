@@ -52,7 +52,7 @@ def test_it_is_stored_shown_and_exported(tmp_path: Path) -> None:
         "reason", "reference answer", "tests", "grader output",
     ]  # fmt: skip
     assert rollout_answer(reader, "train", 1, "g/0")["outcome"] == (
-        "1 turn, ended by env done; 35; reward 0"
+        "1 turn, ended by env done; failed b; 35; reward 0"
     )
     assert rollout_answer(reader, "train", 1, "g/1")["explanation"] == []
     group = group_answer(reader, "train", 1, "g")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.inspect.pages.explanation import passed_tests
+from agentrl.inspect.pages.explanation import grading, passed_tests
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of
 from agentrl.inspect.read.shelf import Shelf
@@ -54,7 +54,7 @@ def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]
         same = first.setdefault(key, one["rollout_id"])
         one["same_as"] = None if same == one["rollout_id"] else same
         text = one["actions"][-1]["text"] if one["actions"] else ""
-        said = next((part["text"] for part in one["explanation"] if part["field"] == "reason"), "")
+        said = grading(one["explanation"])
         of = found.setdefault(
             (text, *end),
             {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.inspect.pages.endings import ending_traits
-from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.explanation import explanation_parts, grading
 from agentrl.inspect.pages.groups import (
     find_rollout,
     json_or_none,
@@ -140,8 +140,7 @@ def _outcome(
     """
     turns = sum(turn["role"] == "assistant" for row in rows for turn in row)
     ended = shown(last["termination"], 100).replace("_", " ")
-    said = next((part["text"] for part in explained if part["field"] == "reason"), "")
-    reason = said.splitlines()[0][:_REASON_CHARS].rstrip(".") if said else ""
+    reason = grading(explained)[:_REASON_CHARS].rstrip(".")
     paid = paid_text(weights, number(last["reward"]), number(last["score"]))
     end = "; ".join(filter(None, (reason, paid)))
     if reason and not env_paid(weights):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.inspect.pages.explanation import explanation_parts, grading
 from agentrl.inspect.pages.groups import group_answer
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.types import Explanation
@@ -54,9 +55,25 @@ def test_siblings_are_ordered_and_paired(
     assert (found and found["name"]) == name
 
 
+def test_the_test_that_failed_is_named_once() -> None:
+    """Fails if a reader is told how many tests failed, and not which."""
+
+    def graded(tests: str, reason: str) -> str:
+        return grading(explanation_parts(Explanation(tests=tests, reason=reason)))
+
+    tests = "passed public f(1)\nFAILED hidden f(2): returned 3, expected 4\nFAILED hidden f(5)"
+    counted = "1 of 1 public and 0 of 2 hidden tests passed."
+    assert graded(tests, counted) == f"failed hidden f(2): returned 3, expected 4; {counted}"
+    assert graded(tests, "f(2) returned 3.\nmore") == "f(2) returned 3."
+    assert graded("passed a", "all passed") == "all passed"
+    assert graded("FAILED f(1).", "") == "failed f(1)"
+
+
 def test_an_outcome_that_is_paid_and_wrong_by_the_score_is_marked(tmp_path: Path) -> None:
     answer = group_of(tmp_path / "run", [("a", 1.1, 1, 2), ("b", 1.0, 0, 0), ("c", -1, 0, 0)])
     marks = {one["text"]: (one["score"], one["paid_wrong"]) for one in answer["outcomes"]}
     assert marks == {"a": (1.0, False), "b": (0.0, True), "c": (0.0, False)}
+    # Two of three tests passed: the one that did not is what says something.
+    assert answer["outcomes"][0]["said"] == "failed u"
     beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")
     assert beside["sibling_scores"] == [1.0, 0.0, 0.0]
