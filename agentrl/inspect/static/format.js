@@ -102,3 +102,8 @@ export function words(name) {
 export function kindName(kind) {
   return kind.replace(/^eval\//, "evaluation ");
 }
+
+// An answer that goes on from a fence in the prompt ends in one that nothing opens.
+export function withoutFence(text) {
+  return (text.match(/^\s*```/gm) ?? []).length % 2 ? text.replace(/\s*```\s*$/, "") : text;
+}

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h, longText } from "../dom.js";
-import { kindName, lastPart, num, plural, secondsLike, words } from "../format.js";
+import { kindName, lastPart, num, plural, secondsLike, withoutFence, words } from "../format.js";
 import { go, href } from "../router.js";
 import { WHY, explanationCard, explanationTexts } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
@@ -162,7 +162,7 @@ function outcomeScore({ score, paid_wrong: wrong }) {
 }
 
 function oneLine(text, most) {
-  const line = text.replace(/```\s*$/, "").replace(/\s+/g, " ").trim();
+  const line = withoutFence(text).replace(/\s+/g, " ").trim();
   return line.length > most ? `${line.slice(0, most)}\u2026` : line || "(nothing)";
 }
 

@@ -3,7 +3,7 @@
 
 import { get } from "../../api.js";
 import { h, longText } from "../../dom.js";
-import { inSigns, kindName, lastPart, num, plural, signed } from "../../format.js";
+import { inSigns, kindName, lastPart, num, plural, signed, withoutFence } from "../../format.js";
 import { href } from "../../router.js";
 import { endingMeaning, notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
@@ -360,7 +360,7 @@ function example(pair) {
           {},
           h("p", {}, h("b", {}, side.toUpperCase()), ` score ${num(pair[side].score ?? pair[side].reward)}`, pair[side].said && `: ${pair[side].said}`),
           h("p", { class: "note" }, `last answer, turn ${num(pair[side].turn)} of ${num(pair[side].turns)}`),
-          longText(pair[side].text),
+          longText(withoutFence(pair[side].text)),
         ),
       ),
     ),

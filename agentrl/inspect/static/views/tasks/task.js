@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { h, longText } from "../../dom.js";
-import { column, kindName, lastPart, num, plural } from "../../format.js";
+import { column, kindName, lastPart, num, plural, withoutFence } from "../../format.js";
 import { go, href } from "../../router.js";
 import { curveCard } from "../curve_card.js";
 import { REWARD_AND_SCORE, endingsBar, notes, reward, sameScore, termination } from "../parts.js";
@@ -135,7 +135,7 @@ function attempts({ attempts: { kind, step, rollouts }, once }, run) {
             !same && h("span", {}, h("span", { class: "note" }, "score "), num(one.score)),
             termination(one.termination),
           ),
-          longText(one.text || "(nothing)"),
+          longText(withoutFence(one.text) || "(nothing)"),
         ),
       ),
     ),
@@ -171,7 +171,7 @@ function firstAndLast({ ends }, run) {
             ` score ${num(one.score ?? one.reward)}`,
             one.said && `: ${one.said.split("\n")[0]}`,
           ),
-          longText(one.text || "(nothing)"),
+          longText(withoutFence(one.text) || "(nothing)"),
         ),
       ),
     ),
