@@ -6,15 +6,14 @@ import shlex
 
 from agentrl.health.records import Verdict
 
-_REWARDED = (
-    "select step, task_id, rollout_id, reward, score from trajectories where kind = 'train' "
-    "and step >= {step} and score < 0.5 order by reward desc limit 20"
-)
 _LONGEST = (
     "select step, task_id, rollout_id, action_tokens, reward, score from trajectories "
     "where kind = 'train' and step >= {step} order by action_tokens desc limit 20"
 )
-_PAID_FOR_NOTHING = ("traj query {run} {sql}", "rollouts that are paid and not solved")
+_PAID_WRONG = (
+    "traj find {run} kind:train is:paid is:wrong step>={step} sort:-reward",
+    "rollouts that are paid and wrong by the score",
+)
 _PREFLIGHT = ("preflight {run}/config.yaml --resume", "grades known answers by the run's reward")
 _REPLAY = ("replay {run}", "computes an update again and names what differs")
 
@@ -31,12 +30,15 @@ _NEXT: dict[str, tuple[str, str]] = {
     "empty_gradient": _PREFLIGHT,
     "truncation": ("traj find {run} is:truncated step>={step}", "the rollouts that were cut off"),
     "length_hacking": ("traj query {run} {sql}", "the longest rollouts with their rewards"),
-    "score_falls": _PAID_FOR_NOTHING,
-    "decoupling": _PAID_FOR_NOTHING,
-    "judge_hacking": _PAID_FOR_NOTHING,
-    "members_disagree": _PAID_FOR_NOTHING,
-    "reward_model_drift": _PAID_FOR_NOTHING,
-    "reward_spike": _PAID_FOR_NOTHING,
+    "score_falls": _PAID_WRONG,
+    "decoupling": (
+        "traj find {run} kind:train step>={step} sort:-reward",
+        "the rollouts that are paid most",
+    ),
+    "judge_hacking": _PAID_WRONG,
+    "members_disagree": _PAID_WRONG,
+    "reward_model_drift": _PAID_WRONG,
+    "reward_spike": _PAID_WRONG,
 }
 """Words of a command after `agentrl`, and its purpose; by detector."""
 
@@ -53,7 +55,7 @@ def next_command(verdict: Verdict, run: str) -> tuple[str, str] | None:
         return None
     words, purpose = known
     step = verdict.first_step or 0
-    sql = (_LONGEST if verdict.name == "length_hacking" else _REWARDED).format(step=step)
+    sql = _LONGEST.format(step=step)
     ends = [item.metric.rpartition("/")[2] for item in verdict.evidence if "/" in item.metric]
     values = {"run": run, "step": step, "sql": sql, "end": ends[0] if ends else ""}
     line = [word.format_map(values) for word in words.split()]

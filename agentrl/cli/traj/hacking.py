@@ -34,7 +34,8 @@ def hacking(
 ) -> None:
     """Show whether the reward is hacked: reward against score, parts, near-identical answers.
 
-    The answer is that of `agentrl doctor`.
+    The answer is that of the findings of `agentrl doctor`, and of how many answers are paid and
+    wrong; `agentrl traj find RUN is:paid is:wrong` lists those.
 
     Example: agentrl traj hacking runs/x --steps 50-100
     """
@@ -71,6 +72,8 @@ def _print(answer: Mapping[str, Any], alike: Mapping[str, Any], run: Path) -> No
         screen.print(visible(text, style), highlight=False, soft_wrap=True)
 
     say(answer["answer"], "bold")
+    if answer["paid_wrong"]:
+        say(answer["paid_wrong"]["text"], "dim")
     for sign in answer["signs"]:
         say(f"  {sign['detector']}: {sign['title']}")
     table = Table("metric")
@@ -95,10 +98,10 @@ def _print(answer: Mapping[str, Any], alike: Mapping[str, Any], run: Path) -> No
     )
     for one in alike["clusters"]:
         say(
-            f"  {one['rollouts']} rollouts of {one['tasks']} tasks, reward "
-            f"{number(one['reward'])}, score {number(one['score'])}"
-            + ("  paid above the mean, scores below it" if one["paid_unsolved"] else ""),
-            "yellow" if one["paid_unsolved"] else "",
+            f"  {one['rollouts']} rollouts, reward {number(one['reward'])}, score "
+            f"{number(one['score'])}; same text in {one['tasks']} tasks"
+            + (f": paid and wrong in {one['paid_wrong']}" if one["paid_wrong"] else ""),
+            "yellow" if one["paid_wrong"] else "",
         )
         say(f"    {' '.join(one['text'].split())[:_EXAMPLE_CHARS]}", "dim")
         like = shlex.quote(f"like:{one['rollout_id']}")

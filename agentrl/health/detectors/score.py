@@ -68,21 +68,22 @@ def score_falls(history: History, limits: Limits) -> Verdict:
 def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
     """The finding that a growing share of what is paid is wrong by the score."""
     told = paid_wrong(history.rollouts)
-    if told is None or told.change is None or not told.change.up:
+    if told is None or told.since is None:
         return None
-    if told.last - told.first < limits["score_falls/paid_wrong"]:
+    if told.last.share - told.first.share < limits["score_falls/paid_wrong"]:
         return None
+    sound = told.first.last_step
     return found(
         "score_falls",
         Status.WARN,
         "more and more of the answers that are paid are wrong by the score: "
-        f"{share(told.first)} -> {share(told.last)}",
+        f"{share(told.first.share)} -> {share(told.last.share)}",
         Evidence(
-            text=told.text("sampled"),
-            first_step=told.steps[1],
-            last_step=max(fact.step for fact in history.rollouts if fact.kind == "train"),
+            text=f"of the rollouts sampled, {told.text()}",
+            first_step=told.since,
+            last_step=told.whole.last_step,
             dating=Dating.EXACT,
-            sound_step=told.steps[0],
+            sound_step=sound if sound < told.since else None,
         ),
         levers=[*policy.stronger_kl(history.config), *policy.see_held_out(history.config)],
     )

@@ -1,4 +1,7 @@
-"""Rollouts that were paid as solved ones are, and did not solve their task by the score."""
+"""Rollouts that were paid as solved ones are, and did not solve their task by the score.
+
+Every view and every detector takes from here what is called paid, and what wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,161 +9,222 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
-from statistics import fmean, quantiles
-from typing import Protocol
 
-from agentrl.health.measures.curves import Change, difference
-from agentrl.health.records import LARGEST, RolloutFacts
+import numpy as np
+from numpy.typing import NDArray
 
-_FEW = 0.1
-"""Share of wrong answers among those that are paid below which they are called few."""
+from agentrl.health.measures.curves import Change, difference, number
+from agentrl.health.measures.onset import onset
+from agentrl.health.records import LARGEST, RolloutFacts, Series
 
+Values = NDArray[np.float64]
 
-class PaidRollout(Protocol):
-    """Facts of a rollout of training that are counted here."""
-
-    @property
-    def step(self) -> int:
-        """Step it was trained in."""
-        ...
-
-    @property
-    def task_id(self) -> str:
-        """Id of its task."""
-        ...
-
-    @property
-    def reward(self) -> float | None:
-        """Reward, or None where it cannot be trusted."""
-        ...
-
-    @property
-    def score(self) -> float | None:
-        """Verdict of the environment, or None."""
-        ...
+_MANY = 0.1
+"""Share of wrong answers among those that are paid from which they are called many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidLimits:
-    """Bounds between paid and not paid, and between wrong and right."""
+    """Bounds between paid and not paid, and between wrong and right.
+
+    The bound of the reward comes from the run's own rollouts, since a reward model may pay around
+    any number: halfway between the median rewards of those that solve their task and of the others,
+    but no more than half of the solved ones get.
+    """
 
     least: float
-    """Reward that three of four rollouts with the best score reach, rounded down."""
+    """A reward of at least this is paid; rounded down."""
     middle: float
     """Score between the lowest and the highest; at most this is wrong."""
+    solved: float
+    """Median reward of rollouts with a score above `middle`."""
+    failed: float
+    """Median reward of the others."""
+
+    def wrong(self, reward: float | None, score: float | None) -> bool:
+        """True if a rollout is paid, and wrong by its score."""
+        if reward is None or score is None:
+            return False
+        return reward >= self.least and score <= self.middle
+
+    def all_wrong(self, rewards: Values, scores: Values) -> NDArray[np.bool_]:
+        """[rollouts] The same for each; NaN is a number that is not known."""
+        with np.errstate(invalid="ignore"):
+            return (rewards >= self.least) & (scores <= self.middle)
+
+    def text(self) -> str:
+        """The bounds and their reason, in two sentences."""
+        why = (
+            f"halfway between the median rewards of rollouts that are right ({number(self.solved)})"
+            f" and wrong ({number(self.failed)}) by the score"
+            if self.failed < self.solved
+            else f"the median reward of right rollouts; that of wrong ones is "
+            f"{number(self.failed)}, no lower"
+        )
+        return (
+            f"Paid is a reward of {self.least:.12g} or more: {why}. "
+            f"Wrong is a score of {number(self.middle)} or less."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidShare:
+    """Counts of some steps."""
+
+    wrong: int
+    """Rollouts that were paid and are wrong."""
+    paid: int
+    """Rollouts that were paid."""
+    first_step: int
+    """First of the steps."""
+    last_step: int
+    """Last of the steps."""
+
+    @property
+    def share(self) -> float:
+        """Share of the wrong ones in those that were paid; 0 where none was."""
+        return self.wrong / self.paid if self.paid else 0.0
+
+    def text(self) -> str:
+        """As in `12 of 114 (0.105) in steps 1-5`."""
+        steps = f"steps {self.first_step}-{self.last_step}"
+        if self.first_step == self.last_step:
+            steps = f"step {self.first_step}"
+        if not self.paid:
+            return f"none paid in {steps}"
+        return f"{self.wrong} of {self.paid} ({number(self.share)}) in {steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidWrong:
     """Counts of training rollouts whose reward is that of solved ones."""
 
-    wrong: int
-    """Rollouts of the lower half of the scores that were paid."""
-    paid: int
-    """Rollouts with a reward of at least `limits.least`."""
+    whole: PaidShare
+    """Of all steps."""
+    first: PaidShare
+    """Of the first third of the steps."""
+    last: PaidShare
+    """Of the last third."""
     limits: PaidLimits
     """Bounds they were counted by."""
-    score: float | None
-    """The one score that the lower half has; None where it has several."""
-    thirds: tuple[float | None, ...]
-    """Share of `wrong` in `paid` in each third of the steps; None where none was paid."""
     change: Change | None
     """From the first third to the last, over tasks; None where fewer than 2 tasks are paid."""
-    steps: tuple[int, int]
-    """The last step of the first third, and the first of the last one."""
+    since: int | None
+    """Step since which more of the paid ones are wrong; None where that is not certain."""
 
     @property
-    def first(self) -> float:
-        """Share in the first third of the steps; 0 where none was paid."""
-        return self.thirds[0] or 0.0
+    def doubtful(self) -> bool:
+        """True if the share of wrong ones rises for certain, or is large and does not fall."""
+        if self.change is not None and (self.change.up or self.change.down):
+            return self.change.up
+        return self.last.share >= _MANY
 
-    @property
-    def last(self) -> float:
-        """The same in the last third."""
-        return self.thirds[-1] or 0.0
+    def text(self) -> str:
+        """One sentence with both counts, without its full stop; it begins with a small letter.
 
-    def brief(self, among: str) -> str:
-        """The counts as half a sentence, as in `of all 405 rollouts paid 0.9 or more, 8 have score
-        0 (0.020); by thirds of the run: 0.010, 0.006, 0.036`.
-
-        Args:
-            among: `all` or `sampled`, before the word "rollouts".
+        Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (0.105)
+        in steps 1-5, 5 of 140 (0.0357) in steps 12-16`
         """
-        counted = f"all {self.paid}" if among == "all" else f"{self.paid} {among}"
-        lower = f"score {self.limits.middle:.6g} or less"
-        score = lower if self.score is None else f"score {self.score:.6g}"
-        share = f"{self.wrong / self.paid:.3f}"
-        thirds = ", ".join("none paid" if of is None else f"{of:.3f}" for of in self.thirds)
-        have = "has" if self.wrong == 1 else "have"
-        return (
-            f"of {counted} rollouts paid {self.limits.least:.12g} or more, {self.wrong} {have} "
-            f"{score} ({share}); by thirds of the run: {thirds}"
-        )
-
-    def text(self, among: str) -> str:
-        """A sentence with the numbers, without its full stop; `among` as for `brief`."""
-        share = self.wrong / self.paid
-        amount = "no" if not self.wrong else "few" if share < _FEW else "many"
-        answers = "answer" if amount == "no" else "answers"
-        return f"the reward pays {amount} wrong {answers}: {self.brief(among)}"
-
-
-def paid_limits(pairs: Sequence[tuple[float, float]]) -> PaidLimits | None:
-    """The bounds for some rollouts; None where the score is the reward, or says nothing.
-
-    Args:
-        pairs: reward and score of each.
-    """
-    scores = [score for _, score in pairs]
-    if not pairs or min(scores) == max(scores) or all(reward == score for reward, score in pairs):
-        return None
-    best = [reward for reward, score in pairs if score == max(scores)]
-    least = quantiles(best, n=4, method="inclusive")[0] if len(best) > 1 else best[0]
-    rewards = [reward for reward, _ in pairs]
-    return PaidLimits(
-        least=_rounded_down(least, max(rewards) - min(rewards)),
-        middle=(min(scores) + max(scores)) / 2,
-    )
+        certain = self.change is not None and (self.change.up or self.change.down)
+        if not self.whole.wrong:
+            what = "no paid answer is wrong by the score"
+        elif self.since is not None:
+            what = f"more of the paid answers are wrong by the score since step {self.since}"
+        elif certain:
+            what = "fewer of the paid answers are wrong by the score than at first"
+        elif self.doubtful:
+            what = "many of the paid answers are wrong by the score"
+        else:
+            what = "few of the paid answers are wrong by the score, and no certain rise"
+        return f"{what}: {self.first.text()}, {self.last.text()}"
 
 
 def paid_wrong(rollouts: Sequence[RolloutFacts]) -> PaidWrong | None:
-    """Count them; None where the score is the reward, or says nothing.
+    """Count them; None where the score is the reward, or one of them says nothing.
 
     Args:
         rollouts: of a run; those of training count.
     """
-    return count_paid_wrong([one for one in rollouts if one.kind == "train"])
+    facts = [one for one in rollouts if one.kind == "train"]
+    numbers: dict[str, int] = {}
+    return count_paid_wrong(
+        np.array([one.step for one in facts], dtype=np.int64),
+        np.array([numbers.setdefault(one.task_id, len(numbers)) for one in facts], dtype=np.int64),
+        np.array([one.reward for one in facts], dtype=np.float64),
+        np.array([one.score for one in facts], dtype=np.float64),
+    )
 
 
-def count_paid_wrong(rollouts: Sequence[PaidRollout]) -> PaidWrong | None:
-    """The same of rollouts that are all of training."""
-    known = [
-        (fact, fact.reward, fact.score)
-        for fact in rollouts
-        if fact.reward is not None and fact.score is not None
-        and max(abs(fact.reward), abs(fact.score)) <= LARGEST
-    ]  # fmt: skip
-    limits = paid_limits([(reward, score) for _, reward, score in known])
+def count_paid_wrong(
+    steps: NDArray[np.int64], tasks: NDArray[np.int64], rewards: Values, scores: Values
+) -> PaidWrong | None:
+    """The same of rollouts of training as [rollouts] arrays.
+
+    Args:
+        steps: of each.
+        tasks: number of the task of each.
+        rewards: NaN where it is not known.
+        scores: NaN where there is none.
+    """
+    with np.errstate(invalid="ignore"):
+        known = (np.abs(rewards) <= LARGEST) & (np.abs(scores) <= LARGEST)
+    steps, rewards, scores = steps[known], rewards[known], scores[known]
+    limits = paid_limits(rewards, scores)
     if limits is None:
         return None
-    paid = [(fact, score <= limits.middle) for fact, reward, score in known
-            if reward >= limits.least]  # fmt: skip
-    low = {score for _, _, score in known if score <= limits.middle}
-    steps = sorted({fact.step for fact, _, _ in known})
-    third = {step: 3 * position // len(steps) for position, step in enumerate(steps)}
-    parts = [[one for one in paid if third[one[0].step] == part] for part in range(3)]
-    tasks = [_by_task(parts[0]), _by_task(parts[2])]
+    every = np.unique(steps)
+    third = max(1, len(every) // 3)
+    paid = rewards >= limits.least
+    steps, tasks, wrong = steps[paid], tasks[known][paid], scores[paid] <= limits.middle
+
+    def counted(of: NDArray[np.int64]) -> PaidShare:
+        here = (steps >= of[0]) & (steps <= of[-1])
+        return PaidShare(
+            wrong=int(wrong[here].sum()),
+            paid=int(here.sum()),
+            first_step=int(of[0]),
+            last_step=int(of[-1]),
+        )
+
+    early, late = steps <= every[third - 1], steps >= every[-third]
+    ends = [_means(tasks[here], wrong[here]) for here in (early, late)]
+    sure = len(every) > 1 and min(map(len, ends)) > 1
+    change = difference(*(end.tolist() for end in ends)) if sure else None
+    last = counted(every[-third:])
+    since = None
+    if change is not None and change.up:
+        shares = tuple(np.unique(steps).tolist()), tuple(_means(steps, wrong).tolist())
+        since = onset(Series(steps=shares[0], values=shares[1]), up=True) or last.first_step
     return PaidWrong(
-        wrong=sum(wrong for _, wrong in paid),
-        paid=len(paid),
+        whole=counted(every),
+        first=counted(every[:third]),
+        last=last,
         limits=limits,
-        score=low.pop() if len(low) == 1 else None,
-        thirds=tuple(fmean(wrong for _, wrong in part) if part else None for part in parts),
-        change=difference(*tasks) if min(map(len, tasks)) > 1 else None,
-        steps=(
-            max(step for step in steps if third[step] == 0),
-            min((step for step in steps if third[step] == 2), default=steps[-1]),
-        ),
+        change=change,
+        since=since,
+    )
+
+
+def paid_limits(rewards: Values, scores: Values) -> PaidLimits | None:
+    """The bounds for some rollouts; None where the score is the reward, or one says nothing.
+
+    Args:
+        rewards: [rollouts] Reward of each.
+        scores: [rollouts] Score of each.
+    """
+    if not len(scores) or np.ptp(scores) == 0 or np.ptp(rewards) == 0:
+        return None
+    if (rewards == scores).all():
+        return None
+    middle = float(scores.min() + scores.max()) / 2
+    right = scores > middle
+    solved, failed = float(np.median(rewards[right])), float(np.median(rewards[~right]))
+    between = solved - failed if solved > failed else float(np.ptp(rewards))
+    return PaidLimits(
+        least=_rounded_down(min((solved + failed) / 2, solved), between),
+        middle=middle,
+        solved=solved,
+        failed=failed,
     )
 
 
@@ -169,7 +233,7 @@ def _rounded_down(value: float, extent: float) -> float:
 
     Args:
         value: to be rounded.
-        extent: from the lowest to the highest of its kind; a digit is at most a twentieth of it.
+        extent: what it lies in; a digit is at most a twentieth of it.
 
     Example:
         >>> [_rounded_down(1.0478, 2.3), _rounded_down(-0.034, 0.1), _rounded_down(7.0, 0.0)]
@@ -185,9 +249,7 @@ def _rounded_down(value: float, extent: float) -> float:
     return float(exact.quantize(unit, rounding=ROUND_FLOOR))
 
 
-def _by_task(paid: Sequence[tuple[PaidRollout, bool]]) -> list[float]:
-    """Share of wrong rollouts of each task."""
-    tasks: dict[str, list[bool]] = {}
-    for fact, wrong in paid:
-        tasks.setdefault(fact.task_id, []).append(wrong)
-    return [fmean(of) for of in tasks.values()]
+def _means(groups: NDArray[np.int64], wrong: NDArray[np.bool_]) -> Values:
+    """[distinct groups] Share of wrong rollouts in each."""
+    _, of_group, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    return np.bincount(of_group, weights=wrong, minlength=len(counts)) / counts

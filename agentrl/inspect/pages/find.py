@@ -21,6 +21,7 @@ from agentrl.data.store.columns import escape
 from agentrl.inspect.pages.find_line import Question
 from agentrl.inspect.pages.find_text import WantedText, any_of, first_hit, flat_lists, row_groups
 from agentrl.inspect.pages.hacking.clusters import sketch_of
+from agentrl.inspect.pages.hacking.paid import paid_of_run
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -67,6 +68,9 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     wanted = WantedText.of(question)
     reader.rows.refresh()
     candidates = _by_index(reader.rows.table(), question)
+    notes: list[str] = []
+    if question.paid or question.wrong:
+        candidates = _paid_or_wrong(candidates, reader, question, notes)
     if question.label is not None:
         candidates = _labelled(candidates, reader, question.label)
     like = None if question.like is None else sketch_of(reader, question.like, question.kind)
@@ -93,7 +97,7 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
         "total": found.num_rows,
         "took_ms": round(1000 * took, 1),
         "hits": hits,
-        "notes": reader.rows.notes,
+        "notes": [*notes, *reader.rows.notes],
     }
 
 
@@ -135,6 +139,22 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
     for test in tests:
         table = table.filter(test)
     return table
+
+
+def _paid_or_wrong(
+    table: pa.Table, reader: RunReader, question: Question, notes: list[str]
+) -> pa.Table:
+    """Those that are paid, wrong or both, by the bounds that the view of hacking counts by."""
+    counts = paid_of_run(reader).counts
+    if counts is None:
+        notes.append(
+            "is:paid and is:wrong find nothing here: they need a score that is not the reward; "
+            "use reward>= and score<="
+        )
+        return table.slice(0, 0)
+    if question.paid:
+        table = table.filter(pc.field("reward") >= counts.limits.least)
+    return table.filter(pc.field("score") <= counts.limits.middle) if question.wrong else table
 
 
 def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:

@@ -10,7 +10,8 @@ from agentrl.errors import RunError
 
 FILTERS = (
     "task:sum end:max_turns tool:any_error reward<0.5 score<1 step>=3 lag>=1 gap>=0.1 "
-    "is:truncated label:hacked like:ROLLOUT role:assistant /regular.expression/ sort:-reward"
+    "is:truncated is:paid is:wrong label:hacked like:ROLLOUT role:assistant /regular.expression/ "
+    "sort:-reward"
 )
 """An example of each filter."""
 
@@ -43,6 +44,8 @@ _FLAGS = {
     "whole": ("truncated", False),
     "flat": ("zero_advantage", True),
     "signal": ("zero_advantage", False),
+    "paid": ("paid", True),
+    "wrong": ("wrong", True),
 }
 _FILTER = re.compile(
     r"(kind|task|end|tool|is|label|like|role|sort)(?::|(?<=label)=)(\S+)"
@@ -85,6 +88,10 @@ class Question:
     """Whether a budget truncated it."""
     zero_advantage: bool | None = None
     """Whether its advantage was 0."""
+    paid: bool = False
+    """Only those whose reward is one that solved rollouts get (`PaidLimits`)."""
+    wrong: bool = False
+    """Only those that are wrong by the score (`PaidLimits`)."""
     step_min: int | None = None
     """First step, included."""
     step_max: int | None = None

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError
+from agentrl.health.measures.paid_wrong import PaidLimits
 from agentrl.inspect.pages.explanation import explanation_parts
+from agentrl.inspect.pages.hacking.paid import paid_limits_of
 from agentrl.inspect.pages.images import prompt_of
 from agentrl.inspect.pages.outcomes import best_first, distinct_outcomes, first_pair
 from agentrl.inspect.pages.payment import env_paid, part_names, reward_weights
@@ -46,20 +48,23 @@ def step_answer(reader: RunReader, kind: str, step: int | None) -> dict[str, Any
         step = steps[-1] if steps else 0
     shelf = rows.shelf(kind, step)
     sampled = action_tokens(rows, shelf)
+    limits = paid_limits_of(reader, kind)
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows_of(shelf.index):
         groups.setdefault(row["group_id"], []).append(row)
     return {
         "step": step,
         "kind": kind,
-        "groups": [_group(members, sampled) for members in groups.values()],
+        "groups": [_group(members, sampled, limits) for members in groups.values()],
         "steps": rows.steps(kind),
         "kinds": rows.kinds(),
         "notes": rows.notes,
     }
 
 
-def _group(members: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> dict[str, Any]:
+def _group(
+    members: Sequence[Mapping[str, Any]], sampled: np.ndarray, limits: PaidLimits | None
+) -> dict[str, Any]:
     rollouts = [rows[-1] for rows in rollouts_of(members)]
     rewards = finite(row["reward"] for row in rollouts)
     scores = finite(row["score"] for row in rollouts)
@@ -77,6 +82,11 @@ def _group(members: Sequence[Mapping[str, Any]], sampled: np.ndarray) -> dict[st
         "terminations": Counter(shown(row["termination"]) for row in rollouts),
         "tokens": int(tokens),
         "zero_advantage": bool(advantages) and not any(advantages),
+        "paid_wrong": [
+            row["rollout_id"]
+            for row in rollouts
+            if limits is not None and limits.wrong(number(row["reward"]), number(row["score"]))
+        ],
     }
 
 
@@ -101,7 +111,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     ids = _token_lists(table)
     stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
     siblings = [_sibling(of, stored, sampled) for of in best_first(reader, shelf, index)]
-    outcomes = distinct_outcomes(siblings)
+    outcomes = distinct_outcomes(siblings, paid_limits_of(reader, kind))
     first_rows = [of[0]["row"] for of in rollouts_of(index)]
     task, weights = index[0]["task_id"], reward_weights(reader)
     return {

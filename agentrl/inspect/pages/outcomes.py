@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.health.measures.paid_wrong import PaidLimits
 from agentrl.inspect.pages.explanation import grading, passed_tests
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of
@@ -40,11 +41,17 @@ def best_first(
     return sorted(rollouts_of(index), key=key)
 
 
-def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def distinct_outcomes(
+    siblings: Sequence[dict[str, Any]], limits: PaidLimits | None
+) -> list[dict[str, Any]]:
     """The outcomes of siblings, each once: best first, then the most frequent.
 
     A sibling that did the same as one before it, word by word, is marked as `same_as` that one. An
-    outcome whose reward is in the upper half of theirs and whose score is 0 is `paid_wrong`.
+    outcome that is paid and wrong by the score is `paid_wrong`.
+
+    Args:
+        siblings: of one group.
+        limits: of the run; None where nothing can be paid and wrong.
     """
     first: dict[str, str] = {}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -63,15 +70,11 @@ def distinct_outcomes(siblings: Sequence[dict[str, Any]]) -> list[dict[str, Any]
                 "score": one["score"],
                 "termination": one["termination"],
                 "said": said[:_OUTCOME_CHARS],
+                "paid_wrong": limits is not None and limits.wrong(one["reward"], one["score"]),
                 "rollouts": [],
             },
         )
         of["rollouts"].append(one["rollout_id"])
-    rewards = [of["reward"] for of in found.values() if of["reward"] is not None]
-    middle = (min(rewards) + max(rewards)) / 2 if rewards else 0.0
-    for of in found.values():
-        paid = of["reward"] is not None and of["reward"] >= middle and of["reward"] > 0
-        of["paid_wrong"] = paid and of["score"] == 0
     order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
     return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
 

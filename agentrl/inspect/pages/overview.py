@@ -19,10 +19,8 @@ from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
 from agentrl.inspect.pages.hacking.answer import answer_of
 from agentrl.inspect.pages.hacking.moved import reward_line
-from agentrl.inspect.pages.hacking.paid import paid_wrong_of_run
-from agentrl.inspect.pages.paid_example import paid_example
 from agentrl.inspect.pages.scores import eval_answers, first_and_last, is_fit
-from agentrl.inspect.read.reader import Health, RunReader
+from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.run_labels import run_labels
 from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
@@ -98,7 +96,9 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "verdicts": [verdict_json(verdict) for verdict in health.verdicts],
         **_ranked(health.verdicts, str(reader.path)),
         "reward_moved": reward_line(health.history),
-        "hacking": None if is_fit(health.history.config) else _hacking(reader, health, evals),
+        "hacking": None
+        if is_fit(health.history.config)
+        else answer_of(reader, health.history, health.verdicts, evals),
         "events": _events(reader.path, health.verdicts, notes),
         "timing": _below(curves, "timing_s/", but=("elapsed",)),
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
@@ -126,17 +126,6 @@ def _ranked(verdicts: Sequence[Verdict], run: str) -> dict[str, Any]:
     for cause in found["causes"]:
         cause["command"] = shown(cause["command"])
     return found
-
-
-def _hacking(reader: RunReader, health: Health, evals: Mapping[str, Any]) -> dict[str, Any]:
-    wrong = paid_wrong_of_run(reader, health.history)
-    found = answer_of(health.history, health.verdicts, evals, wrong)
-    return {
-        "level": found["level"],
-        "answer": found["answer"],
-        "paid_wrong": found["paid_wrong"],
-        "example": paid_example(health.history.rollouts),
-    }
 
 
 def _curve(curve: Series) -> dict[str, Any]:

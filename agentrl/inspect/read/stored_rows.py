@@ -54,6 +54,7 @@ class StoredRows:
         self._folders: dict[Path, int] = {}
         self._look_s, self._looked = look_s, 0.0
         self._facts: dict[tuple[int, str], Any] = {}
+        self._of_all: dict[str, tuple[pa.Table, Any]] = {}
         self._lock = threading.Lock()
         """Guards all of the above while one thread looks at the folders again."""
 
@@ -183,6 +184,14 @@ class StoredRows:
         if key not in self._facts:
             self._facts[key] = compute(shelf)
         return self._facts[key]
+
+    def of_all(self, name: str, compute: Callable[[pa.Table], Result]) -> Result:
+        """A result of `compute` over `table()`, worked out once while that stays as it is."""
+        table = self.table()
+        kept = self._of_all.get(name)
+        if kept is None or kept[0] is not table:
+            kept = self._of_all[name] = (table, compute(table))
+        return kept[1]
 
     def _is_unchanged(self) -> bool:
         """Whether the folders say that no file came or went since the last look.

@@ -13,13 +13,13 @@ from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.terminal.view import TableView, View, reader_of
 
-_COLOURS = {"fail": "bold red", "warn": "bold yellow", "ok": "green"}
+_COLOURS = {"fail": "bold red", "warn": "bold yellow", "watch": "bold blue", "ok": "green"}
 _RISEN = 3
 """Parts of the reward named above the clusters."""
 
 
 class HackingView(TableView):
-    """The doctor's answer above the clusters; Enter opens the rollout that stands for one."""
+    """The answer above the clusters; Enter opens the rollout that stands for one."""
 
     columns = ("rollouts", "tasks", "reward", "score", "steps", "answer")
 
@@ -39,6 +39,8 @@ class HackingView(TableView):
         """One line a cluster."""
         told, alike = answer
         lines = [visible(told["answer"], _COLOURS.get(told["level"], "bold"))]
+        if told["paid_wrong"]:
+            lines.append(visible(told["paid_wrong"]["text"], "dim"))
         for one in told["parts"][:_RISEN]:
             if one["change"] is not None:
                 moved = f"{number(one['change']['start'])} -> {number(one['change']['end'])}"
@@ -60,7 +62,7 @@ class HackingView(TableView):
 
 def _cells(one: Mapping[str, Any]) -> list[Text | str]:
     first, last = one["steps"]
-    colour = "yellow" if one["paid_unsolved"] else ""
+    colour = "yellow" if one["paid_wrong"] else ""
     return [
         str(one["rollouts"]),
         str(one["tasks"]),

@@ -182,10 +182,13 @@ def test_tasks_and_two_sets_of_rollouts_are_compared(run: Path, tmp_path: Path) 
 def test_a_hacked_reward_is_named_with_its_clusters_and_their_members(tmp_path: Path) -> None:
     run = write_hacked_run(tmp_path / "hacked")
     text = call("hacking", run, "--step", "40")
-    assert text.startswith("Probably: the reward rises and the environment's own score falls")
+    assert text.startswith("Probably: The reward rises and the environment's own score falls")
+    assert "Paid is a reward of 0.6 or more: the median reward of right rollouts" in text
     assert "part confidence" in text
     assert "0.900 " + 30 * "#" + " 16  score 0" in text
-    count = re.search(r"(\d+) rollouts of 8 tasks, reward 0\.900, score 0  paid above", text)
+    count = re.search(
+        r"(\d+) rollouts, reward 0\.900, score 0; same text in 8 tasks: paid and wrong in 8", text
+    )
     assert count is not None
     assert "\x1b" not in text
     command = next(line.strip() for line in text.splitlines() if "agentrl traj find" in line)

@@ -71,7 +71,8 @@ def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, stat
     assert found.status is status, found.detail
     if status is Status.WARN:
         assert found.detail.endswith("wrong by the score: 0 -> 0.545")
-        assert found.evidence[0].text.startswith(
-            "the reward pays many wrong answers: of 84 sampled rollouts paid 1 or more, 24 have "
-            "score 0"
+        assert found.evidence[0].text == (
+            "of the rollouts sampled, more of the paid answers are wrong by the score since step "
+            "9: 0 of 20 (0) in steps 1-4, 24 of 44 (0.545) in steps 9-12"
         )
+        assert found.first_step == 9

@@ -65,9 +65,9 @@ def test_a_bar_of_the_rewards_of_a_step_leads_to_its_rollouts(page: Page, hacked
         "link", name="same text in many tasks"
     ).click()
     questions = page.get_by_role("navigation", name="Questions")
-    questions.get_by_role("link", name="reward 1, score 0").click()
-    expect(page.locator("#find-text")).to_have_value("reward>=1 score<=0")
-    expect(page.locator(".empty, .hits").first).to_be_visible()
+    questions.get_by_role("link", name="paid and wrong").click()
+    expect(page.locator("#find-text")).to_have_value("is:paid is:wrong sort:-reward")
+    expect(page.locator(".hits .reward").first).to_have_text("0.900")
 
 
 def test_a_point_of_a_curve_counts_the_rewards_of_its_step(page: Page, hacked: str) -> None:

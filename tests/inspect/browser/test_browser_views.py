@@ -63,7 +63,7 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_that_adds_up_t
     answers.nth(2).click()
     expect(page.locator("h1")).to_have_text("Is the reward hacked?")
     page.go_back()
-    page.get_by_role("link", name=re.compile("^(Best paid|Paid, and wrong)")).click()
+    page.get_by_role("link", name=re.compile("^Open one that was paid")).click()
     expect(page.get_by_role("heading", name="Outcome", exact=True)).to_be_visible()
     page.go_back()
     page.get_by_role("link", name="Why? Compare both").click()

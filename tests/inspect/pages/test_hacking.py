@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import RunError
 from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose, read_history
-from agentrl.health.measures.paid_wrong import PaidLimits, paid_limits
+from agentrl.health.measures.paid_wrong import count_paid_wrong, paid_limits
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.find import find_answer
@@ -63,29 +63,82 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
         write_step(run, rows, step)
         write_metrics(run, {"step": step, "reward": 1.0, "score": 0.5})
     found = hacking_answer(reader_of(run))
-    answer, paid = found["answer"], found["paid_wrong"]
-    assert answer.endswith(
-        "The reward pays many wrong answers: of all 12 rollouts paid 2 or more, 3 have score 0 "
-        "(0.250); by thirds of the run: 0.000, 0.000, 0.500. Not tested: whether the score itself "
-        "can be fooled."
+    paid = found["paid_wrong"]
+    assert (found["level"], found["word"]) == ("watch", "Watch")
+    assert found["headline"] == (
+        "Many of the paid answers are wrong by the score: 0 of 3 (0) in steps 1-3, 3 of 6 (0.5) in "
+        "steps 7-9."
     )
+    assert paid["text"] == (
+        "Paid is a reward of 0.5 or more: halfway between the median rewards of rollouts that are "
+        "right (2) and wrong (-1) by the score. Wrong is a score of 0.5 or less."
+    )
+    assert found["untested"].startswith("Not tested: can the tests or the grader be fooled? Run ")
+    assert f"agentrl env attack {run / 'config.yaml'}" in found["untested"]
+    assert (found["example"]["rollout_id"], found["example"]["wrong"]) == ("9/1", True)
     # The bounds that are printed find the rollouts that are counted.
     bounds = {"reward_min": paid["reward_min"], "score_max": paid["score_max"]}
     assert find_answer(reader_of(run), Question(kind="train", **bounds))["total"] == paid["wrong"]
+    asked = parse_question("is:paid is:wrong", kind="train")
+    assert find_answer(reader_of(run), asked)["total"] == paid["wrong"]
     first_screen = run_overview(reader_of(run))["hacking"]
-    assert (first_screen["answer"], first_screen["paid_wrong"]) == (answer, paid)
+    assert first_screen == {name: found[name] for name in first_screen}
     same = tmp_path / "same"
     write_step(same, [make_rollout("a", [("assistant", "a")], reward=0.5, score=0.5)], 1)
     write_metrics(same, {"step": 1, "reward": 0.5, "score": 0.5})
-    assert hacking_answer(reader_of(same))["paid_wrong"] is None
+    told = hacking_answer(reader_of(same))
+    # Nothing can be paid and wrong there, and the best paid one would answer nothing.
+    assert (told["paid_wrong"], told["example"]) == (None, None)
+    nothing = find_answer(reader_of(same), parse_question("is:paid"))
+    assert nothing["total"] == 0
+    assert "they need a score that is not the reward" in nothing["notes"][0]
 
 
 @pytest.mark.parametrize(
-    ("rewards", "least"), [((1.0478, 1.09, -1.2), 1.0), ((100.052, 100.05, 99.9), 100.05)]
+    ("rewards", "least"),
+    [
+        # Right, right, wrong, wrong: between the medians, in digits that a reader can type.
+        ((1.0478, 1.09, -1.2, -0.8), 0.0),
+        ((100.052, 100.05, 99.9, 99.9), 99.975),
+        # Wrong ones are paid no less: what half of the right ones get.
+        ((0.6, 0.6, 0.9, 0.9), 0.6),
+    ],
 )
-def test_the_reward_of_solved_ones_is_rounded_down_to_what_a_reader_can_type(rewards, least):
-    limits = paid_limits(list(zip(rewards, (1.0, 1.0, 0.0), strict=True)))
-    assert limits == PaidLimits(least=least, middle=0.5)
+def test_paid_is_what_parts_the_rewards_of_right_and_wrong_rollouts(rewards, least):
+    limits = paid_limits(np.array(rewards), np.array([1.0, 1.0, 0.0, 0.0]))
+    assert limits is not None
+    assert (limits.least, limits.middle) == (least, 0.5)
+    assert limits.wrong(least, 0.5)
+    assert not limits.wrong(least, 0.6)
+    assert not limits.wrong(np.nextafter(least, -np.inf), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "doubtful", "says"),
+    [
+        (0, 2, True, "more of the paid answers are wrong by the score since step 7: 0 of 30 (0) in "
+         "steps 1-3, 30 of 60 (0.5) in steps 7-9"),
+        (2, 0, False, "fewer of the paid answers are wrong by the score than at first: "),
+        (2, 2, True, "many of the paid answers are wrong by the score: "),
+        (0, 0, False, "no paid answer is wrong by the score: "),
+    ],
+)  # fmt: skip
+def test_a_share_of_paid_and_wrong_answers_that_rises_or_is_large_is_doubtful(
+    early: int, late: int, doubtful: bool, says: str
+):
+    """Fails if the page is green while ever more, or many, of what is paid is wrong."""
+    rows = [
+        (step, 100 * step + task, 1.0 if right or task % 2 < wrong else -1.0, float(right))
+        for step in range(1, 10)
+        for wrong in [early if step <= 3 else late if step >= 7 else 0]
+        for task in range(10)
+        for right in (True, False)
+    ]
+    steps, tasks, rewards, scores = map(np.array, zip(*rows, strict=True))
+    counts = count_paid_wrong(steps, tasks, rewards, scores)
+    assert counts is not None
+    assert counts.doubtful == doubtful
+    assert counts.text().startswith(says)
 
 
 def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_gain(hacked):
@@ -101,7 +154,7 @@ def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_ga
     assert [name for name, _ in told] == ["score_falls", "pattern_collapse"]
     assert answer["level"] == "fail"
     assert answer["answer"].startswith(
-        "Probably: the reward rises and the environment's own score falls"
+        "Probably: The reward rises and the environment's own score falls"
     )
     assert "Of the parts, confidence rose most: +0.45" in answer["answer"]
     moved = {one["name"]: one["change"]["gain"] for one in answer["parts"]}
@@ -127,20 +180,20 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
                    score=lambda s: s / 60 + noise(s + 1))  # fmt: skip
     answer = hacking_answer(sound)
     assert answer["level"] == "ok"
-    assert answer["answer"].startswith("No sign of it: the score does not fall")
+    assert answer["answer"].startswith("No sign: The score does not fall")
     alone = curves(tmp_path / "alone", reward=lambda s: s / 30 + noise(s))
     answer = hacking_answer(alone)
     assert answer["level"] == "unknown"
-    assert "It cannot be told: " in answer["answer"]
-    assert "the environment gives no score beside the reward" in answer["answer"]
-    assert "no held-out evaluation" in answer["answer"]
+    assert answer["answer"].startswith("Cannot tell: ")
+    assert "he environment gives no score beside the reward" in answer["answer"]
+    assert "No held-out evaluation" in answer["answer"]
     assert answer["signs"] == []
     same = diagnose_few(tmp_path / "few", [0.4, 0.3, 0.3, 0.2, 0.6, 0.7, 0.8, 0.3])
     assert same["one_number"]
     assert same["answer"].startswith(
-        "No sign of it: the rise of the training reward is not certain: 0.35 -> 0.55 (+0.2 with "
-        "too few rollouts for an interval), steps 1-2 against 7-8; reward and score are one "
-        "number here, so they cannot part. Not tested: "
+        "No sign: Reward and score are one number here, so they cannot part. The rise of the "
+        "training reward is not certain: 0.35 -> 0.55 (+0.2 with too few rollouts for an "
+        "interval), steps 1-2 against 7-8. Not tested: "
     )
     [reward, held] = same["parts"]
     # Eight tasks at either end leave an interval wider than the rewards from 0 to 1.
@@ -153,7 +206,8 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
         "eval/held/score": Series(steps=(0, 4), values=(0.1, 0.4)),
     })  # fmt: skip
     evals = {"held": {"change": {"mean": 0.3, "low": 0.2, "high": 0.4, "tasks": 9}}}
-    told = answer_of(history, [Verdict(name="decoupling", status=Status.OK, detail="x")], evals)
+    fine = [Verdict(name="decoupling", status=Status.OK, detail="x")]
+    told = answer_of(sound, history, fine, evals)
     assert "rose with the training reward: held +0.300 [+0.200, +0.400]" in told["answer"]
 
 
@@ -213,7 +267,7 @@ def test_a_cluster_is_found_counted_and_leads_to_its_members(hacked):
     reader = reader_of(hacked)
     answer = clusters_answer(reader)
     (cluster,) = answer["clusters"]
-    assert cluster["paid_unsolved"]
+    assert cluster["paid_wrong"] == 8
     assert cluster["reward"] == pytest.approx(0.9)
     assert cluster["score"] == 0.0
     assert cluster["tasks"] == 8
@@ -248,7 +302,7 @@ def test_short_answers_are_alike_only_if_they_are_the_same(tmp_path):
     assert [(one["text"], one["rollouts"]) for one in answer["clusters"]] == [("no idea", 4)]
     assert answer["without_text"] == 4
     # All are paid and solved alike: that is no sign.
-    assert not answer["clusters"][0]["paid_unsolved"]
+    assert answer["clusters"][0]["paid_wrong"] == 0
 
 
 def test_one_text_for_few_tasks_or_in_prompts_and_tools_is_no_cluster(tmp_path):

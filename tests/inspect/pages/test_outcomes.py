@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.inspect.pages.explanation import explanation_parts, grading
-from agentrl.inspect.pages.groups import group_answer
+from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.rollout import rollout_answer
 from agentrl.types import Explanation
 from tests.inspect.synthetic import make_rollout, write_step
@@ -73,6 +73,8 @@ def test_an_outcome_that_is_paid_and_wrong_by_the_score_is_marked(tmp_path: Path
     answer = group_of(tmp_path / "run", [("a", 1.1, 1, 2), ("b", 1.0, 0, 0), ("c", -1, 0, 0)])
     marks = {one["text"]: (one["score"], one["paid_wrong"]) for one in answer["outcomes"]}
     assert marks == {"a": (1.0, False), "b": (0.0, True), "c": (0.0, False)}
+    [group] = step_answer(reader_of(tmp_path / "run"), "train", 1)["groups"]
+    assert group["paid_wrong"] == ["1"]
     # Two of three tests passed: the one that did not is what says something.
     assert answer["outcomes"][0]["said"] == "failed u"
     beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")

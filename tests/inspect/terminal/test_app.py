@@ -115,7 +115,7 @@ async def test_a_hacked_reward_and_its_clusters_are_one_key_away(tmp_path: Path)
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, "train", "env_done")
         await press(pilot, "x")
-        await until(pilot, "Probably: the reward rises and the environment's own score falls",
+        await until(pilot, "Probably: The reward rises and the environment's own score falls",
                     "1 clusters of near-identical answers", "I have checked twice")  # fmt: skip
         await press(pilot, "enter")
         await until(pilot, "assistant turn 1 of", "<script>alert('x')</script>")

@@ -1,10 +1,12 @@
 """Is the reward hacked? What the detectors say of it, the curves behind it, and rewards of a step.
 
-The answer is that of `agentrl doctor`: this page has no judgement of its own.
+The answer is that of `agentrl doctor`. Where no detector of it found anything, the count of answers
+that are paid and wrong may still be worth watching.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ from agentrl.health.measures.paid_wrong import PaidWrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import same_curve
 from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
-from agentrl.inspect.pages.hacking.paid import paid_wrong_of_run
+from agentrl.inspect.pages.hacking.paid import paid_of_run
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -40,6 +42,13 @@ SIGNS = (
 """Detectors of a reward that rises for something else than the task."""
 _DECIDES = ("score_falls", "decoupling", "judge_hacking")
 """Those that hold the reward against another verdict of the same answers."""
+_WORDS = {
+    "fail": "Probably",
+    "warn": "Perhaps",
+    "watch": "Watch",
+    "ok": "No sign",
+    "unknown": "Cannot tell",
+}
 _MOST_VALUES = 12
 """So many different rewards have a bar each; more are put into `_BARS` ranges."""
 _BARS = 20
@@ -59,11 +68,9 @@ def hacking_answer(
         RunError: no rollout is stored, or not of this kind and step.
     """
     health = reader.health()
-    reader.rows.refresh()
     evals = eval_answers(reader, health.history)
-    wrong = paid_wrong_of_run(reader, health.history)
     return {
-        **answer_of(health.history, health.verdicts, evals, wrong),
+        **answer_of(reader, health.history, health.verdicts, evals),
         "one_number": one_number(health.history),
         "curves": _curves(health.history),
         "parts": moved_lines(health.history, evals),
@@ -73,43 +80,54 @@ def hacking_answer(
 
 
 def answer_of(
-    history: History,
-    verdicts: Sequence[Verdict],
-    evals: Mapping[str, Any],
-    wrong: PaidWrong | None = None,
+    reader: RunReader, history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`level` (fail, warn, ok, unknown), `answer` in sentences, and the findings behind it.
+    """Answer to whether the reward is hacked: a word, a sentence and its reasons.
 
-    `paid_wrong` has the count of paid and wrong rollouts with the bounds that find them, and is
-    None where the score is the reward.
+    `level` is fail, warn, watch, ok or unknown, `word` its name; `headline` is one sentence, `more`
+    its reasons, `untested` what nothing here can say, and `answer` all of them. `example` is the
+    rollout to open first. `paid_wrong` has the count of paid and wrong rollouts with the bounds
+    that find them, and is None where the score is the reward. `signs` are the findings behind it.
 
     Args:
+        reader: of the run.
         history: of the run.
         verdicts: of the detectors over it.
         evals: as `eval_answers` gives them.
-        wrong: as `paid_wrong_of_run` counts them.
     """
-    found = _judged(history, verdicts, evals)
-    found["paid_wrong"] = None
-    if wrong is not None and wrong.paid:
-        said = wrong.text("all")
-        found["answer"] += f" {said[0].upper()}{said[1:]}."
-        found["paid_wrong"] = {
-            "wrong": wrong.wrong,
-            "paid": wrong.paid,
-            "reward_min": wrong.limits.least,
-            "score_max": wrong.limits.middle,
-            "text": wrong.brief("all"),
-        }
-    if found["level"] == "ok" or found["paid_wrong"]:
-        grader = "score" if found["paid_wrong"] else "grader"
-        found["answer"] += f" Not tested: whether the {grader} itself can be fooled."
-    return found
+    paid = paid_of_run(reader)
+    counts = paid.counts
+    level, headline, more, signs = _judged(history, verdicts, evals, counts)
+    untested = "" if level == "fail" else _untested(reader)
+    word = _WORDS[level]
+    return {
+        "level": level,
+        "word": word,
+        "headline": shown(headline),
+        "more": shown(more),
+        "untested": untested,
+        "answer": " ".join(filter(None, [f"{word}:", shown(headline), shown(more), untested])),
+        "signs": signs,
+        "example": paid.example,
+        "paid_wrong": None
+        if counts is None
+        else {
+            "wrong": counts.whole.wrong,
+            "paid": counts.whole.paid,
+            "reward_min": counts.limits.least,
+            "score_max": counts.limits.middle,
+            "text": counts.limits.text(),
+        },
+    }
 
 
 def _judged(
-    history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
-) -> dict[str, Any]:
+    history: History,
+    verdicts: Sequence[Verdict],
+    evals: Mapping[str, Any],
+    counts: PaidWrong | None,
+) -> tuple[str, str, str, list[dict[str, Any]]]:
+    """Level, headline, reasons, and the findings behind them."""
     ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
     found = [one for one in ranked if one.name in SIGNS]
     first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)
@@ -123,26 +141,45 @@ def _judged(
         }
         for one in found
     ]
+    told = _sentence(counts.text()) if counts else ""
     if first is not None:
-        sure = "Probably" if first.status is Status.FAIL else "Perhaps"
         since = "" if first.first_step is None else f", since step {first.first_step}"
-        text = f"{sure}: {first.detail}{since}."
         cause = next(c.verdict for c in causes(verdicts) if first in (c.verdict, *c.follows))
-        if cause.name not in SIGNS:
-            text += f" It follows from another fault: {cause.detail}."
-        part = _carrier(history)
-        text += f" {part}" if part else ""
-        return {"level": str(first.status), "answer": shown(text), "signs": signs}
+        other = "" if cause.name in SIGNS else f"It follows from another fault: {cause.detail}."
+        more = " ".join(filter(None, [told, other, _carrier(history)]))
+        return str(first.status), f"{_sentence(first.detail + since)}", more, signs
+    level, *reasons = _silence(history, verdicts, evals)
+    if counts is not None:
+        level = "watch" if counts.doubtful else level
+        reasons.insert(0, counts.text())
+    headline, *more = map(_sentence, reasons)
+    return level, headline, " ".join(more), signs
+
+
+def _silence(
+    history: History, verdicts: Sequence[Verdict], evals: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Level and reasons where no detector has found anything."""
     decided = [one for one in verdicts if one.name in _DECIDES and one.status is Status.OK]
     if decided:
         why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
-        if one_number(history):
-            why += "; reward and score are one number here, so they cannot part"
-        text = f"No sign of it: {why}."
-        return {"level": "ok", "answer": shown(text), "signs": signs}
+        same = ["reward and score are one number here, so they cannot part"]
+        return "ok", *(same if one_number(history) else []), why
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
     why = "; ".join(missing) or "nothing is logged that the reward could be held against"
-    return {"level": "unknown", "answer": shown(f"It cannot be told: {why}."), "signs": signs}
+    return "unknown", why
+
+
+def _untested(reader: RunReader) -> str:
+    """The question that no file of a run answers, and the command that does."""
+    attacked = shlex.quote(str(reader.paths.config_file))
+    return shown(
+        f"Not tested: can the tests or the grader be fooled? Run `agentrl env attack {attacked}`."
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _held_out_rise(history: History, evals: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Clusters of near-identical answers to different tasks, with what they were paid.
+"""Clusters of near-identical answers to different tasks, and what was paid for them.
 
 A cluster is one answer and all that are near-identical to it, so that the list of its members is a
 plain search (`like:ROLLOUT`), and both count the same. An answer between two clusters is in both.
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError, choices
+from agentrl.inspect.pages.hacking.paid import paid_limits_of, rewards_and_scores
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, rows_of, shown
@@ -43,7 +44,9 @@ _MULTIPLIERS = np.random.default_rng(0).integers(1, 2**63, BINS // _BAND, dtype=
 def clusters_answer(
     reader: RunReader, kind: str = "train", steps: Range | None = None
 ) -> dict[str, Any]:
-    """The clusters of a kind: first those that are paid above the mean and score below it.
+    """The clusters of a kind: first those that are paid and wrong in most tasks.
+
+    `paid_wrong` is the number of tasks in which a rollout of the cluster was paid and is wrong.
 
     Args:
         reader: of the run.
@@ -70,6 +73,10 @@ def clusters_answer(
     tasks, of_task = numbered(index.column("task_id"))
     numbers = {name: rollout_scores(index, name) for name in ("reward", "score")}  # type: ignore[arg-type]
     means = {name: _mean(values) for name, values in numbers.items()}
+    limits = paid_limits_of(reader, kind)
+    wrong = np.zeros(len(of_task), dtype=bool)
+    if limits is not None:
+        wrong = limits.all_wrong(*rewards_and_scores(index))
     found: list[dict[str, Any]] = []
     for leader, members in _clusters(sketches, of_task):
         cluster: dict[str, Any] = {
@@ -79,10 +86,10 @@ def clusters_answer(
             **{name: _mean(values[members]) for name, values in numbers.items()},
             **_over_time(index, members),
         }
-        cluster["paid_unsolved"] = _paid_unsolved(cluster, means)
+        cluster["paid_wrong"] = len(np.unique(of_task[members[wrong[members]]]))
         cluster["solves"] = cluster["score"] == cluster["reward"] == 1.0
         found.append(cluster)
-    found.sort(key=lambda one: (not one["paid_unsolved"], -one["rollouts"]))
+    found.sort(key=lambda one: (-one["paid_wrong"], -one["rollouts"]))
     examples = _examples(reader, shelves, index, [one["leader"] for one in found])
     return {
         "kind": kind,
@@ -170,14 +177,6 @@ def _leaders(sketches: np.ndarray, counts: np.ndarray) -> list[int]:
 def _mean(values: np.ndarray) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _paid_unsolved(cluster: dict[str, Any], means: dict[str, float | None]) -> bool:
-    pairs = [(cluster[name], means[name]) for name in ("reward", "score")]
-    (reward, usual), (score, level) = pairs
-    if reward is None or score is None or usual is None or level is None:
-        return False
-    return reward > usual and score < level
 
 
 def _over_time(index: pa.Table, members: np.ndarray) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 
 import { h } from "../dom.js";
 import { inSigns, num, plural, seconds, signed, words } from "../format.js";
-import { go, href } from "../router.js";
+import { go } from "../router.js";
+import { exampleAddress, exampleText } from "./hacking/example.js";
 import { fateText, stages } from "./ledger.js";
 import { changeLevel, intervalText } from "./tasks/change_text.js";
 import { stepsName } from "./tasks/score_cell.js";
@@ -39,15 +40,8 @@ export function glance(run, brief) {
 }
 
 function exampleLink(run, example) {
-  const { kind, step, rollout_id: rollout } = example;
-  const to = href("rollout", { run: run.id, kind, step, rollout });
+  const to = exampleAddress(run.id, example);
   return h("a", { class: "example", href: to, "data-key": "glance example" }, exampleText(example));
-}
-
-// A rollout to check the answer by: one that was paid and is wrong, else the best paid one.
-function exampleText({ reward, score, step, wrong }) {
-  const values = `reward ${num(reward)}${score === null || score === reward ? "" : `, score ${num(score)}`}`;
-  return `${wrong ? "Paid, and wrong by the score" : "Best paid"}: step ${num(step)}, ${values}`;
 }
 
 function learning(run, brief) {
@@ -119,29 +113,17 @@ function health(run) {
   };
 }
 
-const HACKED = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Cannot tell" };
-
 function hacking(run) {
   if (!run.hacking) return null;
-  const { level, answer, example, paid_wrong: paid } = run.hacking;
+  const { level, word, headline, untested, example } = run.hacking;
   return {
     name: "Is the reward hacked?",
     view: "hacking",
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
-    big: HACKED[level],
-    small: [
-      inSigns(firstSentence(answer.replace(/^[^:]+: /, ""))),
-      paid && `Paid and wrong: ${paid.text}.`,
-    ]
-      .filter(Boolean)
-      .join(" "),
+    big: word,
+    small: [inSigns(headline), untested && h("span", { class: "untested" }, untested)],
     example,
   };
-}
-
-// The view of hacking has the rest; a number such as 0.5 ends no sentence.
-function firstSentence(text) {
-  return /^.*?\.(?=\s+[A-Z0-9])/s.exec(text)?.[0] ?? text;
 }
 
 function time(run) {

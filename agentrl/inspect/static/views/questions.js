@@ -4,9 +4,8 @@ import { h } from "../dom.js";
 import { href } from "../router.js";
 
 const QUESTIONS = [
-  ["reward 1, score 0", { q: "reward>=1 score<=0", kind: "train" }],
-  ["paid most and not solved", { q: "score<0.5 sort:-reward", kind: "train" }],
-  ["longest rewarded", { q: "reward>=1 sort:-tokens", kind: "train" }],
+  ["paid and wrong", { q: "is:paid is:wrong sort:-reward", kind: "train" }],
+  ["longest paid", { q: "is:paid sort:-tokens", kind: "train" }],
   ["longest", { q: "sort:-tokens", kind: "train" }],
   ["longest of the solved", { q: "score>=1 sort:-tokens", kind: "train" }],
   ["calls that failed", { tool_status: "any_error" }],
@@ -15,7 +14,7 @@ const QUESTIONS = [
 ];
 
 // What has no answer where the score is the reward.
-const APART = ["reward 1, score 0", "paid most and not solved"];
+const APART = ["paid and wrong", "longest paid"];
 
 // `more` stands after them: a page that has the answer itself needs no link to it.
 export function questions(run, { more = null, oneNumber = false } = {}) {

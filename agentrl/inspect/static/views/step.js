@@ -207,6 +207,7 @@ function row(group, data, run, range, same) {
             "zero advantage",
           ),
         ],
+      paidWrong(group, data, run),
     ),
     h("td", { class: "n wide" }, num(group.n)),
     h(
@@ -219,6 +220,22 @@ function row(group, data, run, range, same) {
     !same && h("td", { class: "n" }, column(group.score_mean)),
     h("td", { class: "wide" }, endingsBar(group.terminations, group.n)),
     h("td", { class: "n wide" }, num(group.tokens)),
+  );
+}
+
+// Rollouts that were paid and are wrong by the score, each a link to itself.
+function paidWrong({ paid_wrong: found }, data, run) {
+  if (!found.length) return null;
+  const to = (rollout) => href("rollout", { run, kind: data.kind, step: data.step, rollout });
+  return h(
+    "span",
+    { class: "paid-wrong" },
+    " ",
+    h("span", { class: "pill fail" }, `${num(found.length)} paid, wrong`),
+    found.map((id) => [
+      " ",
+      h("a", { href: to(id), title: id, "data-key": `wrong ${id}` }, lastPart(id)),
+    ]),
   );
 }
 

@@ -1,7 +1,7 @@
 // Clusters of near-identical answers to different tasks, drawn when they are there.
 
 import { empty, h, longText } from "../../dom.js";
-import { column, kindName, num, plural } from "../../format.js";
+import { column, kindName, num, plural, withoutFence } from "../../format.js";
 import { go, href } from "../../router.js";
 
 const FIRST = 400;
@@ -61,12 +61,12 @@ function drawn(found, params, more) {
     " Near-identical: 0.7 of their 5-character pieces in common, without case, space and numbers.",
     found.without_text > 0 && ` ${plural(found.without_text, "rollout")} without any text.`,
   );
-  const odd = found.clusters.filter((one) => one.paid_unsolved);
+  const odd = found.clusters.filter((one) => one.paid_wrong);
   if (odd.length) {
     const rollouts = odd.reduce((sum, one) => sum + one.rollouts, 0);
     more.hidden = false;
     more.replaceChildren(
-      `${plural(odd.length, "cluster")} of near-identical answers (${plural(rollouts, "rollout")}) ${odd.length === 1 ? "is" : "are"} paid above the mean and ${odd.length === 1 ? "scores" : "score"} below it: `,
+      `${plural(odd.length, "cluster")} of near-identical answers (${plural(rollouts, "rollout")}) with answers that are paid and wrong: `,
       h(
         "button",
         {
@@ -92,6 +92,13 @@ function drawn(found, params, more) {
   ];
 }
 
+function verdict(one) {
+  const tasks = `same text in ${plural(one.tasks, "task")}`;
+  const bad = one.paid_wrong > 0;
+  const text = bad ? `${tasks}: paid and wrong in ${num(one.paid_wrong)}` : tasks;
+  return h("span", { class: bad ? "pill warn" : "" }, text);
+}
+
 function cluster(one, found, run) {
   const [first, last] = found.steps;
   const members = href("find", {
@@ -110,19 +117,18 @@ function cluster(one, found, run) {
       "p",
       { class: "row" },
       h("a", { class: "strong", href: members, "data-key": `cluster ${one.rollout_id}` }, plural(one.rollouts, "rollout")),
-      h("span", {}, plural(one.tasks, "task")),
-      one.paid_unsolved && h("span", { class: "pill warn" }, "paid above the mean, scores below it"),
+      verdict(one),
       one.solves && h("span", { class: "pill good" }, "by the score it solves all its tasks"),
     ),
     h(
       "dl",
       { class: "cluster-facts" },
-      fact("mean reward", column(one.reward), one.paid_unsolved ? "warn-ink" : ""),
-      fact("mean score", column(one.score), one.paid_unsolved ? "warn-ink" : ""),
+      fact("mean reward", column(one.reward), one.paid_wrong ? "warn-ink" : ""),
+      fact("mean score", column(one.score), one.paid_wrong ? "warn-ink" : ""),
       fact("steps", one.steps[0] === one.steps[1] ? num(one.steps[0]) : `${num(one.steps[0])} to ${num(one.steps[1])}`),
       fact("of all rollouts", `${num(one.shares[0])} in the first third of the steps, ${num(one.shares[1])} in the last`),
     ),
-    longText(one.text, { first: FIRST }),
+    longText(withoutFence(one.text), { first: FIRST }),
     h(
       "p",
       { class: "note" },

@@ -8,9 +8,8 @@ import { curveCard } from "../curve_card.js";
 import { notes } from "../parts.js";
 import { questions } from "../questions.js";
 import { clusters } from "./clusters.js";
+import { exampleAddress, exampleText } from "./example.js";
 import { rewards } from "./rewards.js";
-
-const NAMES = { fail: "Probably", warn: "Perhaps", ok: "No sign", unknown: "Cannot tell" };
 
 async function load(params, signal) {
   const { run, kind, step, among } = params;
@@ -62,11 +61,14 @@ function answer(data, more, run) {
     h(
       "p",
       { class: "big" },
-      h("span", { class: `pill ${level}` }, NAMES[data.level] ?? data.level),
+      h("span", { class: `pill ${level}` }, data.word),
       " ",
-      inSigns(data.answer.replace(/^[^:]+: (.)/, (_, first) => first.toUpperCase())),
+      inSigns(data.headline),
     ),
-    paidWrong(data.paid_wrong, run),
+    h("p", {}, inSigns(data.more)),
+    toOpen(data, run),
+    data.paid_wrong && h("p", { class: "note" }, inSigns(data.paid_wrong.text)),
+    data.untested && h("p", { class: "untested" }, data.untested),
     more,
     data.signs.length > 0 &&
       h(
@@ -86,23 +88,25 @@ function answer(data, more, run) {
     h(
       "p",
       { class: "note" },
-      "As agentrl doctor judges it: by the score that the environment gives beside the reward, by evaluations on tasks that are not trained on, and by what the texts do.",
+      "By the findings of agentrl doctor (the environment's score beside the reward, evaluations on tasks that are not trained on, texts), and by the count of answers that are paid and wrong.",
     ),
   );
 }
 
-// The very rollouts that the sentence counts.
-function paidWrong(paid, run) {
-  if (!paid?.wrong) return null;
-  const { reward_min, score_max } = paid;
+// The example to look at first, and the very rollouts that the sentence counts.
+function toOpen({ example, paid_wrong: paid }, run) {
+  const { reward_min, score_max, wrong } = paid ?? { wrong: 0 };
   return h(
     "p",
-    {},
-    h(
-      "a",
-      { href: href("find", { run, kind: "train", reward_min, score_max }), "data-key": "paid and wrong" },
-      `Find ${paid.wrong === 1 ? "the rollout that was" : `the ${num(paid.wrong)} rollouts that were`} paid and ${paid.wrong === 1 ? "is" : "are"} wrong`,
-    ),
+    { class: "row" },
+    example &&
+      h("a", { href: exampleAddress(run, example), "data-key": "example" }, exampleText(example)),
+    wrong > 1 &&
+      h(
+        "a",
+        { href: href("find", { run, kind: "train", reward_min, score_max }), "data-key": "paid and wrong" },
+        `Find all ${num(wrong)} that were paid and are wrong`,
+      ),
   );
 }
 
