@@ -85,18 +85,32 @@ def task_answer(reader: RunReader, task: str) -> dict[str, Any]:
 def _solved_text(
     stored: Sequence[Mapping[str, Any]], scores: np.ndarray, least: float
 ) -> list[str]:
-    """For each kind when the task was first solved, and in how many steps, in a sentence."""
+    """A sentence for each kind, evaluations first: its first step against its last, and the first
+    one that solved the task.
+
+    Example: `Not solved at step 0 (0 of 4), solved at step 10 (3 of 4); first at step 5, in 2 of 3
+    steps`
+    """
     found: list[str] = []
-    for kind in sorted({row["kind"] for row in stored}):
-        best: dict[int, float] = {}
+    kinds = sorted({row["kind"] for row in stored}, key=lambda kind: (kind == "train", kind))
+    for kind in kinds:
+        won: dict[int, list[bool]] = {}
         for row, score in zip(stored, scores.tolist(), strict=True):
             if row["kind"] == kind and score == score:
-                best[row["step"]] = max(score, best.get(row["step"], score))
-        won = sorted(step for step, score in best.items() if score >= least)
+                won.setdefault(row["step"], []).append(score >= least)
+        steps = sorted(won)
+        solved = [step for step in steps if any(won[step])]
+        said = ", ".join(
+            f"{'solved' if any(won[step]) else 'not solved'} at step {step} "
+            f"({sum(won[step])} of {len(won[step])})"
+            for step in dict.fromkeys((*steps[:1], *steps[-1:]))
+        )
+        if len(steps) > 2:
+            first = f"first at step {solved[0]}, in" if solved else "in"
+            said += f"; {first} {len(solved)} of {len(steps)} steps"
         where = "training" if kind == "train" else f"evaluation {kind.removeprefix('eval/')}"
-        of = f"{len(won)} of {len(best)} {'step' if len(best) == 1 else 'steps'}"
-        first = f"first solved at step {won[0]}, solved in {of}" if won else f"solved in {of}"
-        found.append(shown(f"{where}: {first} (a rollout scored {least:g} or more)", 500))
+        text = f"{where}: {said or 'no score'}" if len(kinds) > 1 else said or "no score"
+        found.append(shown(f"{text[0].upper()}{text[1:]}.", 500))
     return found
 
 

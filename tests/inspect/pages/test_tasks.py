@@ -196,10 +196,7 @@ def test_one_task_is_shown_in_every_step_and_evaluation(reader):
     newest = answer["attempts"]
     assert (newest["kind"], newest["step"], answer["once"]) == ("eval/held", 6, False)
     assert [(one["score"], one["text"]) for one in newest["rollouts"]] == [(1.0, "ab"), (0.0, "ab")]
-    assert answer["solved"] == [
-        "evaluation held: first solved at step 0, solved in 2 of 2 steps "
-        "(a rollout scored 0.5 or more)"
-    ]
+    assert answer["solved"] == ["Solved at step 0 (2 of 2), solved at step 6 (1 of 2)."]
     broken = task_answer(reader, "a")["groups"][0]
     assert (broken["n"], broken["score"]["n"]) == (3, 2)
     with pytest.raises(RunError, match="no rollout of task 'nobody' is stored"):

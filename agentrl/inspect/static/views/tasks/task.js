@@ -48,7 +48,7 @@ function draw(data, params) {
         ),
       ),
       notes(data.notes),
-      data.solved.map((text) => h("p", { class: "outcome-line" }, text[0].toUpperCase() + text.slice(1), ".")),
+      data.solved.map((text) => h("p", { class: "outcome-line" }, text)),
       charts(data, run, [...steps]),
       firstAndLast(data, run),
       (data.ends.length === 0 || data.attempts.rollouts.length > 1) && attempts(data, run),
