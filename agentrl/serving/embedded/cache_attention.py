@@ -30,6 +30,7 @@ class CacheAttention(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Keep the tokens' keys and values, and return their attention, [1, L, H, D].
 
@@ -39,6 +40,7 @@ class CacheAttention(Protocol):
             key: [1, K, L, D].
             value: [1, K, L, D].
             scale: factor on the scores; None is D ** -0.5.
+            window: keys a query may look back on, its own included; None for all.
         """
         ...
 
@@ -69,16 +71,8 @@ class PrefillAttention:
         self._on_cpu = cache.data.device.type == "cpu"
         at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
         self.positions = torch.tensor(at, device=cache.data.device)
-        self._parts: list[tuple[int, int, int, int, torch.Tensor | None]] = []
-        offset = 0
-        for segment in segments:
-            length, end = len(segment.ids), segment.start + len(segment.ids)
-            mask = None
-            if segment.start and length > 1 and not self._on_cpu:
-                mask = torch.ones(length, end, dtype=torch.bool, device=cache.data.device)
-                mask = mask.tril(diagonal=segment.start)
-            self._parts.append((segment.row, segment.start, offset, length, mask))
-            offset += length
+        self._segments = tuple(segments)
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
 
     def attend(
         self,
@@ -87,36 +81,65 @@ class PrefillAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Attend as `CacheAttention.attend` says."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
         share, dim = query.shape[1] // key.shape[1], query.shape[3]
         outputs = []
-        for row, start, offset, length, mask in self._parts:
+        offset = 0
+        for number, segment in enumerate(self._segments):
+            row, start, length = segment.row, segment.start, len(segment.ids)
             end = start + length
             keys[row, :, start:end] = key[0, :, offset : offset + length]
             values[row, :, start:end] = value[0, :, offset : offset + length]
             q = query[:, :, offset : offset + length]
+            offset += length
             if self._on_cpu:
                 q = q[0] * (dim**-0.5 if scale is None else scale)
                 for first in range(0, length, TILE):
                     chunk = q[:, first : first + TILE]
-                    out = _attend_to_row(chunk, keys[row], values[row], start + first)
+                    out = _attend_to_row(chunk, keys[row], values[row], start + first, window)
                     outputs.append(out[None])
                 continue
             # Repeating a few key heads is much cheaper than a kernel for groups.
             k = keys[row, :, :end].repeat_interleave(share, dim=0)[None]
             v = values[row, :, :end].repeat_interleave(share, dim=0)[None]
-            causal = start == 0 and length > 1
+            mask = self._mask(number, window)
+            causal = mask is None and length > 1
             out = scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=causal, scale=scale
             )
             outputs.append(out)
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
+    def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
+        """[L, T] for a fused kernel, made once a pass; None where "causal" says it all."""
+        segment = self._segments[number]
+        start, length = segment.start, len(segment.ids)
+        end = start + length
+        window = None if window is None or window >= end else window
+        if window is None and (start == 0 or length == 1):
+            return None
+        key = number, window
+        if key not in self._masks:
+            at = torch.arange(end, device=self._data.device)
+            self._masks[key] = _visible(at[None], at[start:, None], window)
+        return self._masks[key]
+
+
+def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Whether queries at some positions see keys at others."""
+    visible = keys <= queries
+    return visible if window is None else visible & (keys > queries - window)
+
 
 def _attend_to_row(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    start: int,
+    window: int | None,
 ) -> torch.Tensor:
     """Attention [H, L, D] of L tokens of one row, to the bits of `DecodeAttention`.
 
@@ -125,11 +148,12 @@ def _attend_to_row(
         keys: [K, T, D] of the row, those of the tokens themselves included.
         values: [K, T, D].
         start: position of the first token.
+        window: as `CacheAttention.attend` takes it.
     """
     (heads, length, dim), kv_heads = query.shape, keys.shape[0]
     share, end = heads // kv_heads, tiled(start + length)
-    at = torch.arange(end)[None]
-    visible = at <= torch.arange(start, start + length)[:, None]
+    at = torch.arange(end)
+    visible = _visible(at[None], at[start : start + length, None], window)
     wide = torch.promote_types(query.dtype, torch.float32)
     mask = torch.zeros(visible.shape, dtype=wide).masked_fill_(~visible, float("-inf"))
     if wide != query.dtype:
@@ -154,15 +178,11 @@ class DecodeAttention:
         self._count = count
         self._on_cpu = device.type == "cpu"
         self._longest = tiled(max(cache.lengths[:count]) + 1)
-        kind = torch.promote_types(cache.data.dtype, torch.float32)
+        self._kind = torch.promote_types(cache.data.dtype, torch.float32)
         self._rows_N = torch.arange(count, device=device)
         self.positions = torch.tensor(cache.lengths[:count], device=device)
-        visible = torch.arange(self._longest, device=device)[None] <= self.positions[:, None]
-        mask = torch.zeros(visible.shape, dtype=kind, device=device)
-        mask.masked_fill_(~visible, float("-inf"))
-        # A CPU computes the key heads of a row one by one.
-        kv_heads = cache.data.shape[3] if self._on_cpu else 1
-        self._mask = mask.repeat_interleave(kv_heads, dim=0)[:, None]
+        self._kv_heads = cache.data.shape[3]
+        self._masks: dict[int | None, torch.Tensor] = {}
 
     def attend(
         self,
@@ -171,6 +191,7 @@ class DecodeAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Attend as `CacheAttention.attend` says."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
@@ -181,16 +202,30 @@ class DecodeAttention:
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
         factor = dim**-0.5 if scale is None else scale
         k, v = (part[: self._count, :, : self._longest] for part in (keys, values))
+        mask = self._mask(None if window is None or window >= self._longest else window)
         if self._on_cpu:
             q = (q * factor).flatten(0, 1)
-            out = row_attention(q, k.flatten(0, 1), v.flatten(0, 1), self._mask)
+            out = row_attention(q, k.flatten(0, 1), v.flatten(0, 1), mask)
         else:
             # Plain products: a fused kernel gains little for one query, and may be planned for
             # every length. Scores are formed in float32, as a fused kernel does.
-            kind = self._mask.dtype
-            scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind)) + self._mask[:, None]
+            kind = self._kind
+            scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind)) + mask[:, None]
             out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
         return out.reshape(1, self._count, heads, dim)
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """[N, 1, T] what is added to scores, made once a pass."""
+        if window not in self._masks:
+            device = self._data.device
+            at = torch.arange(self._longest, device=device)
+            visible = _visible(at[None], self.positions[:, None], window)
+            mask = torch.zeros(visible.shape, dtype=self._kind, device=device)
+            mask.masked_fill_(~visible, float("-inf"))
+            # A CPU computes the key heads of a row one by one.
+            repeats = self._kv_heads if self._on_cpu else 1
+            self._masks[window] = mask.repeat_interleave(repeats, dim=0)[:, None]
+        return self._masks[window]
 
 
 class PaddingAttention:
@@ -206,6 +241,7 @@ class PaddingAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Attend as `CacheAttention.attend` says."""
         return torch.zeros_like(query).transpose(1, 2)
@@ -227,10 +263,11 @@ class MixedAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
+        window: int | None = None,
     ) -> torch.Tensor:
         """Attend as `CacheAttention.attend` says."""
         outputs = [
-            part.attend(layer, q, k, v, scale)
+            part.attend(layer, q, k, v, scale, window)
             for part, q, k, v in zip(
                 self._parts,
                 query.split(self._sizes, dim=2),

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.kernels.attention_layers import layer_window, unsupported
 from agentrl.kernels.fused_attention import without_plans
 from agentrl.kernels.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.serving.embedded.cache_attention import (
@@ -50,10 +51,17 @@ def _attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     kv_step: CacheAttention,
-    **unused: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    return kv_step.attend(module.layer_idx, query, key, value, scaling), None
+    if used := unsupported(kwargs):
+        raise ConfigError(
+            f"{type(module).__name__} uses {', '.join(used)}, which attention over the rows of the "
+            "embedded engine's cache does not implement; use serving.engine: vllm"
+        )
+    window = layer_window(module, sliding_window)
+    return kv_step.attend(module.layer_idx, query, key, value, scaling, window), None
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -87,6 +95,12 @@ class RowModel:
         without_plans(self.device)
         self._unit = _token_unit(self.device, self._widths())
         self._least = least_rows(model) if self.device.type == "cpu" else 1
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            # Many such models also do to their scores what this engine does not: found here, and
+            # not by the first request.
+            nothing = PaddingAttention(self._unit)
+            with torch.no_grad():
+                self._run([0] * self._unit, nothing.positions.to(self.device), nothing)
 
     def _widths(self) -> tuple[int, int]:
         config = self.config
@@ -253,11 +267,12 @@ def check_supported(model: Any) -> None:
     """Refuse architectures whose numbers this engine would get wrong.
 
     Raises:
-        ConfigError: not a plain decoder with full attention and a linear head.
+        ConfigError: layers that look back otherwise than over all tokens or a window of them, or
+            no plain linear head.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    odd = [kind for kind in kinds if kind != "full_attention"]
+    odd = sorted(kinds - {"full_attention", "sliding_attention"})
     scaled = [
         name
         for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -265,6 +280,7 @@ def check_supported(model: Any) -> None:
     ]
     if odd or scaled or model.get_output_embeddings() is None:
         raise ConfigError(
-            f"the embedded engine runs decoders with full attention and a plain linear head; "
+            "the embedded engine runs decoders with full or sliding attention and a plain linear "
+            f"head; "
             f"{type(model).__name__} has {', '.join(odd + scaled) or 'no output embeddings'}"
         )

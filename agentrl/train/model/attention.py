@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
+from agentrl.kernels.attention_layers import layer_window, unsupported
 from agentrl.kernels.fused_attention import without_plans
 from agentrl.train.model.flex import flexible_attention, is_flexible
 from agentrl.train.model.segments import (
@@ -40,7 +41,6 @@ from agentrl.vision.embed import language_model
 from agentrl.vision.reader import reader_of
 
 ATTENTION = "agentrl_packed_rows"
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
 @contextmanager
@@ -110,14 +110,14 @@ def _packed_rows(
             f"{type(module).__name__} does not hand keyword arguments on to its attention "
             "function, so rows cannot be packed with this model"
         )
-    used = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    used = unsupported(kwargs)
     if used or attention_mask is not None:
         raise TrainError(
             f"{type(module).__name__} uses {used or ['attention_mask']}, which attention over "
             "packed rows does not implement"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    sliding_window = _window_of(module) if sliding_window is None else sliding_window
+    sliding_window = layer_window(module, sliding_window)
     if sliding_window is not None and sliding_window >= segments.num_tokens:
         sliding_window = None
     if query.device.type == "cpu":
@@ -129,16 +129,6 @@ def _packed_rows(
 
 
 AttentionInterface.register(ATTENTION, _packed_rows)
-
-
-def _window_of(module: Any) -> int | None:
-    """What the config says of a layer that leaves its window to the mask, as Qwen2-MoE does."""
-    config: Any = getattr(module, "config", None)
-    layer = getattr(module, "layer_idx", None)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None or layer is None or kinds[layer] != "sliding_attention":
-        return None
-    return config.sliding_window
 
 
 def fused_attention(

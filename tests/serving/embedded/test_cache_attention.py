@@ -12,8 +12,9 @@ HEADS, KV_HEADS, DIM = 6, 2, 16
 LENGTHS = [0, 5, 63, 64, 130]
 
 
+@pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_products_of_a_gpu_are_those_of_a_cpu(dtype):
+def test_the_products_of_a_gpu_are_those_of_a_cpu(dtype, window):
     """Fails if a query head reads the keys of another, or a mask is off by one key."""
     torch.manual_seed(0)
     query = torch.randn(1, HEADS, len(LENGTHS), DIM).to(dtype)
@@ -22,10 +23,8 @@ def test_the_products_of_a_gpu_are_those_of_a_cpu(dtype):
     for on_cpu in (True, False):
         cache = filled_cache(dtype)
         attention = DecodeAttention(cache, len(LENGTHS))
-        if not on_cpu:
-            attention._on_cpu = False
-            attention._mask = attention._mask[::KV_HEADS]
-        found.append(attention.attend(0, query, key, value, None).float())
+        attention._on_cpu = on_cpu
+        found.append(attention.attend(0, query, key, value, None, window).float())
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
     assert torch.allclose(*found, atol=tolerance, rtol=tolerance)
 

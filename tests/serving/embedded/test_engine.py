@@ -10,9 +10,12 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaForCausalLM,
     Phi3Config,
+    Qwen2MoeConfig,
 )
 
 from agentrl.config.fleet import EmbeddedServing
@@ -88,20 +91,38 @@ async def test_log_probs_equal_a_plain_forward_pass(model, engine):
         assert_exact(model, prompt, generation)
 
 
-@pytest.mark.parametrize("kind", [Phi3Config, GPTNeoXConfig])
-async def test_families_that_lay_their_queries_out_otherwise_are_exact(kind) -> None:
-    """Fails if several rows are decoded as if every model left its queries token by token."""
+_GROUPED = {"num_key_value_heads": 2}
+_WINDOWED = _GROUPED | {"sliding_window": 5, "initializer_range": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Phi3Config, _GROUPED),
+        (GPTNeoXConfig, {}),
+        (Gemma3TextConfig, _WINDOWED | {"head_dim": 8, "sliding_window_pattern": 2}),
+        # Leaves its window to the mask.
+        (
+            Qwen2MoeConfig,
+            _WINDOWED | {"use_sliding_window": True, "max_window_layers": 1, "num_experts": 2,
+            "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16},
+        ),
+    ],
+)  # fmt: skip
+async def test_families_that_attend_otherwise_are_exact(kind, settings) -> None:
+    """Fails if several rows are decoded as if every model left its queries token by token, or if a
+    window is off by one key."""
     torch.manual_seed(0)
-    heads = {} if kind is GPTNeoXConfig else {"num_key_value_heads": 2}
     config = kind(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, **heads,
+        eos_token_id=2, **settings,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).float().eval()
     engine = make_engine(model)
     try:
-        prompts = [[5, 6, 7, 8 + index] for index in range(6)]
+        prompts = [[*range(5, 22), 8 + index] for index in range(6)]
         results = await asyncio.gather(
             *(engine.generate(p, params(max_tokens=8), f"s{p[-1]}") for p in prompts)
         )
@@ -329,6 +350,15 @@ def test_a_cache_without_room_for_one_sequence_is_refused(model):
 def test_a_context_beyond_the_model_is_refused(model):
     with pytest.raises(ConfigError, match="128 positions"):
         EmbeddedEngine(model, section=EmbeddedServing(), max_context_tokens=4096)
+
+
+def test_scores_that_are_not_computed_here_are_refused_at_the_start():
+    config = GptOssConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"GptOssAttention uses s_aux.*serving\.engine: vllm"):
+        make_engine(AutoModelForCausalLM.from_config(config).float().eval())
 
 
 def test_draws_follow_the_softmax():
