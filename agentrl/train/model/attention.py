@@ -1,5 +1,7 @@
 """Attention over packed rows: every row attends causally to itself and to nothing else.
 
+Tokens of an image attend to each other in both directions where the model reads it as a whole.
+
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
 touched. Rows are distinguished by their segments, not by a [T, T] mask; rows with a common prefix
 share its keys and values. On a GPU all rows go through FlexAttention in one kernel, and where it
@@ -32,6 +34,7 @@ from agentrl.train.model.segments import (
     Span,
     attention_plan,
     future,
+    mutual_within,
     outside_window,
     path_ranges,
     query_block,
@@ -149,10 +152,13 @@ def fused_attention(
             for tensor in (key, value)
         )
         mask = None
-        if sliding_window is not None or k.shape[2] != length:
+        mutual = mutual_within(segments, start, start + length)
+        if sliding_window is not None or k.shape[2] != length or mutual:
             # The last key is the last query's own.
             depth = k.shape[2] - length
             mask = torch.ones(length, k.shape[2], dtype=torch.bool, device=query.device).tril(depth)
+            for begin, end in mutual:
+                mask[begin:end, depth + begin : depth + end] = True
             if sliding_window is not None:
                 mask = mask.triu(depth + 1 - sliding_window)
         # Of torch's kernels for a GPU only the one for narrow dtypes without a mask knows groups:
@@ -268,7 +274,7 @@ def _block_probabilities(query: Tensor, keys: Tensor, block: Block, scale: float
     scores = torch.bmm(scaled, keys[:, block.first_key : block.last_key].transpose(1, 2))
     # Only the last keys are ever in the future of a query of this block, or a sibling's.
     by_query = scores.view(-1, size, number)
-    by_query[:, :, number - size :] += future(block.siblings, scores.dtype)
+    by_query[:, :, number - size :] += future(block.siblings, block.mutual, scores.dtype)
     if block.window is not None:
         by_query += outside_window(size, number, block.window, scores.dtype)
     return torch.softmax(scores, dim=-1)

@@ -65,9 +65,10 @@ def visible(segments: Segments, sliding_window: int | None, device: torch.device
     reach_T = torch.tensor(reach(segments), device=device)
     position_T = torch.tensor(positions(segments), device=device)
 
-    def on_path(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < reach_T[key])
 
+    on_path = _or_mutual(causal, segments, device) if segments.mutual else causal
     if sliding_window is None:
         return on_path
     # A tensor: with dynamic shapes a captured number becomes a symbol, which kernels cannot take.
@@ -77,6 +78,20 @@ def visible(segments: Segments, sliding_window: int | None, device: torch.device
         return on_path(batch, head, query, key) & (position_T[key] > after_T[query])
 
     return in_window
+
+
+def _or_mutual(causal: MaskFunction, segments: Segments, device: torch.device) -> MaskFunction:
+    """A mask that also shows tokens of an image those behind them."""
+    # The same number for the tokens of one image, and another one for every other token.
+    group = torch.arange(segments.num_tokens)
+    for start, end in segments.mutual:
+        group[start:end] = start
+    group_T = group.to(device)
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return causal(batch, head, query, key) | (group_T[query] == group_T[key])
+
+    return seen
 
 
 @lru_cache(maxsize=4)
@@ -96,6 +111,13 @@ def block_mask(segments: Segments, sliding_window: int | None, device: torch.dev
     before = index[None] < index[:, None]
     seen = (before & (reach_KB.amax(1)[None] > first[:, None])) | torch.eye(count).bool()
     whole = before & (reach_KB.amin(1)[None] >= after[:, None])
+    for start, end in segments.mutual:
+        touched, inside = (
+            slice(start // _BLOCK, -(-end // _BLOCK)),
+            slice(-(-start // _BLOCK), end // _BLOCK),
+        )
+        seen[touched, touched] = True
+        whole[inside, inside] = True
     if sliding_window is not None:
         whole = torch.zeros_like(whole)
     partial, full = (_block_list(blocks, device) for blocks in (seen & ~whole, whole))

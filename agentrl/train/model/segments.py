@@ -2,13 +2,14 @@
 
 A token attends to every token on the path from its tree's root to itself. Segments are laid out
 depth first, so a path names packed positions in ascending order and its k-th token has position k.
+Where a model reads an image as a whole, each of its tokens attends to the ones behind it, too.
 
 Legend: `S` segments, `B` queries of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +36,9 @@ class Segments:
     """[S] Packed tokens of each segment."""
     parents: tuple[int, ...]
     """[S] The segment each one continues, -1 for a root."""
+    mutual: tuple[tuple[int, int], ...] = ()
+    """Packed positions `[start, end)`, ascending, whose tokens all see each other: images of models
+    that read them as a whole. Each lies in one segment."""
 
     @classmethod
     def of_rows(cls, lengths: Sequence[int]) -> Segments:
@@ -66,6 +70,8 @@ class Block:
     """One past the last key."""
     siblings: tuple[int, ...]
     """Lengths of the segments in the block: the last B keys are theirs, and each sees its own."""
+    mutual: tuple[tuple[int, int], ...]
+    """Queries `[start, end)` of the block that all see each other."""
     window: int | None
     """Keys a query may look back on, itself included, if the block has keys beyond that."""
 
@@ -118,6 +124,11 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
+def mutual_within(segments: Segments, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of `Segments.mutual` between two packed positions, counted from the first."""
+    return tuple((a - start, b - start) for a, b in segments.mutual if start <= a and b <= end)
+
+
 @lru_cache(maxsize=32)
 def attention_plan(segments: Segments, window: int | None, query_block: int) -> tuple[Span, ...]:
     """Spans that cover every query once.
@@ -128,7 +139,7 @@ def attention_plan(segments: Segments, window: int | None, query_block: int) -> 
     Args:
         segments: the layout.
         window: of sliding-window attention, in tokens; None looks at everything before.
-        query_block: most queries in a block.
+        query_block: most queries in a block; only an image that is read as a whole may be longer.
     """
     begins = starts(segments)
     above = set(segments.parents)
@@ -147,8 +158,9 @@ def attention_plan(segments: Segments, window: int | None, query_block: int) -> 
             total += segments.lengths[last]
             last += 1
         path = path_ranges(segments, segments.parents[segment])
-        siblings = segments.lengths[segment:last]
-        spans.append(_span(path, begins[segment], siblings, window, query_block))
+        siblings, start = segments.lengths[segment:last], begins[segment]
+        mutual = mutual_within(segments, start, start + sum(siblings))
+        spans.append(_span(path, start, siblings, mutual, window, query_block))
         segment = last
     return tuple(spans)
 
@@ -157,13 +169,13 @@ def _span(
     path: tuple[tuple[int, int], ...],
     start: int,
     siblings: tuple[int, ...],
+    mutual: tuple[tuple[int, int], ...],
     window: int | None,
     query_block: int,
 ) -> Span:
     depth, length = sum(end - begin for begin, end in path), sum(siblings)
     blocks: list[Block] = []
-    for offset in range(0, length, query_block):
-        end = min(offset + query_block, length)
+    for offset, end in _query_stretches(length, query_block, mutual):
         first = 0 if window is None else max(0, depth + offset + 1 - window)
         blocks.append(
             Block(
@@ -172,21 +184,52 @@ def _span(
                 first_key=first,
                 last_key=depth + end,
                 siblings=siblings if len(siblings) > 1 else (end - offset,),
+                mutual=tuple((a - offset, b - offset) for a, b in mutual if offset <= a < end),
                 window=None if window is None or depth + end <= window else window,
             )
         )
     return Span(ranges=_joined([*path, (start, start + length)]), blocks=tuple(blocks))
 
 
-@lru_cache(maxsize=256)
-def future(siblings: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _query_stretches(
+    length: int, query_block: int, mutual: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Stretches `[begin, end)` of queries for blocks; none ends between queries of an image."""
+    begin = 0
+    while begin < length:
+        end = min(begin + query_block, length)
+        for first, last in mutual:
+            if first < end < last:
+                end = first if first > begin else last
+        yield begin, end
+        begin = end
+
+
+def future(
+    siblings: tuple[int, ...], mutual: tuple[tuple[int, int], ...], dtype: torch.dtype
+) -> Tensor:
     """[B, B] what is added to scores: 0 where a query sees the key, -inf where it does not."""
+    return _but_mutual(siblings, mutual, dtype) if mutual else _causal(siblings, dtype)
+
+
+@lru_cache(maxsize=256)
+def _causal(siblings: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     total = sum(siblings)
     mask = torch.full((total, total), float("-inf"), dtype=dtype)
     start = 0
     for length in siblings:
         mask[start : start + length, start : start + length].triu_(1)
         start += length
+    return mask
+
+
+@lru_cache(maxsize=16)  # of a megabyte each, and seldom the same in two micro-batches
+def _but_mutual(
+    siblings: tuple[int, ...], mutual: tuple[tuple[int, int], ...], dtype: torch.dtype
+) -> Tensor:
+    mask = _causal(siblings, dtype).clone()
+    for begin, end in mutual:
+        mask[begin:end, begin:end] = 0.0
     return mask
 
 
@@ -202,7 +245,7 @@ def reach(segments: Segments) -> tuple[int, ...]:
     """[T] One past the last packed token that is below or in the segment of each token.
 
     A query q sees a key k exactly if `k <= q < reach[k]`: depth first, what continues a segment
-    follows it without a gap.
+    follows it without a gap. Beside that it sees the keys that are `mutual` with it.
     """
     ends = [
         start + length for start, length in zip(starts(segments), segments.lengths, strict=True)

@@ -49,6 +49,17 @@ def random_tree(rng, *, segments=9, longest=40):
     return Segments(lengths=tuple(lengths), parents=tuple(parents))
 
 
+def with_images(segments, rng):
+    """The tree with stretches in about half of its segments whose tokens see each other."""
+    mutual, start = [], 0
+    for length in segments.lengths:
+        if rng.random() < 0.5:
+            cuts = sorted(rng.randint(0, length) for _ in range(4))
+            mutual += [(start + a, start + b) for a, b in (cuts[:2], cuts[2:]) if b - a > 1]
+        start += length
+    return replace(segments, mutual=tuple(mutual))
+
+
 def dense_mask(segments, window=None):
     """[T, T] True where a query sees a key, from the definition: walk up to the root."""
     owner = [s for s, length in enumerate(segments.lengths) for _ in range(length)]
@@ -62,6 +73,10 @@ def dense_mask(segments, window=None):
             segment = segments.parents[segment]
         seen = [key for key in range(query + 1) if owner[key] in above]
         mask[query, seen if window is None else seen[-window:]] = True
+        # The window hides what is too far behind, and nothing that is ahead.
+        for start, end in segments.mutual:
+            if start <= query < end:
+                mask[query, query:end] = True
     return mask
 
 
@@ -73,12 +88,19 @@ def attention_inputs(tokens, heads=6, kv_heads=2, dim=8):
     ]
 
 
-@given(st.integers(0, 10**6), st.sampled_from([None, None, 1, 7, 60]), st.sampled_from([12, 200]))
-@settings(max_examples=15, deadline=None)
-def test_attention_over_a_tree_is_masked_attention(seed, window, longest):
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([None, None, 1, 7, 60]),
+    st.sampled_from([12, 200]),
+    st.booleans(),
+)
+@settings(max_examples=20, deadline=None)
+def test_attention_over_a_tree_is_masked_attention(seed, window, longest, images):
     """Fails if a span's keys are not in the order of the path, if merged siblings see each other,
-    or if the gradient of a shared key misses one of its branches."""
+    if a block divides an image, or if the gradient of a shared key misses one of its branches."""
     segments = random_tree(random.Random(seed), longest=longest)
+    if images:
+        segments = with_images(segments, random.Random(seed))
     inputs = attention_inputs(segments.num_tokens)
     query, key, value = inputs
     scores = query @ key.repeat_interleave(3, 1).transpose(2, 3) * SCALE
@@ -95,10 +117,12 @@ def test_attention_over_a_tree_is_masked_attention(seed, window, longest):
             assert torch.allclose(mine, other, rtol=1e-10, atol=1e-12)
 
 
-@given(st.integers(0, 10**6), st.sampled_from([None, 1, 7]))
+@given(st.integers(0, 10**6), st.sampled_from([None, 1, 7]), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_the_mask_of_the_gpu_kernel_is_the_same_tree(seed, window):
+def test_the_mask_of_the_gpu_kernel_is_the_same_tree(seed, window, images):
     segments = random_tree(random.Random(seed), longest=8)
+    if images:
+        segments = with_images(segments, random.Random(seed))
     at = torch.arange(segments.num_tokens)
     mask = visible(segments, window, torch.device("cpu"))
     none = torch.zeros((), dtype=torch.int64)
@@ -113,8 +137,9 @@ def test_the_mask_of_the_gpu_kernel_captures_tensors_alone():
             found = cell.cell_contents
             yield from captured(found) if callable(found) else [found]
 
-    for window in (None, 7):
-        mask = visible(Segments.of_rows((5, 9)), window, torch.device("cpu"))
+    for window, mutual in ((None, ()), (7, ()), (7, ((1, 4),))):
+        segments = replace(Segments.of_rows((5, 9)), mutual=mutual)
+        mask = visible(segments, window, torch.device("cpu"))
         kinds = [isinstance(found, torch.Tensor) for found in captured(mask)]
         assert kinds
         assert all(kinds)
@@ -154,6 +179,8 @@ def test_the_gpu_kernel_computes_the_same_without_being_compiled():
 def test_the_gpu_kernel_visits_each_block_with_a_visible_key(seed, window):
     """Fails if a block is skipped, or taken as whole, by one token too many."""
     segments = random_tree(random.Random(seed), longest=400)
+    if seed % 2:
+        segments = with_images(segments, random.Random(seed))
     tokens = segments.num_tokens
     count = -(-tokens // 128)
     short = count * 128 - tokens
@@ -188,6 +215,17 @@ def listed(counts, indices):
     for query, number in enumerate(counts[0, 0].tolist()):
         out[query, indices[0, 0, query, :number].long()] = True
     return out
+
+
+def test_blocks_inside_an_image_are_whole():
+    """An image of 300 tokens fills a block of the kernel, ahead of the diagonal, too."""
+    segments = replace(Segments.of_rows((500,)), mutual=((120, 420),))
+    made = block_mask(segments, None, torch.device("cpu"))
+    full = listed(made.full_kv_num_blocks, made.full_kv_indices)
+    seen = full | listed(made.kv_num_blocks, made.kv_indices)
+    assert full[1:3, 1:3].all()
+    assert seen[0].tolist() == [True] * 4
+    assert full[0].tolist() == [False] * 4
 
 
 def test_short_siblings_share_a_product_and_long_ones_do_not():
