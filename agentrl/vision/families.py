@@ -28,7 +28,9 @@ class VisionFamily:
     name: str
     """As users say it."""
     token: str
-    """Text that chat templates write for an image, and that stands for one feature of it."""
+    """Text that chat templates write for an image."""
+    placeholder: str
+    """Text of the token that stands for one feature of an image; `token` itself in most."""
     expand: Callable[[Any, Mapping[str, Any], Any], str]
     """Text of an image from the image processor, its output and the config of the model."""
     grid: Callable[[Any, Mapping[str, Any], Any], Grid]
@@ -43,10 +45,14 @@ class VisionFamily:
     """Tensors of the image processor that `features` reads."""
     options: Mapping[str, Any]
     """Settings with which the image processor is called."""
-    markers: tuple[int, int] = (0, 0)
-    """Tokens of an image before its first placeholder and behind its last one."""
+    markers: tuple[int, int] | None = (0, 0)
+    """Tokens of an image before its first placeholder and behind its last one; None where the text
+    around an image may be part of them, so that their number is not fixed."""
     multi_axis_rope: bool = False
     """Whether tokens of an image have positions by frame, row and column (m-rope)."""
+    mutual: bool = False
+    """Whether the model reads an image as a whole: each of its placeholders, which stand side by
+    side, attends to those behind it, too."""
 
 
 def family_of(config: Any, *, path: str) -> VisionFamily | None:
@@ -133,10 +139,32 @@ def _tiled_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[t
     return [(tiles.flatten(0, 1),) for tiles in found.chunk(len(images))]
 
 
+def _expand_framed(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    features = _FRAMED_PLACEHOLDER * config.mm_tokens_per_image
+    facts = SimpleNamespace(full_image_sequence=f"\n\n{_FRAMED_TOKEN}{features}<end_of_image>\n\n")
+    return Gemma3Processor.replace_image_token(facts, dict(pixels), 0)  # type: ignore[arg-type]
+
+
+def _framed_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
+    side = isqrt(config.mm_tokens_per_image)
+    return 1, side, side
+
+
+def _framed_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, ...]]:
+    found = body.get_image_features(
+        torch.cat([pixels["pixel_values"] for pixels in images]), return_dict=True
+    )
+    return [(features,) for features in found.pooler_output]
+
+
 _QWEN_TOKEN, _TILE_TOKEN = "<|image_pad|>", "<image>"
+_FRAMED_TOKEN, _FRAMED_PLACEHOLDER = "<start_of_image>", "<image_soft_token>"
 _QWEN_VL = VisionFamily(
     name="Qwen2-VL, Qwen2.5-VL and Qwen3-VL",
     token=_QWEN_TOKEN,
+    placeholder=_QWEN_TOKEN,
     expand=_expand_qwen,
     grid=_qwen_grid,
     features=_qwen_features,
@@ -148,6 +176,7 @@ _QWEN_VL = VisionFamily(
 _TILED = VisionFamily(
     name="SmolVLM and Idefics3",
     token=_TILE_TOKEN,
+    placeholder=_TILE_TOKEN,
     expand=_expand_tiles,
     grid=_tile_grid,
     features=_tiled_features,
@@ -156,11 +185,27 @@ _TILED = VisionFamily(
     options={"return_row_col_info": True},
     markers=(2, 1),
 )
+_FRAMED = VisionFamily(
+    name="Gemma 3",
+    token=_FRAMED_TOKEN,
+    placeholder=_FRAMED_PLACEHOLDER,
+    expand=_expand_framed,
+    grid=_framed_grid,
+    features=_framed_features,
+    tower="vision_tower",
+    inputs=("pixel_values",),
+    # With crops (pan and scan) an image would be several, with English words between them.
+    options={"do_pan_and_scan": False},
+    # The line breaks around an image are one token with those of the text beside it.
+    markers=None,
+    mutual=True,
+)
 FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": _QWEN_VL,
     "qwen2_5_vl": _QWEN_VL,
     "qwen3_vl": _QWEN_VL,
     "smolvlm": _TILED,
     "idefics3": _TILED,
+    "gemma3": _FRAMED,
 }
 """By the `model_type` of a config."""

@@ -72,14 +72,15 @@ class VisionReader:
             ConfigError: the tokenizer does not know the family's token of images.
         """
         self.family = family
-        self.token = self.placeholder = family.token
+        self.token, self.placeholder = family.token, family.placeholder
         known = tokenizer.get_vocab()
-        if family.token not in known:
-            raise ConfigError(
-                f"the tokenizer of model.path has no token {family.token!r}, which stands for an "
-                f"image in models of the family {family.name}"
-            )
-        self.placeholder_id: int = known[family.token]
+        for token in (family.token, family.placeholder):
+            if token not in known:
+                raise ConfigError(
+                    f"the tokenizer of model.path has no token {token!r}, which stands for an "
+                    f"image in models of the family {family.name}"
+                )
+        self.placeholder_id: int = known[family.placeholder]
         self.folder: ImageFolder | None = None
         """Folder of the run; None until the run is opened."""
         self._processor = processor
@@ -125,6 +126,7 @@ class VisionReader:
     @property
     def markers(self) -> tuple[int, int]:
         """Tokens of an image before its first placeholder and behind its last one."""
+        assert self.family.markers is not None  # refused at the start of a run (`open_images`)
         return self.family.markers
 
     def png(self, digest: str) -> bytes:

@@ -11,7 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -179,9 +188,56 @@ _SMOLVLM_SPECIALS = [
 ]
 
 
+_GEMMA_SPECIALS = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+]
+
+
+def _gemma() -> Tokenizer:
+    """Spaces as U+2581, none added, byte tokens, and runs of line breaks as added tokens."""
+    byte_tokens = [f"<0x{i:02X}>" for i in range(256)]
+    trained = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    trained.normalizer = normalizers.Replace(" ", "\u2581")
+    trained.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[*_GEMMA_SPECIALS, *byte_tokens], show_progress=False
+    )
+    trained.train_from_iterator(
+        [text.encode("ascii", "ignore").decode() for text in _TEXT], trainer
+    )
+    # Byte tokens are vocabulary, not markers: rebuild without the trainer's added tokens.
+    fresh = Tokenizer(trained.model)
+    fresh.normalizer, fresh.pre_tokenizer = trained.normalizer, trained.pre_tokenizer
+    fresh.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = [AddedToken(text, special=True, normalized=False) for text in _GEMMA_SPECIALS]
+    fresh.add_special_tokens(special)
+    runs = ["\n" * count for count in range(2, 8)]
+    fresh.add_tokens([AddedToken(run, special=False, normalized=False) for run in runs])
+    return fresh
+
+
 @cache
 def seeing_tokenizer(name: str) -> Any:
     """The tokenizer of a vision-language family, as `model` makes those of language models."""
+    if name == "gemma3":
+        return _wrap(
+            _gemma(),
+            "gemma3",
+            bos_token="<bos>",
+            eos_token="<eos>",
+            pad_token="<pad>",
+            unk_token="<unk>",
+        )
     if name in ("smolvlm", "idefics3"):
         return _wrap(
             _byte_level(_SMOLVLM_SPECIALS),

@@ -82,13 +82,20 @@ def _moved(span: ImageSpan, start: int) -> ImageSpan:
     )
 
 
-def exact_seeing_model(folder: Path) -> Any:
-    """A float64 Qwen2-VL whose norms are float64, too; run it inside `exact_rotation`."""
-    model = seeing_model("qwen2_vl", folder, dtype=torch.float64)
+def exact_seeing_model(folder: Path, *, name: str = "qwen2_vl") -> Any:
+    """A float64 model whose norms are float64, too; run it inside `exact_rotation`."""
+    model = seeing_model(name, folder, dtype=torch.float64)
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__ == "Qwen2VLRMSNorm":
-                setattr(module, name, TrueRMSNorm(child.weight, child.variance_epsilon))
+        for child_name, child in list(module.named_children()):
+            kind = type(child).__name__
+            if kind == "Qwen2VLRMSNorm":
+                exact = TrueRMSNorm(child.weight, child.variance_epsilon)
+            elif kind == "Gemma3RMSNorm":
+                # Its weight is what is added to 1.
+                exact = TrueRMSNorm(torch.nn.Parameter(child.weight.detach() + 1), child.eps)
+            else:
+                continue
+            setattr(module, child_name, exact)
     return model
 
 

@@ -29,7 +29,7 @@ def values(critic: ValueModel, group: TrajectoryGroup) -> Tensor:
         return backend.values(backend.to_tensors(micro))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "smolvlm"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "smolvlm", "gemma3"])
 def test_values_depend_on_pixels_and_teach_the_tower(name: str, tmp_path: Path) -> None:
     path = str(checkpoint(name, tmp_path / "model"))
     section = ModelSection(path=path, dtype="float32", device="cpu")
@@ -40,7 +40,8 @@ def test_values_depend_on_pixels_and_teach_the_tower(name: str, tmp_path: Path) 
     torch.nn.init.normal_(critic.value_head.weight)
     before = values(critic, group)
     before.sum().backward()
-    tower = [p for n, p in critic.named_parameters() if "visual." in n or "vision_model." in n]
+    towers = ("visual.", "vision_model.", "vision_tower.")
+    tower = [p for n, p in critic.named_parameters() if any(part in n for part in towers)]
     assert tower[0].grad is not None
     assert tower[0].grad.abs().max() > 0
     # Another picture of the same size in the place of the first.

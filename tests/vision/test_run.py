@@ -18,13 +18,13 @@ from agentrl.config.schema import ModelSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.preflight.reward.recorded_solutions import record_solutions
-from agentrl.runtime.checks.vision import check_seeing
+from agentrl.runtime.checks.vision import check_seeing, open_images
 from agentrl.runtime.fit.launch import fit
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sample import evaluate
 from tests.runtime.tiny_project import BACKEND
-from tests.vision.tiny_seeing import checkpoint
+from tests.vision.tiny_seeing import checkpoint, reader_for
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -143,3 +143,6 @@ def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None
     assert "runtime.kind: local (got ray)" in str(refused.value)
     assert "train.lora.sync: merged (got adapters)" in str(refused.value)
     check_seeing(RunConfig.model_validate(settings(tmp_path)))
+    config = settings(tmp_path) | {"serving": {"engine": "vllm"}}
+    with pytest.raises(ConfigError, match=r"a Gemma 3, .*serving.engine: embedded \(got vllm\)"):
+        open_images(RunConfig.model_validate(config), reader_for("gemma3", tmp_path), tmp_path)

@@ -12,7 +12,10 @@ from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
 from tests.vision.tiny_seeing import FAMILIES, model_of, seeing_model
 
-TOWERS = dict.fromkeys(FAMILIES, ".visual.") | {"smolvlm": ".vision_model."}
+TOWERS = dict.fromkeys(FAMILIES, ".visual.") | {
+    "smolvlm": ".vision_model.",
+    "gemma3": ".vision_tower.",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

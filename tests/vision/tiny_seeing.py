@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from PIL import Image as pil
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Qwen2_5_VLConfig,
@@ -26,6 +28,7 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -36,7 +39,7 @@ from agentrl.vision.families import family_of
 from agentrl.vision.reader import VisionReader, attach_reader
 from tests.chat.chat_models import seeing_tokenizer
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3")
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -50,13 +53,27 @@ _TEXT = {
 }
 
 
+_SMALL_TOWER = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "patch_size": 16,
+}
 _TILED = {"smolvlm": SmolVLMImageProcessorPil, "idefics3": Idefics3ImageProcessorPil}
 
 
 def processor(name: str) -> Any:
-    """The image processor of a family; images have at most 24 features, or 5 tiles of 4."""
+    """The image processor of a family; images have at most 24 features, or 5 tiles of 4.
+
+    Those of Gemma 3 all have 16.
+    """
     if name in _TILED:
         return _TILED[name](size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+    if name == "gemma3":
+        # A checkpoint may ask for crops, which are left out.
+        return Gemma3ImageProcessorPil(size={"height": 64, "width": 64}, do_pan_and_scan=True)
     patch = 16 if name == "qwen3_vl" else 14
     least = (2 * patch) ** 2
     return Qwen2VLImageProcessorPil(min_pixels=least, max_pixels=least * 24, patch_size=patch)
@@ -71,20 +88,23 @@ def config(name: str) -> Any:
         if name == "idefics3":
             # The attention of a vLLM server on a CPU begins at heads of 32.
             text |= {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-        vision = {
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 64,
-            "patch_size": 16,
-        }
         made = SmolVLMConfig if name == "smolvlm" else Idefics3Config
         return made(
             text_config={"model_type": "llama", **text},
-            vision_config=vision,
+            vision_config=_SMALL_TOWER,
             scale_factor=2,
             image_token_id=vocab["<image>"],
+        )
+    if name == "gemma3":
+        text |= {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}
+        return Gemma3Config(
+            # A window hides a part of an image from the rest of it.
+            text_config=text | {"sliding_window": 12},
+            vision_config=_SMALL_TOWER | {"vision_use_head": False},
+            mm_tokens_per_image=16,
+            boi_token_index=vocab["<start_of_image>"],
+            eoi_token_index=vocab["<end_of_image>"],
+            image_token_index=vocab["<image_soft_token>"],
         )
     text["rope_parameters"] = {
         "rope_type": "default",
@@ -124,6 +144,7 @@ def config(name: str) -> Any:
 
 
 _CLASSES = {
+    "gemma3": Gemma3ForConditionalGeneration,
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,

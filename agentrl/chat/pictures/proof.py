@@ -1,8 +1,8 @@
 """The prefix check for images: deltas with images are what the template gives for the whole.
 
-Three turns with images in each, of different sizes, two in one turn, and one in a tool's result
-where the template shows results. A tool's image must be the last thing that a check reads, since
-some templates refuse a call that was never made.
+Three turns with images in each, of different sizes, two in one turn, and one in a tool's result,
+which is a user message where the template shows no results. A tool's image must be the last thing
+that a check reads, since some templates refuse a call that was never made.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.chat.pictures.slots import IMAGE_SLOT, expand_all, find_spans, images_of
-from agentrl.chat.template import PROBE_CALL_ID, PROBE_TOOL, GuardedTemplate
+from agentrl.chat.template import PROBE_CALL_ID, PROBE_TOOL, GuardedTemplate, wrap_tool_text
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.types import IMAGE_MARK, Image, Message
@@ -38,11 +38,9 @@ def prove_images(template: GuardedTemplate, boundaries: Boundaries, codec: Codec
     try:
         if difference := check.compare(opening, turns):
             return difference
-        if "tool" not in boundaries.pieces or not template.abilities.tool_role:
-            return None
         for text in (f"A picture: {IMAGE_MARK}", IMAGE_MARK):
             result = _shown("tool", text, high)
-            if difference := check.compare(opening, [[result]], tolerant=True):
+            if difference := check.compare(opening, [[result]], tolerant=check.shows_results):
                 return f"in a tool's result, {difference}"
     except ChatError as error:
         return str(error)
@@ -66,6 +64,7 @@ class _ImageCheck:
         self._template = template
         self._boundaries = boundaries
         self._codec = codec
+        self.shows_results = "tool" in boundaries.pieces and template.abilities.tool_role
 
     def compare(
         self,
@@ -84,11 +83,11 @@ class _ImageCheck:
         template, pieces, codec = self._template, self._boundaries, self._codec
         reader = template.images
         assert reader is not None
-        entries = [_entry(message) for message in opening]
+        entries = [self._entry(message) for message in opening]
         images = images_of(opening)
         appended = template.raw(entries, generate=True)
         for number, turn in enumerate(turns, start=1):
-            entries += [{"role": "assistant", "content": _WORDS}, *map(_entry, turn)]
+            entries += [{"role": "assistant", "content": _WORDS}, *map(self._entry, turn)]
             delta = "".join(pieces.compose(turn, template.guard))
             appended += pieces.lead + _WORDS + pieces.close + delta
             rendered = template.attempt(entries, generate=True)
@@ -110,10 +109,11 @@ class _ImageCheck:
                     return f"an image of turn {number} is at {span}, and in the whole at {theirs}"
         return None
 
-
-def _entry(message: Message) -> dict[str, object]:
-    content = message.content.replace(IMAGE_MARK, IMAGE_SLOT)
-    entry: dict[str, object] = {"role": message.role, "content": content}
-    if message.role == "tool":
-        entry |= {"tool_call_id": message.tool_call_id, "name": message.name}
-    return entry
+    def _entry(self, message: Message) -> dict[str, object]:
+        content = message.content.replace(IMAGE_MARK, IMAGE_SLOT)
+        if message.role != "tool":
+            return {"role": message.role, "content": content}
+        if not self.shows_results:
+            return {"role": "user", "content": wrap_tool_text(content)}
+        ids = {"tool_call_id": message.tool_call_id, "name": message.name}
+        return {"role": "tool", "content": content, **ids}

@@ -72,8 +72,16 @@ def open_images(config: RunConfig, reader: VisionReader | None, folder: Path) ->
         folder: made when the first image comes.
 
     Raises:
-        ConfigError: as `check_seeing`.
+        ConfigError: as `check_seeing`, or vLLM servers for a family that they cannot be shown.
     """
     if reader is not None:
         check_seeing(config)
+        family = reader.family
+        if config.serving.engine != "embedded" and family.markers is None:
+            raise ConfigError(
+                f"model.path {config.model.path!r} is a {family.name}, whose images are not shown "
+                "to vLLM servers: the line breaks around an image are one token with those of the "
+                "text beside it, so the ids of a prompt do not say what a server would make of it; "
+                f"use serving.engine: embedded (got {config.serving.engine})"
+            )
         reader.folder = ImageFolder(folder.absolute())

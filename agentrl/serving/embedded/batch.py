@@ -124,6 +124,8 @@ class Batch:
                 self.cache.lengths[row] = 0
             else:
                 request.cached = self.cache.adopt_prefix(row, request.prompt)
+                if request.images is not None:
+                    request.cached = self.cache.lengths[row] = request.images.cut(request.cached)
                 ids = request.prompt[request.cached :]
                 source = len(wave.segments)
                 leaders[key] = (row, source)
@@ -147,11 +149,11 @@ class Batch:
         for segment in segments:
             rest = segment
             self.counts["prefill_tokens"] += len(rest.ids)
-            while len(rest.ids) > self._max_prefill:
-                head = rest.part(0, self._max_prefill)
+            while (length := rest.first_part(self._max_prefill)) < len(rest.ids):
+                head = rest.part(0, length)
                 self.model.prefill(self.cache, [head])
                 self.cache.append_ids(segment.row, head.ids)
-                rest = rest.part(self._max_prefill, len(rest.ids))
+                rest = rest.part(length, len(rest.ids))
             last.append(rest)
         return last
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -58,6 +59,30 @@ class CacheSegment:
     images: PromptImages | None = None
     """Images of the whole prompt; None for text alone."""
 
+    def sees(self) -> torch.Tensor:
+        """[L] Last position that each token attends to, none of them behind the segment."""
+        end = self.start + len(self.ids)
+        if self.images is None:
+            return torch.arange(self.start, end)
+        return torch.from_numpy(self.images.sees[self.start : end])
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if any token attends to one behind it."""
+        if self.images is None:
+            return False
+        own = np.arange(self.start, self.start + len(self.ids))
+        return bool((self.images.sees[own] > own).any())
+
+    def first_part(self, most: int) -> int:
+        """Tokens that may be computed before the others: up to `most`, or one longer image."""
+        if self.images is None or len(self.ids) <= most:
+            return min(most, len(self.ids))
+        end = self.images.cut(self.start + most)
+        if end <= self.start:
+            end = int(self.images.sees[self.start]) + 1
+        return end - self.start
+
     def part(self, start: int, end: int) -> CacheSegment:
         """Some of its tokens, counted from its first."""
         return replace(self, start=self.start + start, ids=self.ids[start:end])
@@ -72,6 +97,8 @@ class PrefillAttention:
         at = [p for s in segments for p in range(s.start, s.start + len(s.ids))]
         self.positions = torch.tensor(at, device=cache.data.device)
         self._segments = tuple(segments)
+        self._sees = [segment.sees().to(cache.data.device) for segment in segments]
+        self._looks_ahead = [segment.looks_ahead for segment in segments]
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
 
     def attend(
@@ -98,8 +125,9 @@ class PrefillAttention:
             if self._on_cpu:
                 q = q[0] * (dim**-0.5 if scale is None else scale)
                 for first in range(0, length, TILE):
+                    sees = self._sees[number][first : first + TILE]
                     chunk = q[:, first : first + TILE]
-                    out = _attend_to_row(chunk, keys[row], values[row], start + first, window)
+                    out = _attend_to_row(chunk, keys[row], values[row], start + first, sees, window)
                     outputs.append(out[None])
                 continue
             # Repeating a few key heads is much cheaper than a kernel for groups.
@@ -119,19 +147,25 @@ class PrefillAttention:
         start, length = segment.start, len(segment.ids)
         end = start + length
         window = None if window is None or window >= end else window
-        if window is None and (start == 0 or length == 1):
+        causal = (start == 0 or length == 1) and not self._looks_ahead[number]
+        if window is None and causal:
             return None
         key = number, window
         if key not in self._masks:
             at = torch.arange(end, device=self._data.device)
-            self._masks[key] = _visible(at[None], at[start:, None], window)
+            self._masks[key] = _visible(at, at[start:], self._sees[number], window)
         return self._masks[key]
 
 
-def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Whether queries at some positions see keys at others."""
-    visible = keys <= queries
-    return visible if window is None else visible & (keys > queries - window)
+def _visible(
+    keys_T: torch.Tensor, queries_L: torch.Tensor, sees_L: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """[L, T] Whether queries at some positions see keys at others, up to the last that they see.
+
+    A window hides keys behind a query, and none ahead of it.
+    """
+    visible = keys_T <= sees_L[:, None]
+    return visible if window is None else visible & (keys_T > queries_L[:, None] - window)
 
 
 def _attend_to_row(
@@ -139,6 +173,7 @@ def _attend_to_row(
     keys: torch.Tensor,
     values: torch.Tensor,
     start: int,
+    sees: torch.Tensor,
     window: int | None,
 ) -> torch.Tensor:
     """Attention [H, L, D] of L tokens of one row, to the bits of `DecodeAttention`.
@@ -148,12 +183,13 @@ def _attend_to_row(
         keys: [K, T, D] of the row, those of the tokens themselves included.
         values: [K, T, D].
         start: position of the first token.
+        sees: [L] last position that each token attends to.
         window: as `CacheAttention.attend` takes it.
     """
     (heads, length, dim), kv_heads = query.shape, keys.shape[0]
-    share, end = heads // kv_heads, tiled(start + length)
+    share, end = heads // kv_heads, tiled(int(sees.max()) + 1)
     at = torch.arange(end)
-    visible = _visible(at[None], at[start : start + length, None], window)
+    visible = _visible(at, at[start : start + length], sees, window)
     wide = torch.promote_types(query.dtype, torch.float32)
     mask = torch.zeros(visible.shape, dtype=wide).masked_fill_(~visible, float("-inf"))
     if wide != query.dtype:
@@ -219,7 +255,7 @@ class DecodeAttention:
         if window not in self._masks:
             device = self._data.device
             at = torch.arange(self._longest, device=device)
-            visible = _visible(at[None], self.positions[:, None], window)
+            visible = _visible(at, self.positions, self.positions, window)
             mask = torch.zeros(visible.shape, dtype=self._kind, device=device)
             mask.masked_fill_(~visible, float("-inf"))
             # A CPU computes the key heads of a row one by one.

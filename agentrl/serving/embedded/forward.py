@@ -168,7 +168,9 @@ class RowModel:
     def _run(
         self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
     ) -> torch.Tensor:
-        self.model.config._attn_implementation = ATTENTION
+        # Not the whole of a model that sees: its tower attends as it was made to.
+        part = self.model if self._reader is None else self._decoder
+        part.config._attn_implementation = ATTENTION
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
             position_ids=positions[None],

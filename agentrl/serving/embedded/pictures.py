@@ -32,6 +32,15 @@ class PromptImages:
     """[3, L] Rotary positions by frame, row and column."""
     offset: int
     """Rotary position of the token behind the prompt, less L."""
+    sees: np.ndarray
+    """[L] Last position that each token attends to: its own, or the end of its image where the
+    model reads an image as a whole."""
+
+    def cut(self, at: int) -> int:
+        """The last position up to `at` where a prompt may be divided: in no image that is whole."""
+        while at and self.sees[at - 1] >= at:
+            at -= 1
+        return at
 
     def within(self, start: int, end: int) -> list[PlacedFeatures]:
         """Features that stand in a part of the prompt, with positions inside that part."""
@@ -66,6 +75,7 @@ class ImageNumbers:
         """
         placeholder = self._reader.placeholder_id
         keys, feature = prompt.copy(), np.full(len(prompt), -1, dtype=np.int32)
+        sees = np.arange(len(prompt))
         for number, span in enumerate(spans):
             inside = prompt[span.start : span.end] == placeholder
             if span.end > len(prompt) or int(inside.sum()) != span.features:
@@ -77,6 +87,8 @@ class ImageNumbers:
             at = span.start + np.flatnonzero(inside)
             keys[at] = self._numbers.setdefault(span.digest, -1 - len(self._numbers))
             feature[at] = np.arange(span.features)
+            if self._reader.family.mutual:
+                sees[at] = at[-1]
         positions = rotary_positions(self._reader, spans, len(prompt) + 1)
         return PromptImages(
             keys=keys,
@@ -84,4 +96,5 @@ class ImageNumbers:
             spans=tuple(spans),
             positions=positions[:, :-1],
             offset=int(positions[0, -1]) - len(prompt),
+            sees=sees,
         )

@@ -7,6 +7,7 @@ rows depends on that, and the tower's weights get a gradient of zero from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +40,7 @@ def tower_passes(model: Any, batch: TensorBatch) -> int:
 
 
 def image_arguments(model: Any, batch: TensorBatch, segments: Segments) -> dict[str, Any]:
-    """Embeddings and positions of packed rows, with features in the place of placeholders.
+    """Arguments for packed rows of a language model: features in the place of placeholders.
 
     Args:
         model: whole, with the vision tower.
@@ -47,8 +48,8 @@ def image_arguments(model: Any, batch: TensorBatch, segments: Segments) -> dict[
         segments: of the batch.
 
     Raises:
-        TrainError: a model of text, one whose layers carry a state, or placeholders that are not
-            those of the image.
+        TrainError: a model of text, one whose layers carry a state, placeholders that are not
+            those of the image, or an image that is divided and must not be.
         DataError: an image that cannot be read.
     """
     reader = _reader(model, batch)
@@ -58,7 +59,29 @@ def image_arguments(model: Any, batch: TensorBatch, segments: Segments) -> dict[
         found = _blank_features(model, reader, passes=batch.blank_passes)
         arguments["inputs_embeds"] = _Behind.apply(arguments["inputs_embeds"], *found)
     positions = _positions(reader, batch, segments).to(batch.input_ids_T.device)
-    return {**arguments, "position_ids": positions}
+    if reader.family.mutual:
+        segments = _with_mutual(segments, placed)
+    return {**arguments, "position_ids": positions, "segments": segments}
+
+
+def _with_mutual(segments: Segments, placed: Sequence[PlacedFeatures]) -> Segments:
+    """The segments of a model whose images are read as a whole, each token seeing all of its own.
+
+    Raises:
+        TrainError: an image that does not stand in one segment without a gap.
+    """
+    bounds = (0, *np.cumsum(segments.lengths).tolist())
+    mutual = sorted((int(at.positions[0]), int(at.positions[-1]) + 1) for at in placed)
+    for (start, end), at in zip(
+        mutual, sorted(placed, key=lambda at: at.positions[0]), strict=True
+    ):
+        whole = end - start == len(at.positions)
+        if not whole or any(start < bound < end for bound in bounds):
+            raise TrainError(
+                f"{at.what} ({at.digest[:8]}) stands at {start} to {end} of a micro-batch whose "
+                f"segments end at {bounds[1:]}; an image that is read as a whole cannot be divided"
+            )
+    return replace(segments, mutual=tuple(mutual))
 
 
 def _blank_features(model: Any, reader: VisionReader, *, passes: int) -> list[Tensor]:

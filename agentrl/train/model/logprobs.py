@@ -165,9 +165,7 @@ def _read(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, segments: Segm
 
 def _read_with_images(model: Any, batch: TensorBatch, segments: Segments) -> Tensor:
     """As `_read`, with features in the place of placeholders."""
-    out = language_model(model)(
-        **image_arguments(model, batch, segments), use_cache=False, segments=segments
-    )
+    out = language_model(model)(**image_arguments(model, batch, segments), use_cache=False)
     return out.last_hidden_state[0]
 
 
