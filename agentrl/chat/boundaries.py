@@ -59,6 +59,8 @@ class RolePiece:
     """The generation prompt after a message of this role."""
     before_image: str | None = None
     """Text before a message that begins with an image, where it is not `before`."""
+    after_image: str = ""
+    """Text between an image and the text behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,13 @@ class Boundaries:
     own to end with: the model ends it by sampling the first token of the next message (GLM)."""
     image: str = ""
     """What the template writes for an image; empty for a model that reads text only."""
+    earlier: str = ""
+    """What stands before the words of an earlier turn of the assistant where that differs from the
+    generation prompt, in white space alone; empty where it does not."""
+
+    def as_generated(self, text: str) -> str:
+        """A rendered conversation as the model saw it: each turn behind its generation prompt."""
+        return text.replace(self.earlier, self.generation) if self.earlier else text
 
     def opener(self, messages: Sequence[Message]) -> int | None:
         """Token of `openers` with which these messages begin; None where turns are closed."""
@@ -146,6 +155,9 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
     prompt = template.raw([user], generate=True)
     lead = whole[len(prompt) : whole.index(_ANSWER)] if whole.startswith(prompt) else ""
     after_user, generation = _tail(template, [user, answer], "user", following)
+    asked = prompt.removesuffix(generation)
+    earlier = whole[len(asked) : whole.index(_ANSWER)] if whole.startswith(asked) else ""
+    differs = not earlier.startswith(generation) and earlier.split() == generation.split()
     if not after_user.strip() and _stays_open(template, [user, answer]):
         close = separator = ""
     else:
@@ -161,10 +173,12 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
             "the chat template rewrites the text of user messages in a way that is neither "
             "trimming nor JSON; deltas cannot be exact"
         )
-    image = "" if template.images is None else _image_text(template)
+    image, gap = _image_text(template)
     if image:
         pieces = {
-            role: _with_image_start(piece, template, role, close + separator, image)
+            role: _with_image_start(
+                replace(piece, after_image=gap), template, role, close + separator, image
+            )
             for role, piece in pieces.items()
         }
     return Boundaries(
@@ -176,17 +190,30 @@ def find_boundaries(template: GuardedTemplate, codec: Codec) -> Boundaries:
         pieces=pieces,
         openers={} if close else _openers(pieces, codec),
         image=image,
+        earlier=earlier if differs else "",
     )
 
 
-def _image_text(template: GuardedTemplate) -> str:
-    """What the template writes for an image; empty where it shows none."""
-    content = _USER + IMAGE_SLOT + _AFTER
-    whole = template.attempt([_entry("user", content)], generate=True, needles=[_USER, _AFTER])
-    if whole is None or template.images is None:
-        return ""
-    text = whole[whole.index(_USER) + len(_USER) : whole.index(_AFTER)]
-    return text if text.count(template.images.token) == 1 else ""
+def _image_text(template: GuardedTemplate) -> tuple[str, str]:
+    """What the template writes for an image, and before text behind it; ("", "") if it shows none.
+
+    Where images come first, what is repeated with them belongs to them.
+    """
+    if template.images is None:
+        return "", ""
+    token = template.images.token
+    content = IMAGE_SLOT * 2 + _USER if template.images_first else _USER + IMAGE_SLOT + _AFTER
+    needles = [_USER] if template.images_first else [_USER, _AFTER]
+    whole = template.attempt([_entry("user", content)], generate=True, needles=needles)
+    if whole is None:
+        return "", ""
+    if not template.images_first:
+        text = whole[whole.index(_USER) + len(_USER) : whole.index(_AFTER)]
+        return (text, "") if text.count(token) == 1 else ("", "")
+    before, first, second = whole[: whole.index(_USER)].rpartition(token)[0].rpartition(token)
+    image = first + second
+    gap = whole[len(before) : whole.index(_USER)].removeprefix(image)
+    return (image, gap.removeprefix(image)) if gap.startswith(image) else ("", "")
 
 
 def _with_image_start(
@@ -194,12 +221,13 @@ def _with_image_start(
 ) -> RolePiece:
     """The piece with what stands before a message that begins with an image."""
     entry = _entry(role, IMAGE_SLOT + _NEXT)
+    shown = image + piece.after_image + _NEXT
     for said in (_entry("assistant", _ANSWER), calling_assistant()):
         history = [_entry("user", _USER), said]
-        single = template.attempt([*history, entry], generate=True, needles=[image + _NEXT])
+        single = template.attempt([*history, entry], generate=True, needles=[shown])
         start = None if single is None else _message_start(template, history, single, closing)
         if single is not None and start is not None:
-            before = _slots(single[start : single.index(image + _NEXT)])
+            before = _slots(single[start : single.index(shown)])
             return piece if before == piece.before else replace(piece, before_image=before)
     return piece
 
@@ -401,7 +429,10 @@ def _filtered(piece: RolePiece, content: str) -> str:
     change = _FILTERS[piece.content]
     if IMAGE_SLOT not in content:
         return change(content)
-    return IMAGE_SLOT.join(change(part) if part else "" for part in content.split(IMAGE_SLOT))
+    first, *rest = content.split(IMAGE_SLOT)
+    parts = [change(first) if first else ""]
+    parts += [IMAGE_SLOT + (piece.after_image + change(part) if part else "") for part in rest]
+    return "".join(parts)
 
 
 def _halves(piece: RolePiece) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from agentrl.errors import ChatError
 from agentrl.finding import Finding, fail, warn
 from agentrl.types import Message
 
-Feature = Literal["system", "tools", "tool results", "reasoning", "images"]
+Feature = Literal["system", "tools", "tool results", "reasoning", "images", "openings"]
 """Part of a conversation that a template may rewrite; the name of the finding."""
 
 _REFUSED = "it refuses the conversation"
@@ -63,6 +63,8 @@ def prove(
             "history, or chat.template: raw"
         )
     thinking = bool(findings)
+    if boundaries.earlier:
+        findings.append(_openings(boundaries))
 
     def report(feature: Feature, difference: str | None, hint: str) -> None:
         if difference is None:
@@ -113,6 +115,15 @@ def _results(difference: str) -> Finding:
         "tool results",
         f"the chat template rewrites earlier turns when a tool answers ({difference}); tool "
         "results are given as user messages",
+    )
+
+
+def _openings(boundaries: Boundaries) -> Finding:
+    return warn(
+        "openings",
+        f"the chat template begins earlier turns of the assistant with {boundaries.earlier!r}, and "
+        f"asks for the next one with {boundaries.generation!r}; turns are kept as the model began "
+        "them",
     )
 
 
@@ -167,7 +178,8 @@ class _PrefixCheck:
         if rendered is None:
             return _REFUSED
         said = self._boundaries.lead + words.removeprefix(prefilled) + self._boundaries.close
-        appended, shown = said.join([prompt, *deltas[:-1]]) + said + deltas[-1], rendered
+        appended = said.join([prompt, *deltas[:-1]]) + said + deltas[-1]
+        shown = self._boundaries.as_generated(rendered)
         if ignore_thinking:
             appended, shown = (_without_thoughts(text, words) for text in (appended, shown))
         if appended != shown:

@@ -70,6 +70,8 @@ class GuardedTemplate:
         if images is not None:
             # Some templates of such models show the text of parts and no plain text.
             self._parts_only = not self.attempt([_ALPHA], generate=True, needles=["Alpha"])
+        self.images_first = images is not None and self._writes_images_first(images.token)
+        """Whether it writes the images of a message before its text, wherever they stand in it."""
         end = codec.tokenizer.eos_token_id
         self.end_of_text = codec.special_text(end) if end in codec.special_ids else ""
         self.abilities = self._find_abilities()
@@ -151,12 +153,21 @@ class GuardedTemplate:
 
         Tool output is foreign text. In other roles, added tokens that the tokenizer does not call
         special stay what they are: a user may well speak of `<tool_call>`.
+
+        Raises:
+            ChatError: images that the template would write elsewhere than they stand.
         """
         everything = message.role == "tool"
         reader = self.images
         if reader is None:
             return self._codec.guard(slotted(message, image_slots=False)[0], everything=everything)
         texts = slotted(message, image_slots=True)
+        if self.images_first and any(texts[:-1]):
+            raise ChatError(
+                f"a {message.role} message has text before an image, but the chat template of this "
+                "model writes the images of a message before its text, so the model would not see "
+                "it in this order; begin the message with its images"
+            )
         for token in (reader.token, reader.placeholder):
             # A tokenizer may have added it without calling it special.
             texts = [text.replace(token, token[0] + CUT + token[1:]) for text in texts]
@@ -187,6 +198,11 @@ class GuardedTemplate:
         arguments = _guard_json(self._codec, call.arguments)
         function = {"name": tool_label(call.name), "arguments": arguments}
         return {"type": "function", "id": call.id, "function": function}
+
+    def _writes_images_first(self, token: str) -> bool:
+        content = f"Alpha{IMAGE_SLOT}"
+        text = self.attempt([{**_ALPHA, "content": content}], generate=True, needles=["Alpha"])
+        return text is not None and token in text[: text.index("Alpha")]
 
     def _find_abilities(self) -> Abilities:
         user = _ALPHA

@@ -23,24 +23,28 @@ _WORDS = "It is red."
 
 
 def prove_images(template: GuardedTemplate, boundaries: Boundaries, codec: Codec) -> str | None:
-    """The first difference between appended and rendered conversations with images, or None."""
+    """The first difference between appended and rendered conversations with images, or None.
+
+    Where the template writes images first, the messages have them first.
+    """
     reader = template.images
     assert reader is not None
     if not boundaries.image:
         return f"it does not write {reader.token!r} once for a part of the type 'image'"
     small, wide, high = reader.probes()
-    opening = [_shown("user", f"Look: {IMAGE_MARK} What is it?", small)]
+    look, now, result = ("", "", "") if template.images_first else ("Look: ", "Now ", "A picture: ")
+    opening = [_shown("user", f"{look}{IMAGE_MARK} What is it?", small)]
     turns = [
         [_shown("user", f"{IMAGE_MARK}{IMAGE_MARK} And these?", wide, high)],
-        [_shown("user", f"Now {IMAGE_MARK}", small)],
+        [_shown("user", f"{now}{IMAGE_MARK}", small)],
     ]
     check = _ImageCheck(template, boundaries, codec)
     try:
         if difference := check.compare(opening, turns):
             return difference
-        for text in (f"A picture: {IMAGE_MARK}", IMAGE_MARK):
-            result = _shown("tool", text, high)
-            if difference := check.compare(opening, [[result]], tolerant=check.shows_results):
+        for text in (f"{result}{IMAGE_MARK}", IMAGE_MARK):
+            turn = [_shown("tool", text, high)]
+            if difference := check.compare(opening, [turn], tolerant=check.shows_results):
                 return f"in a tool's result, {difference}"
     except ChatError as error:
         return str(error)
@@ -93,7 +97,7 @@ class _ImageCheck:
             rendered = template.attempt(entries, generate=True)
             if rendered is None and tolerant:
                 return None
-            if rendered is None or rendered != appended:
+            if rendered is None or pieces.as_generated(rendered) != appended:
                 return f"turn {number} is rendered as {rendered!r}, and appended as {appended!r}"
             new = images_of(turn)
             images += new
