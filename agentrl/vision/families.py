@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from types import SimpleNamespace
 from typing import Any
@@ -159,6 +160,39 @@ def _framed_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[
     return [(features,) for features in found.pooler_output]
 
 
+def _expand_anyres(processor: Any, pixels: Mapping[str, Any], config: Any) -> str:
+    from transformers.models.llava_onevision.processing_llava_onevision import (
+        LlavaOnevisionProcessor as Whole,
+    )
+
+    vision, strategy = config.vision_config, config.vision_feature_select_strategy
+    facts = SimpleNamespace(
+        image_processor=processor,
+        image_token=_TILE_TOKEN,
+        # Of a tile; "default" leaves out the first, which is no part of the picture.
+        num_image_tokens=(vision.image_size // vision.patch_size) ** 2 + (strategy == "default"),
+        vision_feature_select_strategy=strategy,
+        vision_aspect_ratio=config.vision_aspect_ratio,
+    )
+    for name in ("_get_number_of_features", "_get_unpadded_features"):
+        setattr(facts, name, partial(getattr(Whole, name), facts))
+    return Whole.replace_image_token(facts, dict(pixels), 0)  # type: ignore[arg-type]
+
+
+def _anyres_grid(processor: Any, pixels: Mapping[str, Any], config: Any) -> Grid:
+    # An overview, then rows of all tiles with a line break behind each: no product of sides.
+    return 1, 1, _expand_anyres(processor, pixels, config).count(_TILE_TOKEN)
+
+
+def _anyres_features(body: Any, images: Sequence[Mapping[str, Tensor]]) -> list[tuple[Tensor, ...]]:
+    found = body.get_image_features(
+        torch.cat([pixels["pixel_values"] for pixels in images]),
+        torch.cat([pixels["image_sizes"] for pixels in images]),
+        return_dict=True,
+    )
+    return [(features,) for features in found.pooler_output]
+
+
 _QWEN_TOKEN, _TILE_TOKEN = "<|image_pad|>", "<image>"
 _FRAMED_TOKEN, _FRAMED_PLACEHOLDER = "<start_of_image>", "<image_soft_token>"
 _QWEN_VL = VisionFamily(
@@ -200,6 +234,17 @@ _FRAMED = VisionFamily(
     markers=None,
     mutual=True,
 )
+_ANYRES = VisionFamily(
+    name="LLaVA-OneVision",
+    token=_TILE_TOKEN,
+    placeholder=_TILE_TOKEN,
+    expand=_expand_anyres,
+    grid=_anyres_grid,
+    features=_anyres_features,
+    tower="vision_tower",
+    inputs=("pixel_values", "image_sizes"),
+    options={},
+)
 FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": _QWEN_VL,
     "qwen2_5_vl": _QWEN_VL,
@@ -207,5 +252,6 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "smolvlm": _TILED,
     "idefics3": _TILED,
     "gemma3": _FRAMED,
+    "llava_onevision": _ANYRES,
 }
 """By the `model_type` of a config."""

@@ -245,6 +245,9 @@ def seeing_tokenizer(name: str) -> Any:
             eos_token="<end_of_utterance>",
             pad_token="<|endoftext|>",
         )
+    if name == "llava_onevision":
+        tokenizer = _byte_level([*_QWEN_SPECIALS[:3], "<image>", "<video>"])
+        return _wrap(tokenizer, name, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     return _wrap(
         _byte_level(_QWEN_VL_SPECIALS),
         "qwen2_vl",

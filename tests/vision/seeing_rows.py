@@ -33,6 +33,8 @@ def seeing_groups(name: str, folder: Path) -> list[TrajectoryGroup]:
     chat = build_chat(seeing_tokenizer(name), ChatSection(), images=reader_for(name, folder))
 
     def shown(*parts: Any) -> tuple[tuple[int, ...], tuple[ImageSpan, ...]]:
+        if name == "llava_onevision":
+            parts = tuple(sorted(parts, key=lambda part: isinstance(part, str)))
         messages = [message("user", parts)]
         ids = chat.render_prompt(messages)
         return tuple(ids), tuple(chat.image_spans(ids, messages))
@@ -88,7 +90,7 @@ def exact_seeing_model(folder: Path, *, name: str = "qwen2_vl") -> Any:
     for module in list(model.modules()):
         for child_name, child in list(module.named_children()):
             kind = type(child).__name__
-            if kind == "Qwen2VLRMSNorm":
+            if kind in ("Qwen2VLRMSNorm", "Qwen2RMSNorm"):
                 exact = TrueRMSNorm(child.weight, child.variance_epsilon)
             elif kind == "Gemma3RMSNorm":
                 # Its weight is what is added to 1.

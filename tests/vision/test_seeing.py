@@ -42,9 +42,12 @@ TASK = Task(id="t", prompt="unused")
 class ThreePictures(AgentInstance):
     """Shows one image, then two in one turn as OpenRLHF does, then one at the end of a text."""
 
+    images_first = False
+
     async def reset(self, task: Task) -> Observation:
         self.turn = 0
-        return Observation(content=(message("user", ["Look: ", picture(1), " What is it?"]),))
+        shown = ["Look: ", picture(1), " What is it?"]
+        return Observation(content=(message("user", shown[self.images_first :]),))
 
     async def step(self, action: Action) -> Any:
         self.turn += 1
@@ -58,9 +61,17 @@ class ThreePictures(AgentInstance):
                 "done": False,
             }
         if self.turn == 2:
-            last = message("user", [f"Turn {self.turn}: ", picture(4, width=40, height=110)])
-            return StepResult(environment_feedback=(last,))
+            last = [f"Turn {self.turn}: ", picture(4, width=40, height=110)]
+            if self.images_first:
+                last.reverse()
+            return StepResult(environment_feedback=(message("user", last),))
         return StepResult(rewards=float(len(action.text) % 2), done=True)
+
+
+class PicturesFirst(ThreePictures):
+    """The same with the images of a message before its text."""
+
+    images_first = True
 
 
 async def rolled(model: Any, *, n: int = 2) -> list[Trajectory]:
@@ -77,7 +88,7 @@ async def rolled(model: Any, *, n: int = 2) -> list[Trajectory]:
         generator=engine,
         chat=chat,
         parser=None,
-        make_env=ThreePictures,
+        make_env=PicturesFirst if name == "llava_onevision" else ThreePictures,
         section=RolloutSection(
             max_turn_tokens=5, max_response_tokens=400, max_context_tokens=512, retries=0
         ),
@@ -173,7 +184,7 @@ def whole_model(model: Any, reader: VisionReader, row: Trajectory) -> Tensor:
     """Log-probabilities by the model's own forward pass, given all images at once."""
     family = reader.family
     pictures = [decode_image(reader.folder.data(span.digest)) for span in row.images]
-    nested: Any = [pictures] if reader.token == "<image>" else pictures
+    nested: Any = [pictures] if model.config.model_type == "smolvlm" else pictures
     made = reader._processor(images=nested, return_tensors="pt", **family.options)
     inputs: dict[str, Tensor] = {name: made[name] for name in family.inputs}
     ids = torch.tensor(row.prompt_ids + row.response_ids)[None]
@@ -259,7 +270,7 @@ def test_images_of_one_size_share_a_pass_and_keep_their_bits(
         assert len(reads) <= len(digests)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "llava_onevision"])
 async def test_packing_and_sharing_change_no_gradient_that_of_the_tower_included(
     name: str, tmp_path: Path
 ) -> None:

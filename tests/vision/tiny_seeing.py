@@ -19,6 +19,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -30,6 +32,9 @@ from transformers import (
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -39,7 +44,7 @@ from agentrl.vision.families import family_of
 from agentrl.vision.reader import VisionReader, attach_reader
 from tests.chat.chat_models import seeing_tokenizer
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3", "llava_onevision")
 _TEXT = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -61,19 +66,24 @@ _SMALL_TOWER = {
     "image_size": 64,
     "patch_size": 16,
 }
+_GRIDS = [[32, 32], [32, 64], [64, 32], [64, 64]]
 _TILED = {"smolvlm": SmolVLMImageProcessorPil, "idefics3": Idefics3ImageProcessorPil}
 
 
 def processor(name: str) -> Any:
     """The image processor of a family; images have at most 24 features, or 5 tiles of 4.
 
-    Those of Gemma 3 all have 16.
+    Those of Gemma 3 all have 16, those of LLaVA-OneVision up to 16 and 6 rows of 7.
     """
     if name in _TILED:
         return _TILED[name](size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
     if name == "gemma3":
         # A checkpoint may ask for crops, which are left out.
         return Gemma3ImageProcessorPil(size={"height": 64, "width": 64}, do_pan_and_scan=True)
+    if name == "llava_onevision":
+        return LlavaOnevisionImageProcessorPil(
+            size={"height": 32, "width": 32}, image_grid_pinpoints=_GRIDS
+        )
     patch = 16 if name == "qwen3_vl" else 14
     least = (2 * patch) ** 2
     return Qwen2VLImageProcessorPil(min_pixels=least, max_pixels=least * 24, patch_size=patch)
@@ -105,6 +115,17 @@ def config(name: str) -> Any:
             boi_token_index=vocab["<start_of_image>"],
             eoi_token_index=vocab["<end_of_image>"],
             image_token_index=vocab["<image_soft_token>"],
+        )
+    if name == "llava_onevision":
+        return LlavaOnevisionConfig(
+            text_config=text | {"model_type": "qwen2"},
+            vision_config=_SMALL_TOWER
+            | {"image_size": 32, "patch_size": 8, "vision_use_head": False},
+            image_grid_pinpoints=_GRIDS,
+            # Four tiles are more than that, so their features are interpolated.
+            vision_aspect_ratio="anyres_max_3",
+            image_token_index=vocab["<image>"],
+            video_token_index=vocab["<video>"],
         )
     text["rope_parameters"] = {
         "rope_type": "default",
@@ -145,6 +166,7 @@ def config(name: str) -> Any:
 
 _CLASSES = {
     "gemma3": Gemma3ForConditionalGeneration,
+    "llava_onevision": LlavaOnevisionForConditionalGeneration,
     "qwen2_vl": Qwen2VLForConditionalGeneration,
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
