@@ -80,6 +80,8 @@ class RowModel:
         self.model = model
         self._reader = reader_of(model)
         self._decoder = model.base_model if self._reader is None else language_model(model)
+        # Not the whole of a model that sees: its tower attends as it was made to.
+        self._attending = model if self._reader is None else self._decoder
         self._head = model.get_output_embeddings()
         self.config = config = model.config.get_text_config()
         self.num_layers = config.num_hidden_layers
@@ -96,11 +98,21 @@ class RowModel:
         self._unit = _token_unit(self.device, self._widths())
         self._least = least_rows(model) if self.device.type == "cpu" else 1
         if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            # Many such models also do to their scores what this engine does not: found here, and
-            # not by the first request.
-            nothing = PaddingAttention(self._unit)
+            self._check_scores()
+
+    def _check_scores(self) -> None:
+        """Run a few tokens: many models with windows do to their scores what is not done here.
+
+        Raises:
+            ConfigError: this one does. The first request would find it, too late.
+        """
+        before = self._attending.config._attn_implementation
+        nothing = PaddingAttention(self._unit)
+        try:
             with torch.no_grad():
                 self._run([0] * self._unit, nothing.positions.to(self.device), nothing)
+        finally:
+            self._attending.config._attn_implementation = before
 
     def _widths(self) -> tuple[int, int]:
         config = self.config
@@ -168,9 +180,7 @@ class RowModel:
     def _run(
         self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
     ) -> torch.Tensor:
-        # Not the whole of a model that sees: its tower attends as it was made to.
-        part = self.model if self._reader is None else self._decoder
-        part.config._attn_implementation = ATTENTION
+        self._attending.config._attn_implementation = ATTENTION
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
             position_ids=positions[None],
@@ -207,7 +217,7 @@ class RowModel:
                 ]
             at += count
         real = torch.tensor([reader.placeholder_id if token < 0 else token for token in ids])
-        self._decoder.config._attn_implementation = ATTENTION
+        self._attending.config._attn_implementation = ATTENTION
         output = self._decoder(
             **embeddings(self.model, reader, real.to(self.device), placed),
             position_ids=rotary[:, None] if reader.family.multi_axis_rope else rotary[:1],

@@ -120,7 +120,10 @@ async def test_families_that_attend_otherwise_are_exact(kind, settings) -> None:
         eos_token_id=2, **settings,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).float().eval()
+    attention = model.config._attn_implementation
     engine = make_engine(model)
+    # Whoever else runs the model before the first request runs its own.
+    assert model.config._attn_implementation == attention
     try:
         prompts = [[*range(5, 22), 8 + index] for index in range(6)]
         results = await asyncio.gather(
