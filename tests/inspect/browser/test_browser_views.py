@@ -66,7 +66,7 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_that_adds_up_t
     page.get_by_role("link", name=re.compile("^Open one that was paid")).click()
     expect(page.get_by_role("heading", name="Outcome", exact=True)).to_be_visible()
     page.go_back()
-    page.get_by_role("link", name="Why? Compare both").click()
+    page.get_by_role("link", name="Compare both").click()
     expect(page.locator("h1")).to_have_text("Compare")
     page.go_back()
     reward = page.locator(".curve-card", has_text="Reward").first

@@ -1,13 +1,17 @@
-"""The share of a training step that images cost beyond the model's own work.
+"""The share of a training step that images, or reward models, cost.
 
-    OMP_NUM_THREADS=1 python benchmarks/image_handling.py configs/screens.yaml model.path=MODEL \\
-      train.steps=4
+    OMP_NUM_THREADS=1 python benchmarks/step_shares.py images configs/screens.yaml \\
+      model.path=MODEL train.steps=4
+    OMP_NUM_THREADS=1 python benchmarks/step_shares.py reward_models configs/quickstart.yaml \\
+      reward.models.rm.path=RM train.steps=4
 
 Trains as the config says (evaluation left out; `configs/screens.yaml` says how its model is made),
-and counts the processor time of each thread inside what exists only for images: reading and keeping
-files, the image processor, placeholders and their proof, positions, features put in their places.
-The passes of the vision tower are the model's work, and drawing a screen the environment's: neither
-is counted. The limit is 5 % of the processor time of a step.
+and counts the processor time of each thread inside what exists only for one of them:
+
+- `images`: reading and keeping files, the image processor, placeholders and their proof, positions,
+  features put in their places. The passes of the vision tower are the model's work, and drawing a
+  screen the environment's: neither is counted. Limit: 5 % of the processor time of a step.
+- `reward_models`: scoring the rollouts. Limit: 10 %.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agentrl.chat.pictures import slots
@@ -30,11 +35,16 @@ from agentrl.images import folder, marks, reading
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from agentrl.serving.embedded import pictures
+from agentrl.train import score_model
 from agentrl.train.model import image_rows
 from agentrl.vision import embed, families, reader
 
-MODULES = (slots, folder, marks, reading, pictures, image_rows, embed, reader)
-"""Everything that is public in them is counted, once a call from outside."""
+PARTS = {
+    "images": ((slots, folder, marks, reading, pictures, image_rows, embed, reader), 0.05),
+    "reward_models": ((score_model,), 0.10),
+}
+"""By name the modules of which everything public is counted, once a call from outside; the limit.
+"""
 
 
 class Clock(threading.local):
@@ -84,9 +94,9 @@ def models_work(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def count_all() -> None:
+def count_all(modules: Sequence[ModuleType]) -> None:
     """Replace what is counted, under every name by which a module of agentrl knows it."""
-    for module in MODULES:
+    for module in modules:
         short = module.__name__.removeprefix("agentrl.")
         for name, value in list(vars(module).items()):
             if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
@@ -122,7 +132,8 @@ class Steps(Progress):
             self.at.append((time.process_time(), dict(COUNTED)))
 
 
-def main(file: str, *overrides: str) -> None:
+def main(part: str, file: str, *overrides: str) -> None:
+    modules, limit = PARTS[part]
     with tempfile.TemporaryDirectory() as place:
         usual = (f"run.dir={place}", "eval.datasets={}", "train.steps=4")
         config = load_config(Path(file), (*usual, *overrides))
@@ -130,7 +141,7 @@ def main(file: str, *overrides: str) -> None:
         import agentrl.runtime.assembly.trainer
         import agentrl.serving.embedded.engine  # noqa: F401 - modules whose names are replaced
 
-        count_all()
+        count_all(modules)
         asyncio.run(train(config, base=Path(file).resolve().parent, progress=steps))
     # The first step also loads what the later ones have.
     shares: list[float] = []
@@ -139,12 +150,12 @@ def main(file: str, *overrides: str) -> None:
         shares.append(sum(spent.values()) / (ended - began))
         largest = sorted(spent.items(), key=lambda item: -item[1])[:5]
         print(
-            f"step of {ended - began:.2f} CPU s, {sum(spent.values()):.3f} of them for images: "
+            f"step of {ended - began:.2f} CPU s, {sum(spent.values()):.3f} of them for {part}: "
             + ", ".join(f"{name} {seconds:.3f}" for name, seconds in largest)
         )
     print(
         f"median share {statistics.median(shares):.2%} [{min(shares):.2%}, {max(shares):.2%}], "
-        "limit 5 %"
+        f"limit {limit:.0%}"
     )
 
 
