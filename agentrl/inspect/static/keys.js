@@ -46,15 +46,15 @@ function press(event) {
 
 // Moves the focus along whatever a view marks with `data-item`, in the order of the page.
 export function moveItem(by) {
-  const items = [...document.querySelectorAll("#main [data-item]")].filter((item) =>
-    item.checkVisibility(),
+  const reached = "a, button, [tabindex], summary";
+  const items = [...document.querySelectorAll("#main [data-item]")].filter(
+    (item) => item.checkVisibility() && (item.matches(reached) || item.querySelector(reached)),
   );
   if (!items.length) return;
   const held = document.activeElement?.closest("[data-item]");
   const at = items.indexOf(held);
   const to = at < 0 ? (by > 0 ? 0 : items.length - 1) : at + by;
   const item = items[Math.max(0, Math.min(items.length - 1, to))];
-  const reached = "a, button, [tabindex], summary";
   const target = item.matches(reached) ? item : item.querySelector(reached);
   target.focus({ preventScroll: true });
   item.scrollIntoView({ block: "nearest" });

@@ -238,6 +238,9 @@ def test_a_rollout_shows_calls_their_results_and_where_else_its_task_was_tried(
     slider.focus()
     page.keyboard.press("End" if slider.input_value() == "0" else "Home")
     expect(page).not_to_have_url(before)
+    # A menu that is opened before the other rollout is drawn goes with the page before it.
+    shown = f"#{page.url.partition('#')[2]}"
+    expect(page.locator("#main")).to_have_attribute("data-ready", shown)
     expect(page.locator(".turn").first).to_be_visible()
     with page.expect_download() as download:
         page.locator(".menu summary").click()

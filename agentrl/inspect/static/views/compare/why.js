@@ -57,7 +57,7 @@ function causeRow({ why, counts, sizes, part, examples, pair }, sides, explained
   const solved = pair && pair.after > pair.before;
   return h(
     "tr",
-    { "data-item": "" },
+    {},
     h("td", {}, why),
     h("td", { class: "n" }, cell(0)),
     h("td", { class: "n" }, cell(1)),
