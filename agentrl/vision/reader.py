@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.images import ExpandedImage, ImageFolder, decode_image, read_image
 from agentrl.types import Image
 from agentrl.vision.families import VisionFamily, family_of
+from agentrl.vision.sizes import Sizes, differing_sizes, model_sizes, processor_sizes
 
 KEPT_BYTES = 64 * 2**20
 """Pixels that are remembered."""
@@ -124,6 +125,11 @@ class VisionReader:
         return made
 
     @property
+    def sizes(self) -> Sizes:
+        """Sizes of patches and tiles of the model that the images are read for."""
+        return model_sizes(self._config)
+
+    @property
     def markers(self) -> tuple[int, int]:
         """Tokens of an image before its first placeholder and behind its last one."""
         assert self.family.markers is not None  # refused at the start of a run (`open_images`)
@@ -222,7 +228,8 @@ def load_reader(source: str, tokenizer: Any) -> VisionReader | None:
         tokenizer: of the model.
 
     Raises:
-        ConfigError: a family that is not read here, no image processor, or no Pillow.
+        ConfigError: a family that is not read here, no image processor or that of a model with
+            other patches or tiles, or no Pillow.
     """
     from transformers import AutoConfig, AutoImageProcessor
 
@@ -240,6 +247,13 @@ def load_reader(source: str, tokenizer: Any) -> VisionReader | None:
             f"model.path {source!r} reads images, but its image processor "
             f"(preprocessor_config.json) cannot be loaded: {error}"
         ) from None
+    # On every rank, before any has begun to wait for another.
+    if wrong := differing_sizes(processor_sizes(processor), model_sizes(config)):
+        raise ConfigError(
+            f"the image processor of model.path {source!r} (preprocessor_config.json) makes images "
+            f"of {wrong} as its model reads them (vision_config in config.json); put the image "
+            "processor there that the model was trained with"
+        )
     return VisionReader(
         family=family,
         processor=processor,

@@ -197,11 +197,11 @@ def model_of(name: str, *, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(dtype)
 
 
-def reader_for(name: str, folder: Path) -> VisionReader:
-    """The reader of a family, over a folder of images."""
+def reader_for(name: str, folder: Path, *, made_by: Any = None) -> VisionReader:
+    """The reader of a family, over a folder of images; by its own image processor or another."""
     made = VisionReader(
         family=family_of(config(name), path=name),
-        processor=processor(name),
+        processor=made_by or processor(name),
         config=config(name),
         tokenizer=seeing_tokenizer(name),
     )

@@ -48,8 +48,8 @@ def image_arguments(model: Any, batch: TensorBatch, segments: Segments) -> dict[
         segments: of the batch.
 
     Raises:
-        TrainError: a model of text, one whose layers carry a state, placeholders that are not
-            those of the image, or an image that is divided and must not be.
+        TrainError: a model of text, one whose layers carry a state, placeholders or a grid that are
+            not those of the image, or an image that is divided and must not be.
         DataError: an image that cannot be read.
     """
     reader = _reader(model, batch)
@@ -136,6 +136,12 @@ def _placed(reader: VisionReader, batch: TensorBatch) -> list[PlacedFeatures]:
             raise TrainError(
                 f"{found.what} ({found.digest[:8]}): {len(found.positions)} placeholders among the "
                 f"ids for {image.span.features} features"
+            )
+        if (grid := reader.read(found.digest).expanded.grid) != image.span.grid:
+            raise TrainError(
+                f"{found.what} ({found.digest[:8]}): the image processor of the trainer makes "
+                f"{grid} features (frames or tiles, rows, columns) of it, and that of the rollout "
+                f"made {image.span.grid}; both must have the settings of one checkpoint"
             )
     return placed
 

@@ -31,6 +31,7 @@ from agentrl.train.model.pretrained import (
 )
 from agentrl.vision.families import family_of
 from agentrl.vision.reader import VisionReader, attach_reader, reader_of
+from agentrl.vision.sizes import differing_sizes, model_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,8 @@ def load_critic(
         images: of the policy, whose images the critic reads, too; None for a model of text.
 
     Raises:
-        ConfigError: as `load_value_model` and `add_adapters`, or a critic that cannot read images.
+        ConfigError: as `load_value_model` and `add_adapters`, or a critic that cannot read images,
+            or not those of the policy.
         DataError: the scale cannot be read.
     """
     path = critic.path or model.path
@@ -191,6 +193,11 @@ def load_critic(
             raise ConfigError(
                 f"critic.path {path!r} is a {config.model_type!r}, which reads no images as the "
                 f"policy does; give a model of the family {images.family.name}, or leave it out"
+            )
+        if wrong := differing_sizes(model_sizes(config), images.sizes):
+            raise ConfigError(
+                f"critic.path {path!r} reads images in {wrong} as the policy does, whose images it "
+                "would be given; give a model with the sizes of the policy, or leave it out"
             )
         attach_reader(made.body, images)
     if critic.lora is not None:

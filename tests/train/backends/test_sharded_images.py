@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 import torch
 
 from agentrl.batch.packing import unpack
+from agentrl.errors import TrainError
+from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.model.freeze import freeze_parts
+from agentrl.vision.reader import attach_reader
 from tests.train.backends.sharded_trainers import KINDS, needs, section
 from tests.train.crew import Crew, joined
 from tests.train.tiny_llama import make_step, relative_error
 from tests.vision.seeing_rows import exact_rotation, exact_seeing_model, seeing_groups
-from tests.vision.tiny_seeing import seeing_model
+from tests.vision.tiny_seeing import processor, reader_for, seeing_model
 
 PATCHES = "model.visual.patch_embed.proj.weight"
 
@@ -97,3 +101,43 @@ def test_ranks_make_the_gradient_of_one_process(
     if tower:
         own, theirs = ({n: grads[n] for n in tower} for grads in (found[0], alone))
         assert relative_error(own, theirs) < (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def reason_of_failure(
+    address: str, rank: int, world_size: int, update: Any, folder: Path
+) -> tuple[str, float]:
+    """Message of the error of a rank, where rank 1 has the image processor of another checkpoint,
+    and the seconds it took."""
+    ranks = joined(address, rank, world_size)
+    try:
+        model = seeing_model("qwen2_vl", folder)
+        if rank == 1:
+            other = processor("qwen2_vl")
+            other.size["longest_edge"] = other.size["shortest_edge"]
+            attach_reader(model, reader_for("qwen2_vl", folder, made_by=other))
+        backend = make_backend(
+            model, train=section(**KINDS["fsdp2"]), gradient_checkpointing=False, ranks=ranks
+        )
+        shares = backend.share(update).micro_batches
+
+        def work() -> None:
+            with backend.running():
+                backend.run_each(
+                    shares, lambda passes, micro: passes.log_probs(passes.to_tensors(micro))
+                )
+
+        began = time.monotonic()
+        with pytest.raises(TrainError) as failed:
+            on_every_rank(backend, work)
+        return str(failed.value), time.monotonic() - began
+    finally:
+        ranks.close()
+
+
+def test_a_rank_with_another_image_processor_fails_all_at_once(crew: Crew, tmp_path: Path) -> None:
+    """Fails (hangs) if it is found only when that rank has run the tower of a sharded model."""
+    (update,) = make_step(seeing_groups("qwen2_vl", tmp_path), micro_batch_tokens=200).updates
+    (told, told_s), (own, own_s) = crew.run(2, reason_of_failure, update, tmp_path)
+    assert "the image processor of the trainer makes (1, 1, 1) features" in own
+    assert told == f"1 of 2 ranks failed; rank 1: TrainError: {own}"
+    assert max(told_s, own_s) < 20
