@@ -22,7 +22,7 @@ from torch import Tensor
 from agentrl.errors import ConfigError, DataError
 from agentrl.images import ExpandedImage, ImageFolder, decode_image, read_image
 from agentrl.types import Image
-from agentrl.vision.families import VisionFamily, family_of
+from agentrl.vision.families import FAMILIES, VisionFamily, family_of
 from agentrl.vision.sizes import Sizes, differing_sizes, model_sizes, processor_sizes
 
 KEPT_BYTES = 64 * 2**20
@@ -279,6 +279,45 @@ def attach_reader(model: Any, reader: VisionReader) -> None:
     """Give a model its images; the engine and the trainer that run it find them there."""
     # Not in `model.config`: it would be written into checkpoints.
     model.agentrl_images = reader
+
+
+def share_reader(model: Any, reader: VisionReader, *, who: str) -> None:
+    """Let a model beside the policy read the policy's images, with the very same pixels.
+
+    Args:
+        model: of `transformers`; gets the reader.
+        reader: of the policy.
+        who: names the model and its role at the beginning of the message.
+
+    Raises:
+        ConfigError: it reads no images, or divides them otherwise than the policy.
+    """
+    check_shared_images(model.config, reader.family, reader.sizes, who=who)
+    attach_reader(model, reader)
+
+
+def check_shared_images(config: Any, family: VisionFamily, sizes: Sizes, *, who: str) -> None:
+    """Refuse a model beside a policy that cannot be given the policy's images.
+
+    Args:
+        config: of the model.
+        family: of the policy.
+        sizes: of the policy.
+        who: as in `share_reader`.
+
+    Raises:
+        ConfigError: as there.
+    """
+    if FAMILIES.get(config.model_type) is not family:
+        raise ConfigError(
+            f"{who} is a {config.model_type!r}, which reads no images as the policy does; give a "
+            f"model of the family {family.name}"
+        )
+    if wrong := differing_sizes(model_sizes(config), sizes):
+        raise ConfigError(
+            f"{who} reads images in {wrong} as the policy does, whose images it would be given; "
+            "give a model with the sizes of the policy"
+        )
 
 
 def reader_of(model: Any) -> VisionReader | None:

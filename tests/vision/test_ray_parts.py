@@ -30,7 +30,11 @@ async def test_a_worker_shows_images_to_the_engine_of_a_rank_that_trains_on_them
     (tmp_path / "nothing.py").write_text(BACKEND)
     sections = settings(tmp_path) | {
         "runtime": {"kind": "ray"},
-        "algorithm": {"preset": "ppo", "kl_coef": 0.01},
+        "algorithm": {
+            "preset": "ppo",
+            "kl_coef": 0.01,
+            "distill": {"teacher": {"path": "model"}, "with_reward": True},
+        },
     }
     config = RunConfig.model_validate(sections)
     run = tmp_path / "runs" / "seeing"
@@ -61,6 +65,8 @@ async def test_a_worker_shows_images_to_the_engine_of_a_rank_that_trains_on_them
     # What the trainer reads is what the engine was shown.
     for end in ("min", "max"):
         assert metrics[f"rollout_corr/ratio_{end}"] == pytest.approx(1.0, abs=1e-4)
+    # The teacher is the policy, and agrees with it where it sees the same pixels.
+    assert metrics["distill/reverse_kl"] == pytest.approx(0.0, abs=1e-6)
     moved = {
         name for name, tensor in rank.trainer.weights() if not torch.equal(tensor, before[name])
     }

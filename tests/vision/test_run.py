@@ -68,7 +68,10 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     checkpoint("qwen2_vl", tmp_path / "model")
     (tmp_path / "long.py").write_text(REWARD)
     (tmp_path / "nothing.py").write_text(BACKEND)
-    config = RunConfig.model_validate(settings(tmp_path))
+    sections = settings(tmp_path)
+    hint = {"kind": "hint", "hint": "Look well."}
+    sections["algorithm"] |= {"distill": {"teacher": hint, "with_reward": True}}
+    config = RunConfig.model_validate(sections)
     await train(config, base=tmp_path, progress=Progress())
     run = tmp_path / "runs" / "seeing"
     rows = [stored.trajectory for stored in TrajectoryStore(run / "trajectories").read("train")]
@@ -76,6 +79,7 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     assert all(len(row.images) == sum(t.role == "user" for t in row.turns) + 1 for row in rows)
     kept = {path.name for path in (run / "images").iterdir()}
     assert kept == {span.digest for row in rows for span in row.images}
+    assert json.loads((run / "metrics.jsonl").read_text())["distill/reverse_kl"] != 0.0
     after = run / "checkpoints" / "step-1"
     assert (after / "preprocessor_config.json").is_file()
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
@@ -138,9 +142,12 @@ def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None
     config["train"]["lora"] = {"rank": 2}
     del config["train"]["freeze"]
     config["runtime"] = {"kind": "ray"}
+    teacher = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
+    config["algorithm"] = {"distill": {"teacher": teacher}}
     with pytest.raises(ConfigError) as refused:
         check_seeing(RunConfig.model_validate(config))
     assert "runtime.kind: local (got ray)" in str(refused.value)
+    assert "algorithm.distill.teacher.kind: checkpoint or hint (got served)" in str(refused.value)
     assert "train.lora.sync: merged (got adapters)" in str(refused.value)
     check_seeing(RunConfig.model_validate(settings(tmp_path)))
     config = settings(tmp_path) | {"serving": {"engine": "vllm"}}

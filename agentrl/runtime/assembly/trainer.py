@@ -103,6 +103,7 @@ def make_trainer(
             vocabulary=vocabulary,
             base=base,
             ranks=ranks,
+            images=reader,
         ),
         failures=run_dir,
         record=_token_record(run_dir, ranks) if config.log.tokens else None,

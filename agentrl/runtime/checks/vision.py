@@ -27,12 +27,15 @@ def check_seeing(config: RunConfig) -> None:
     embedded = config.serving.engine == "embedded"
     near = config.runtime.kind == "local" or embedded
     workers = config.runtime.worker_processes if config.runtime.kind == "local" else 0
+    distill = config.algorithm.distill
+    served = distill is not None and distill.teacher.kind == "served"
     lora = config.train.lora
     adapters = lora is not None and lora.sync == "adapters" and not embedded
     wanted = [
         ("runtime.kind", config.runtime.kind, "local", near),
         ("runtime.worker_processes", workers, 0, not workers),
-        ("algorithm.distill", "a teacher", "null", config.algorithm.distill is None),
+        # Its server is asked about ids alone.
+        ("algorithm.distill.teacher.kind", "served", "checkpoint or hint", not served),
         # Adapters are merged by the names in the file, which for some families are older ones.
         ("train.lora.sync", "adapters", "merged", not adapters),
     ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.distill.records import Teacher
+    from agentrl.vision.reader import VisionReader
 
 KEY = "algorithm.distill.teacher"
 
@@ -91,6 +92,7 @@ def make_teacher(
     vocabulary: int,
     base: Path,
     ranks: Ranks | None,
+    images: VisionReader | None = None,
 ) -> Teacher | None:
     """The teacher of a run; every rank makes its own. A server was asked before (`ask_server`).
 
@@ -101,6 +103,7 @@ def make_teacher(
         vocabulary: tokens that the policy's head has.
         base: folder that relative paths start from.
         ranks: that train together, joined already; None is this process alone.
+        images: of the policy, which the teacher reads, too; None for a policy of text.
 
     Returns:
         None for a run without distillation.
@@ -122,13 +125,21 @@ def make_teacher(
     if teacher.kind == "checkpoint":
         check_teacher(config, base=base, tokenizer=load_tokenizer(began))
         model = began.model_copy(update={"path": other_model_source(teacher.path, base)})
-        return load_teacher(model, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks)
+        return load_teacher(
+            model, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks, images=images
+        )
     if teacher.weights == "current":
         return TeacherModel(
             backend, top_k=top_k, vocabulary=vocabulary, hinted=True, name="policy with a hint"
         )
     return load_teacher(
-        began, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks, hinted=True
+        began,
+        top_k=top_k,
+        vocabulary=vocabulary,
+        backend=own,
+        ranks=ranks,
+        hinted=True,
+        images=images,
     )
 
 
@@ -199,6 +210,7 @@ def _check_checkpoint(
             f"{text.vocab_size} tokens; lower it"
         )
     if tokenizer is not None:
+        _check_images(shape, config, path=teacher.path)
         theirs = load_tokenizer(config.model.model_copy(update={"path": source}))
         who = f"{KEY}.path {teacher.path!r}"
         check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
@@ -210,3 +222,17 @@ def _check_checkpoint(
                 f"take a teacher with at least {ours}, or save this one after "
                 f"model.resize_token_embeddings({ours})"
             )
+
+
+def _check_images(shape: Any, config: RunConfig, *, path: str) -> None:
+    """Refuse a teacher that cannot be given the images of a vision-language policy."""
+    from transformers import AutoConfig
+
+    from agentrl.vision.families import family_of
+    from agentrl.vision.reader import check_shared_images
+    from agentrl.vision.sizes import model_sizes
+
+    policy = AutoConfig.from_pretrained(model_source(config.model))
+    family = family_of(policy, path=config.model.path)
+    if family is not None:
+        check_shared_images(shape, family, model_sizes(policy), who=f"{KEY}.path {path!r}")

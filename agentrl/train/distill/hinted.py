@@ -6,34 +6,34 @@ position t is about the very token that the student sampled at t.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from agentrl.batch.packing import pack_micro_batch
-from agentrl.batch.records import MicroBatch, Row
+from agentrl.batch.packing import images_among, pack_micro_batch, tokens_of_path
+from agentrl.batch.records import IntArray, MicroBatch, Row, RowKey
 from agentrl.errors import TrainError
 from agentrl.train.distill.records import TeacherPrompts
+from agentrl.types import ImageSpan
 
 
 def with_prompts(micro: MicroBatch, prompts: TeacherPrompts) -> MicroBatch:
     """The same rows under other prompts, in one micro-batch of the same response positions.
 
     It may have more tokens than `train.micro_batch_tokens`: hints come on top. Ranks in lock-step
-    keep as many micro-batches as they have.
+    keep as many micro-batches as they have. Images stay where they are in the row, and those of the
+    response move with it.
 
     Args:
         micro: rows, or padding, which stays as it is.
         prompts: ids of the other prompt of each row.
 
     Raises:
-        TrainError: a row without a prompt, or with an empty one.
+        TrainError: a row without a prompt, or with an empty one, or a prompt that does not begin
+            with that of its row up to the last image in it.
     """
     if not micro.rows:
         return micro
-    if micro.images:
-        raise TrainError(
-            f"row {micro.images[0].row} has images, which a prompt with a hint does not show yet; "
-            "use a teacher without hints, or an environment without images"
-        )
     rows: list[Row] = []
     for index, key in enumerate(micro.rows):
         prompt = prompts.get(key)
@@ -54,6 +54,25 @@ def with_prompts(micro: MicroBatch, prompts: TeacherPrompts) -> MicroBatch:
                 advantages_R=micro.advantages_R[own],
                 weight=0.0,
                 temperature=float(micro.temperature_N[index]),
+                images=_images(micro, index, key, prompt) if micro.images else (),
             )
         )
     return pack_micro_batch(rows, prefix_sharing=bool((micro.parents_S >= 0).any()))
+
+
+def _images(micro: MicroBatch, index: int, key: RowKey, prompt: IntArray) -> tuple[ImageSpan, ...]:
+    """The images of a row, where they stand under its other prompt."""
+    path = tokens_of_path(micro, int(micro.segment_N[index]))
+    ids = micro.input_ids_T[path]
+    before = len(path) - int(np.count_nonzero(micro.row_R == index))
+    spans = [image.span for image in images_among(micro, [path])]
+    shown = max((span.end for span in spans if span.start < before), default=0)
+    if not np.array_equal(prompt[:shown], ids[:shown]):
+        raise TrainError(
+            f"row {key}: its prompt with a hint has other tokens before the end of its last image "
+            f"(token {shown}), expected a hint behind it"
+        )
+    longer = len(prompt) - before
+    return tuple(
+        span if span.start < before else replace(span, start=span.start + longer) for span in spans
+    )

@@ -22,6 +22,7 @@ from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbPasses, PolicyModel, check_finite
 from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.model.pretrained import load_pretrained
+from agentrl.vision.reader import VisionReader, share_reader
 
 TRAINED = ("final_response_mask",)
 """Mask of the tokens that a teacher is asked about."""
@@ -116,6 +117,7 @@ def load_teacher(
     backend: TrainBackendSection | None = None,
     ranks: Ranks | None = None,
     hinted: bool = False,
+    images: VisionReader | None = None,
 ) -> TeacherModel:
     """A teacher from a checkpoint, held as the reference policy of a run is.
 
@@ -127,12 +129,15 @@ def load_teacher(
             3) divides those of the teacher, too, by FSDP2; others keep a copy on every rank.
         ranks: that train together, joined already; None is one process.
         hinted: as for `TeacherModel`.
+        images: of the policy, whose images the teacher reads, too; None for a model of text.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        ConfigError: the model cannot be loaded, or cannot read the images of the policy.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
     loaded = load_pretrained(model).model
+    if images is not None:
+        share_reader(loaded, images, who=f"algorithm.distill.teacher.path {model.path!r}")
     if backend is not None and divides_weights(backend):
         assert backend.kind != "torch"
         assert ranks is not None, "a backend that divides weights has ranks"

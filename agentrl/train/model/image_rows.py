@@ -114,7 +114,7 @@ def _reader(model: Any, batch: TensorBatch) -> VisionReader:
     if reader is None or carries_state(model):
         raise TrainError(
             f"{type(model).__name__} reads text only here, and the rows of this micro-batch have "
-            f"{len(batch.images)} images; teachers and reward models of such rows are not supported"
+            f"{len(batch.images)} images; give a vision-language model"
         )
     return reader
 

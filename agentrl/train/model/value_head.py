@@ -29,9 +29,7 @@ from agentrl.train.model.pretrained import (
     pick_device,
     quickstart_checkpoint,
 )
-from agentrl.vision.families import family_of
-from agentrl.vision.reader import VisionReader, attach_reader, reader_of
-from agentrl.vision.sizes import differing_sizes, model_sizes
+from agentrl.vision.reader import VisionReader, reader_of, share_reader
 
 logger = logging.getLogger(__name__)
 
@@ -188,18 +186,7 @@ def load_critic(
     path = critic.path or model.path
     made = _in_reward_unit(critic, model, path)
     if images is not None:
-        config = made.body.config
-        if family_of(config, path=path) is not images.family:
-            raise ConfigError(
-                f"critic.path {path!r} is a {config.model_type!r}, which reads no images as the "
-                f"policy does; give a model of the family {images.family.name}, or leave it out"
-            )
-        if wrong := differing_sizes(model_sizes(config), images.sizes):
-            raise ConfigError(
-                f"critic.path {path!r} reads images in {wrong} as the policy does, whose images it "
-                "would be given; give a model with the sizes of the policy, or leave it out"
-            )
-        attach_reader(made.body, images)
+        share_reader(made.body, images, who=f"critic.path {path!r}")
     if critic.lora is not None:
         add_adapters(made.body, critic.lora, base=path, key="critic.lora")
     return made
