@@ -631,6 +631,8 @@ class Completion:
     """[_T] 1 = sampled by the policy, 0 = put there by the environment."""
     text: str = ""
     """`ids` decoded, for reading."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among the ids of the prompt and of the completion, by position."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.mask):
@@ -673,8 +675,6 @@ class Conversation:
     """[_P] Tokens that the completion follows; empty where only messages are known."""
     completion: Completion
     """From the first message of the assistant on."""
-    images: tuple[ImageSpan, ...] = ()
-    """Images among `prompt_ids` and the ids of the completion, by position."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """OpenAI function schemas of the tools that were offered."""
     weight: float = 1.0
@@ -731,6 +731,12 @@ class PreferencePair:
     def __post_init__(self) -> None:
         if bool(self.prompt) == bool(self.prompt_ids):
             raise ValueError(f"PreferencePair {self.id}: give either a prompt or prompt_ids")
+
+    @property
+    def prompt_images(self) -> tuple[str, ...]:
+        """Digests of the images among `prompt_ids`, by position."""
+        end = len(self.prompt_ids)
+        return tuple(span.digest for span in self.chosen.images if span.start < end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class AnswerTokens:
     """[_T] Tokens of the policy and of the environment in order."""
     mask: tuple[int, ...]
     """[_T] 1 = trained."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among the tokens of the prompt and of this answer, by position."""
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.mask):
@@ -63,8 +65,6 @@ class Example:
     """[_P] Tokens before the answers; at least one."""
     answers: tuple[AnswerTokens, ...]
     """One, or `CHOSEN` and `REJECTED`."""
-    images: tuple[ImageSpan, ...] = ()
-    """Images among the tokens of prompt and answer, by position; only of one answer."""
     weight: float = 1.0
     """Factor of its loss."""
     margin: float | None = None
@@ -224,7 +224,7 @@ def score_rows(
 
 def _likelihood_rows(example: Example, weight: float) -> list[Row]:
     return [
-        answer_row(_key(example, index), example.prompt_ids, answer, weight, images=example.images)
+        answer_row(_key(example, index), example.prompt_ids, answer, weight)
         for index, answer in enumerate(example.answers)
     ]
 
@@ -234,12 +234,7 @@ def _key(example: Example, index: int) -> RowKey:
 
 
 def answer_row(
-    key: RowKey,
-    prompt_ids: tuple[int, ...],
-    answer: AnswerTokens,
-    weight: float,
-    *,
-    images: tuple[ImageSpan, ...] = (),
+    key: RowKey, prompt_ids: tuple[int, ...], answer: AnswerTokens, weight: float
 ) -> Row:
     """A row whose trained tokens are those of an answer."""
     mask = np.array(answer.mask, dtype=np.bool_)
@@ -254,7 +249,7 @@ def answer_row(
         advantages_R=np.zeros(end),
         weight=weight,
         temperature=1.0,
-        images=tuple(span for span in images if span.end <= len(prompt_ids) + end),
+        images=tuple(span for span in answer.images if span.end <= len(prompt_ids) + end),
     )
 
 

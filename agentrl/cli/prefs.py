@@ -47,10 +47,13 @@ def make(
 
     OUT/train.parquet and OUT/heldout.parquet hold the very tokens that were sampled and their
     masks, and the same as text, so other trainers read them as plain pairs. No task is in both.
+    OUT/images has the files of the images that were shown in them.
     """
     from agentrl.data.preferences.files import PairWriter
     from agentrl.data.preferences.from_runs import PairMaker, PairParts, PairRules
+    from agentrl.data.run.paths import RunPaths
     from agentrl.errors import DataError, RunError, choices
+    from agentrl.images import ImageFolder
 
     prepare()
     if by not in ("reward", "score"):
@@ -63,6 +66,7 @@ def make(
         PairRules(by=what, min_gap=min_gap, per_group=per_group, flip_scale=flip_scale, seed=seed)
     )
     parts = PairParts(held_out, seed)
+    shown = ImageFolder(RunPaths(out).images)
     with (
         PairWriter(out / "train.parquet") as train,
         PairWriter(out / "heldout.parquet") as heldout,
@@ -72,6 +76,7 @@ def make(
             if decode is None:
                 text = f"{run} has no checkpoint with a tokenizer.json: its pairs have no texts"
                 console.print(text, markup=False, soft_wrap=True)
+            kept = ImageFolder(RunPaths(run).images)
             for where, group in _groups(run, kind):
                 for pair in maker.pairs(str(run), where, group, decode):
                     apart = parts.is_held_out(pair)
@@ -79,6 +84,8 @@ def make(
                         reason = "task and prompt are in different parts"
                         maker.counts.pairs_left_out[reason] += 1
                     else:
+                        for span in (*pair.chosen.images, *pair.rejected.images):
+                            shown.copy(span.digest, kept)
                         (heldout if apart else train).write(pair)
         if not train.count + heldout.count:
             raise DataError(

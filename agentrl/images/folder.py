@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.errors import DataError
@@ -36,14 +36,26 @@ class ImageFolder:
 
     def keep(self, image: Image) -> None:
         """Write an image whole, unless it is there."""
-        if image.digest in self._kept:
+        self._keep(image.digest, lambda: image.data)
+
+    def copy(self, digest: str, source: ImageFolder) -> None:
+        """Write the image of another folder, unless it is here.
+
+        Raises:
+            DataError: it is not there.
+        """
+        self._keep(digest, lambda: source.data(digest))
+
+    def _keep(self, digest: str, data: Callable[[], bytes]) -> None:
+        if digest in self._kept:
             return
-        path = self.path(image.digest)
+        path = self.path(digest)
         if not path.is_file():
+            content = data()
             self.directory.mkdir(parents=True, exist_ok=True)
             with replacing(path) as scratch:
-                scratch.write_bytes(image.data)
-        self._kept.add(image.digest)
+                scratch.write_bytes(content)
+        self._kept.add(digest)
 
     def data(self, digest: str) -> bytes:
         """The file of an image.

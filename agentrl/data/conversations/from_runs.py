@@ -56,7 +56,7 @@ def conversations_of_run(
                 found.left_out[reason] += 1
                 continue
             conversation = _conversation(row, f"{folder.name}/{kind}/{step}", folder, kind, step)
-            digests = tuple(span.digest for span in conversation.images)
+            digests = tuple(span.digest for span in conversation.completion.images)
             key = conversation.prompt_ids, conversation.completion.ids, digests
             if key in seen:
                 found.left_out["the same tokens as another rollout"] += 1
@@ -90,8 +90,11 @@ def _conversation(row: Trajectory, name: str, folder: Path, kind: str, step: int
     return Conversation(
         id=f"{name}/{row.rollout_id}{part}",
         prompt_ids=row.prompt_ids,
-        completion=Completion(ids=row.response_ids[:end], mask=row.response_mask[:end]),
-        images=tuple(span for span in row.images if span.end <= len(row.prompt_ids) + end),
+        completion=Completion(
+            ids=row.response_ids[:end],
+            mask=row.response_mask[:end],
+            images=tuple(span for span in row.images if span.end <= len(row.prompt_ids) + end),
+        ),
         task_id=row.task_id,
         source=f"{folder}, {kind} step {step}, group {row.group_id}",
     )

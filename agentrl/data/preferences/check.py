@@ -200,11 +200,13 @@ def _counted(
 
 
 def _prompt(pair: PreferencePair) -> Hashable:
-    return pair.prompt_ids or repr(pair.prompt)
+    return (pair.prompt_ids, pair.prompt_images) if pair.prompt_ids else repr(pair.prompt)
 
 
 def _content(completion: Completion) -> Hashable:
-    return completion.ids or repr(completion.messages)
+    if not completion.ids:
+        return repr(completion.messages)
+    return completion.ids, tuple(span.digest for span in completion.images)
 
 
 def _key(pair: PreferencePair) -> _PairKey:

@@ -1,13 +1,15 @@
 """Pairs of sampled tokens as parquet: what `agentrl prefs make` writes, and its reader.
 
-The columns that end in `_ids` and `_mask` are what was sampled, token by token; `prompt`, `chosen`
-and `rejected` are the same decoded, so that other trainers read the file as plain pairs; they are
-null where there was no tokenizer.
+The columns that end in `_ids` and `_mask` are what was sampled, token by token, those in `_images`
+where images stand in it, whose files are in the folder `images` beside it. `prompt`, `chosen` and
+`rejected` are the same decoded, so that other trainers read the file as plain pairs; they are null
+where there was no tokenizer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +20,10 @@ import pyarrow.parquet as pq
 
 from agentrl.data.example_rows import own_number, weight_of
 from agentrl.data.store.atomic import atomic_file
+from agentrl.data.store.columns import IMAGES, image_of, image_row
 from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
-from agentrl.types import Completion, PreferencePair
+from agentrl.types import Completion, ImageSpan, PreferencePair
 
 SCHEMA = pa.schema(
     [
@@ -38,9 +41,13 @@ SCHEMA = pa.schema(
         ("chosen_mask", pa.list_(pa.int8())),
         ("rejected_ids", pa.list_(pa.int32())),
         ("rejected_mask", pa.list_(pa.int8())),
+        ("chosen_images", IMAGES),
+        ("rejected_images", IMAGES),
     ]
 )
-
+_OPTIONAL = {"chosen_images", "rejected_images"}
+"""Columns that files without images lack."""
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 _BATCH = 256
 """Pairs that are written at once."""
@@ -109,6 +116,8 @@ def _row(pair: PreferencePair) -> dict[str, Any]:
         "chosen_mask": pair.chosen.mask,
         "rejected_ids": pair.rejected.ids,
         "rejected_mask": pair.rejected.mask,
+        "chosen_images": [image_row(span) for span in pair.chosen.images] or None,
+        "rejected_images": [image_row(span) for span in pair.rejected.images] or None,
     }
 
 
@@ -124,7 +133,7 @@ def sampled_pair(row: SourceRow) -> PreferencePair:
         DataError: a column is missing or broken; names the row and the column.
     """
     values: Mapping[str, Any] = row.values
-    if missing := sorted(set(SCHEMA.names) - set(values)):
+    if missing := sorted(set(SCHEMA.names) - _OPTIONAL - set(values)):
         raise DataError(f"{row.where}: no columns {missing}; expected a row of agentrl prefs make")
     prompt = _ids(row, "prompt_ids")
     if not prompt:
@@ -150,7 +159,24 @@ def _completion(row: SourceRow, name: str) -> Completion:
             f"{row.where}: {name}_ids has {len(ids)} tokens and {name}_mask {len(mask)} values; "
             "expected as many of both, at least one, and a mask of 0 and 1"
         )
-    return Completion(ids=ids, mask=mask, text=row.values[name] or "")
+    return Completion(
+        ids=ids, mask=mask, text=row.values[name] or "", images=_images(row, f"{name}_images")
+    )
+
+
+def _images(row: SourceRow, name: str) -> tuple[ImageSpan, ...]:
+    value = row.values.get(name) or ()
+    try:
+        found = tuple(map(image_of, value))
+        known = all(_DIGEST.fullmatch(span.digest) for span in found)
+    except (KeyError, TypeError, ValueError):
+        known, found = False, ()
+    if not known:
+        raise DataError(
+            f"{row.where}: {name} is {ascii(value)[:80]}; expected a list of digest (32 "
+            "hexadecimal digits), start, tokens and grid (frames, rows, columns)"
+        )
+    return found
 
 
 def _ids(row: SourceRow, name: str) -> tuple[int, ...]:

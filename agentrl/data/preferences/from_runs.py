@@ -21,6 +21,8 @@ from typing import Literal
 from agentrl.types import Completion, PreferencePair, Trajectory, TrajectoryGroup
 
 Decode = Callable[[Sequence[int]], str]
+_Prompt = tuple[tuple[int, ...], tuple[str, ...]]
+"""Ids, and the digests of the images among them: those of two images can be the same ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +113,17 @@ class PairParts:
         """Hold out a share of the tasks."""
         self._share, self._seed = held_out, seed
         self._of_task: dict[str, bool] = {}
-        self._of_prompt: dict[tuple[int, ...], bool] = {}
+        self._of_prompt: dict[_Prompt, bool] = {}
 
     def is_held_out(self, pair: PreferencePair) -> bool | None:
         """Return true for held-out data; None where task and prompt are in different parts."""
-        of_prompt = self._of_prompt.get(pair.prompt_ids)
+        prompt = pair.prompt_ids, pair.prompt_images
+        of_prompt = self._of_prompt.get(prompt)
         of_task = self._of_task.get(pair.task_id)
         if of_task is None:
             first = is_held_out(pair.task_id, self._share, self._seed)
             of_task = self._of_task[pair.task_id] = first if of_prompt is None else of_prompt
-        if self._of_prompt.setdefault(pair.prompt_ids, of_task) != of_task:
+        if self._of_prompt.setdefault(prompt, of_task) != of_task:
             return None
         return of_task
 
@@ -155,8 +158,8 @@ def _qualified(
             values.append((row, value))
     found: list[tuple[Trajectory, Trajectory, float]] = []
     # Compared once each: a group may have a thousand rollouts, and a prompt as many tokens.
-    numbers: dict[tuple[int, ...], int] = {}
-    prompts = [numbers.setdefault(row.prompt_ids, len(numbers)) for row, _ in values]
+    numbers: dict[_Prompt, int] = {}
+    prompts = [numbers.setdefault(_prompt(row), len(numbers)) for row, _ in values]
     for ((one, first), at), ((other, second), there) in combinations(
         zip(values, prompts, strict=True), 2
     ):
@@ -164,7 +167,7 @@ def _qualified(
             continue
         if at != there:
             counts.pairs_left_out["different prompts"] += 1
-        elif one.response_ids == other.response_ids:
+        elif _response(one) == _response(other):
             counts.pairs_left_out[f"the same tokens with another {rules.by}"] += 1
         elif first > second:
             found.append((one, other, first - second))
@@ -205,11 +208,26 @@ def _completion(row: Trajectory, decode: Decode | None) -> Completion:
     """The response up to its last sampled token: nothing after it can be learned from."""
     end = max(index for index, sampled in enumerate(row.response_mask) if sampled) + 1
     ids = row.response_ids[:end]
-    return Completion(ids=ids, mask=row.response_mask[:end], text=decode(ids) if decode else "")
+    return Completion(
+        ids=ids,
+        mask=row.response_mask[:end],
+        text=decode(ids) if decode else "",
+        images=tuple(span for span in row.images if span.end <= len(row.prompt_ids) + end),
+    )
+
+
+def _prompt(row: Trajectory) -> _Prompt:
+    end = len(row.prompt_ids)
+    return row.prompt_ids, tuple(span.digest for span in row.images if span.start < end)
+
+
+def _response(row: Trajectory) -> _Prompt:
+    start = len(row.prompt_ids)
+    return row.response_ids, tuple(span.digest for span in row.images if span.start >= start)
 
 
 def _key(better: Trajectory, worse: Trajectory) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for ids in (better.prompt_ids, better.response_ids, worse.response_ids):
-        digest.update(repr(ids).encode())
+    for part in (_prompt(better), _response(better), _response(worse)):
+        digest.update(repr(part).encode())
     return digest.digest()

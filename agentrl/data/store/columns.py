@@ -105,7 +105,7 @@ _REQUESTS = pa.list_(
         ]
     )
 )
-_IMAGES = pa.list_(
+IMAGES = pa.list_(
     pa.struct(
         [
             ("digest", pa.string()),
@@ -115,6 +115,7 @@ _IMAGES = pa.list_(
         ]
     )
 )
+"""Images of a row, as `image_row` writes them."""
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -133,7 +134,7 @@ SCHEMA = pa.schema(
         ("extra_logs", _NUMBERS),
         ("explanation", _EXPLANATION),
         ("requests", _REQUESTS),
-        ("images", _IMAGES),
+        ("images", IMAGES),
         ("temperature", pa.float64()),
         ("duration_s", pa.float64()),
         ("prompt_text", pa.string()),
@@ -263,7 +264,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         "extra_logs": _numbers({**without_usage(trajectory.extra_logs), **trajectory.usage}),
         "explanation": _explanation_row(trajectory.explanation),
         "requests": [_request_row(request) for request in trajectory.requests] or None,
-        "images": [_image_row(span) for span in trajectory.images] or None,
+        "images": [image_row(span) for span in trajectory.images] or None,
         "temperature": trajectory.temperature,
         "duration_s": trajectory.duration_s,
         "prompt_text": escape(trajectory.prompt_text),
@@ -305,7 +306,8 @@ def _request(row: Mapping[str, Any]) -> AgentRequest:
     return AgentRequest(**values)
 
 
-def _image_row(span: ImageSpan) -> dict[str, Any]:
+def image_row(span: ImageSpan) -> dict[str, Any]:
+    """A span as a row of the type `IMAGES` holds it."""
     return {
         "digest": span.digest,
         "start": span.start,
@@ -314,7 +316,8 @@ def _image_row(span: ImageSpan) -> dict[str, Any]:
     }
 
 
-def _image(row: Mapping[str, Any]) -> ImageSpan:
+def image_of(row: Mapping[str, Any]) -> ImageSpan:
+    """The span that `image_row` has written."""
     frames, rows, columns = row["grid"]
     return ImageSpan(
         digest=row["digest"], start=row["start"], tokens=row["tokens"], grid=(frames, rows, columns)
@@ -394,7 +397,7 @@ def _stored(row: Mapping[str, Any], tokens: Mapping[str, Any]) -> StoredTrajecto
         usage=usage_of(logs),
         explanation=_explanation(row["explanation"]),
         requests=tuple(_request(request) for request in row["requests"] or ()),
-        images=tuple(_image(span) for span in row["images"] or ()),
+        images=tuple(image_of(span) for span in row["images"] or ()),
         split=unescape(row["split"]),
         temperature=row["temperature"],
         duration_s=row["duration_s"],

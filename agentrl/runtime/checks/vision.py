@@ -48,10 +48,13 @@ def check_seeing_fit(config: FitConfig) -> None:
     Raises:
         ConfigError: names each setting, what it is and what it must be.
     """
-    sources = [section.source for section in (config.data, *config.eval.datasets.values())]
+    objective = config.objective
+    unpaired = objective.kind == "dpo" and objective.unpaired
     wanted = [
-        ("objective", config.objective.kind, "sft", config.objective.kind == "sft"),
-        ("sources of data", sources, "run:FOLDER", all(s.startswith("run:") for s in sources)),
+        # `transformers` has no sequence classifiers of most of them, which would load the result.
+        ("objective", objective.kind, "sft or dpo", objective.kind != "rm"),
+        # It puts answers to other prompts, whose images stand elsewhere.
+        ("objective.loss", "kto", "one of pairs", not unpaired),
     ]
     _refuse(config.model.path, wanted)
 

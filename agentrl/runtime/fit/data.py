@@ -170,7 +170,8 @@ def digest_of(examples: Iterable[Example]) -> str:
     for example in examples:
         numbers = (example.weight, example.margin, example.label_probability)
         verdict = "" if example.desirable is None else f"{example.desirable}\n"
-        digests = "".join(f"{image.digest}\n" for image in example.images)
+        shown = (image for answer in example.answers for image in answer.images)
+        digests = "".join(f"{image.digest}\n" for image in shown)
         found.update(f"\n{example.id}\n{numbers}\n{verdict}{digests}".encode())
         for part in (example.prompt_ids, *((*a.ids, -1, *a.mask) for a in example.answers)):
             found.update(np.array(part, dtype=np.int64).tobytes())
@@ -232,7 +233,11 @@ def _encoded(item: PreferencePair | Conversation, chat: ChatFormat, *, prefix: s
     for completion in completions:
         if item.prompt_ids:
             prompts.append(tuple(item.prompt_ids))
-            answers.append(AnswerTokens(ids=tuple(completion.ids), mask=tuple(completion.mask)))
+            answers.append(
+                AnswerTokens(
+                    ids=tuple(completion.ids), mask=tuple(completion.mask), images=completion.images
+                )
+            )
             continue
         found = encode_completion(chat, item.prompt, completion.messages, tools)
         prompts.append(found.prompt_ids)
@@ -245,7 +250,6 @@ def _encoded(item: PreferencePair | Conversation, chat: ChatFormat, *, prefix: s
             id=prefix + item.id.encode("utf-8", "backslashreplace").decode(),
             prompt_ids=prompts[0],
             answers=tuple(answers),
-            images=() if isinstance(item, PreferencePair) else item.images,
             weight=item.weight,
             margin=pair.margin if pair else None,
             label_probability=pair.label_probability if pair else None,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.fit.fitter import FitLoss, Fitter
-    from agentrl.vision.reader import VisionReader
+    from agentrl.train.model.pretrained import Pretrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def open_fit_model(
     known = None
     if reference is not None:
         known = _sums(
-            config, examples, mismatches, shown, reference, run_dir=run_dir,
+            config, examples, mismatches, shown, reference, base=base, run_dir=run_dir,
             on_progress=on_reference,
         )  # fmt: skip
     loss = _loss(config, examples, known, base=base)
@@ -204,29 +204,31 @@ def _load(
     pretrained = load_trained(
         config.model, config.train, checkpoint=str(checkpoint) if checkpoint else None
     )
-    _open_images(config, pretrained.images, examples, base=base, run_dir=run_dir)
+    _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
     return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
 
 
 def _open_images(
     config: FitConfig,
-    reader: VisionReader | None,
+    pretrained: Pretrained,
     examples: Sequence[Example],
     *,
     base: Path,
     run_dir: Path,
 ) -> None:
-    """Let a vision-language model read the images of the runs that it learns from."""
-    if reader is None:
-        if shown := next((example for example in examples if example.images), None):
+    """Let a vision-language model read the images of its data: of runs, or beside pairs of them."""
+    if pretrained.images is None:
+        shown = (e for e in examples if any(answer.images for answer in e.answers))
+        if first := next(shown, None):
             raise ConfigError(
-                f"example {shown.id!r} has images, and model.path {config.model.path!r} reads text "
+                f"example {first.id!r} has images, and the model {pretrained.path!r} reads text "
                 "only; give the vision-language model that the run began with"
             )
         return
     sources = [section.source for section in (config.data, *config.eval.datasets.values())]
-    folders = [base / Path(s.removeprefix(RUN)).expanduser() for s in sources]
-    reader.folder = ImageFolder(
+    paths = [base / Path(s.removeprefix(RUN)).expanduser() for s in sources]
+    folders = [path.parent if path.is_file() else path for path in paths]
+    pretrained.images.folder = ImageFolder(
         RunPaths(run_dir).images, others=[RunPaths(folder).images for folder in folders]
     )
 
@@ -262,6 +264,7 @@ def _sums(
     shown: Sequence[Example],
     reference: FitReference,
     *,
+    base: Path,
     run_dir: Path,
     on_progress: Callable[[int, int], None],
 ) -> Mapping[RowKey, float]:
@@ -273,7 +276,9 @@ def _sums(
         from agentrl.train.model.pretrained import load_pretrained
         from agentrl.train.reference import Reference
 
-        loaded = load_pretrained(section).model
+        pretrained = load_pretrained(section)
+        _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
+        loaded = pretrained.model
         return Reference(loaded, lanes=lane_count(loaded, None)).row_log_probs
 
     name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens

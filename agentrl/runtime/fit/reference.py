@@ -122,6 +122,7 @@ def _one(key: RowKey, prompt_ids: tuple[int, ...], answer: AnswerTokens, model: 
     for part in (prompt_ids, answer.ids, answer.mask):
         found.update(f"\n{len(part)}\n".encode())
         found.update(np.array(part, dtype=np.int64).tobytes())
+    found.update("".join(f"\n{span.digest}" for span in answer.images).encode())
     return _Asked(key=key, prompt_ids=prompt_ids, answer=answer, digest=found.hexdigest()[:32])
 
 

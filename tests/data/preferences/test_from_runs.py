@@ -183,7 +183,7 @@ def test_neither_a_task_nor_a_prompt_is_in_both_parts() -> None:
         group(row(1, 0.0, "1", prompt_ids=(9,)), row(2, 1.0, "1", prompt_ids=(9,)))
     )
     mixed = PairParts(0.5, 0)
-    mixed._of_task["task-1"], mixed._of_prompt[(9,)] = True, False
+    mixed._of_task["task-1"], mixed._of_prompt[((9,), ())] = True, False
     assert mixed.is_held_out(one) is None
 
 
