@@ -11,12 +11,15 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.engine import Engine
 from agentrl.errors import AgentrlError, EngineError
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
+
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.pictures import PictureSource
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +46,16 @@ class EngineAddress:
     """Of the weights that a vLLM server was started with."""
 
 
-async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
+async def connect(
+    entry: EngineAddress, *, adopt: bool = False, pictures: PictureSource | None = None
+) -> Engine:
     """A connection of our own to an engine.
 
     Args:
         entry: where it is.
         adopt: whatever weights a vLLM server holds, call them `UNKNOWN_VERSION`, for every
             client: their number is that of an earlier run.
+        pictures: images of the run, which vLLM servers are sent; an embedded engine has its own.
 
     Raises:
         EngineError: no answer from there, or not as expected.
@@ -63,6 +69,7 @@ async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
             "max_context_tokens": entry.max_context_tokens,
             "start_version": entry.start_version,
             "adopt": adopt,
+            "pictures": pictures,
         }
     return await connect_engine(
         entry.address,
@@ -73,13 +80,18 @@ async def connect(entry: EngineAddress, *, adopt: bool = False) -> Engine:
     )
 
 
-async def connect_all(entries: Sequence[EngineAddress], *, adopt: bool = False) -> list[Engine]:
+async def connect_all(
+    entries: Sequence[EngineAddress],
+    *,
+    adopt: bool = False,
+    pictures: PictureSource | None = None,
+) -> list[Engine]:
     """Connections to several engines, as `connect`; if one fails, none stays open.
 
     Raises:
         EngineError: as `connect`.
     """
-    return await connected(connect(entry, adopt=adopt) for entry in entries)
+    return await connected(connect(entry, adopt=adopt, pictures=pictures) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +110,7 @@ async def follow(
     entries: Sequence[EngineAddress],
     *,
     left: Collection[str] = (),
+    pictures: PictureSource | None = None,
 ) -> Followed:
     """Make a worker's client serve from exactly `entries`, as far as they can be reached.
 
@@ -110,6 +123,7 @@ async def follow(
         entries: engines that serve now; an engine that was restarted has another address.
         left: names of engines that were taken out of the run and did not fail: their turns are not
             lost with them.
+        pictures: as `connect`.
     """
     names = {entry.name for entry in entries}
     for name in client.names():
@@ -120,7 +134,9 @@ async def follow(
             except EngineError as error:
                 logger.info("engine %s is gone, and could not be closed: %s", name, error)
     new = [entry for entry in entries if entry not in known]
-    why = dict(zip(new, await asyncio.gather(*(_take(client, e) for e in new)), strict=True))
+    why = dict(
+        zip(new, await asyncio.gather(*(_take(client, e, pictures) for e in new)), strict=True)
+    )
     # Asking is how a connection learns of versions that others have loaded.
     await client.health()
     return Followed(
@@ -129,11 +145,11 @@ async def follow(
     )
 
 
-async def _take(client: TokenClient, entry: EngineAddress) -> str:
+async def _take(client: TokenClient, entry: EngineAddress, pictures: PictureSource | None) -> str:
     """Let a client serve from one more engine; returns why it cannot, or nothing."""
     try:
         async with asyncio.timeout(CONNECT_S):
-            engine = await connect(entry)
+            engine = await connect(entry, pictures=pictures)
     except AgentrlError as error:
         return str(error)
     except TimeoutError:

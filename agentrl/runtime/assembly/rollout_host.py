@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentrl.rollout import RolloutWorker
     from agentrl.runtime.assembly.reward_models import OpenRewardModels
     from agentrl.serving import TokenClient
+    from agentrl.vision.reader import VisionReader
 
 ENDED_KEPT = 256
 """Groups whose cost a worker remembers; one is cancelled while its report is on the way, or never.
@@ -57,6 +58,10 @@ class PolicyCopy:
     images: bytes | None = None
     """Image processor with the folder of the run's images; None for a model that reads text only.
     """
+
+    def read_images(self) -> VisionReader | None:
+        """Unpickle the image processor; imports torch and `transformers` where there is one."""
+        return None if self.images is None else pickle.loads(self.images)
 
 
 def copy_policy(tokenizer: Any, images: ImageReader | None) -> PolicyCopy:
@@ -92,6 +97,7 @@ class RolloutHost:
         self._groups: dict[str, asyncio.Task[TrajectoryGroup]] = {}
         self._engines: Sequence[EngineAddress] = ()
         self._following = asyncio.Lock()
+        self._images: VisionReader | None = None
         self._stack = AsyncExitStack()
         self._reported = (0, 0.0)
         self._ended: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -120,7 +126,9 @@ class RolloutHost:
         stack.push_async_callback(sandboxes.close)
         probe = await sandboxes.probe()
         tools = await stack.enter_async_context(open_tools(config.env, base=base))
-        held = await connect_all(engines)
+        if policy_copy is not None:
+            self._images = policy_copy.read_images()
+        held = await connect_all(engines, pictures=self._images)
         # As on Ray: a connection to an engine that is well may be lost.
         wait_s = engine_wait_s(config.serving, on_ray=True)
         try:
@@ -131,9 +139,6 @@ class RolloutHost:
         stack.push_async_callback(self._client.close)
         self._engines = engines
         quiet_transformers()
-        images: ImageReader | None = None
-        if policy_copy is not None and policy_copy.images is not None:
-            images = pickle.loads(policy_copy.images)
         if policy_copy is not None and policy_copy.tokenizer is not None:
             tokenizer: Any = pickle.loads(policy_copy.tokenizer)
         else:
@@ -151,7 +156,7 @@ class RolloutHost:
             tools=tools,
             base=base,
             reward_models=models.targets,
-            images=images,
+            images=self._images,
         )
         self._models = models
         stack.enter_context(frozen_heap())
@@ -206,7 +211,9 @@ class RolloutHost:
         """
         # A change is followed to its end before the next one: both compare with what is known.
         async with self._following:
-            followed = await follow(self._client, self._engines, engines, left=left)
+            followed = await follow(
+                self._client, self._engines, engines, left=left, pictures=self._images
+            )
             self._engines = followed.engines
         if followed.failed:
             raise EngineError(

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.engine import WeightTicket
@@ -24,6 +25,9 @@ from agentrl.runtime.ray.worker_group import WorkerGroup
 from agentrl.serving import TokenClient
 from agentrl.serving.keeper import Keeper
 
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.pictures import PictureSource
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayFleet:
@@ -41,6 +45,8 @@ class RayFleet:
     """Whether they sample from the tensors that training changes."""
     text: str
     """One line about each engine."""
+    pictures: PictureSource | None = None
+    """Images of the run, for servers that join it."""
 
 
 async def open_fleet(
@@ -76,7 +82,9 @@ async def open_fleet(
     )
     addresses = {entry.name: entry for entry in entries}
     # Before any worker asks: what an earlier run left on a server has a number of that run.
-    held = await connect_all(entries, adopt=section.engine == "external")
+    copy = reports[0].policy_copy
+    pictures = copy.read_images() if copy is not None and not embedded else None
+    held = await connect_all(entries, adopt=section.engine == "external", pictures=pictures)
     client = make_client(held, wait_s=0.0, pause_limit_s=pause_limit_s(section))
     stack.push_async_callback(client.close)
     if embedded:
@@ -105,6 +113,7 @@ async def open_fleet(
                 addresses,
                 name=entry.name,
                 open_limit_s=section.start_timeout_s,
+                pictures=pictures,
             )
             for index, entry in enumerate(entries)
         ]
@@ -119,6 +128,7 @@ async def open_fleet(
         wait_s=engine_wait_s(section, on_ray=True),
         shares_weights=False,
         text=f"{len(entries)} vLLM servers {which}",
+        pictures=pictures,
     )
 
 

@@ -115,7 +115,7 @@ def _live_servers(
 
     async def join(url: str, name: str) -> Engine:
         entry = external_address(actors.config, name, url)
-        engine = await connect(entry, adopt=True)
+        engine = await connect(entry, adopt=True, pictures=fleet.pictures)
         fleet.addresses[name] = entry
         return engine
 

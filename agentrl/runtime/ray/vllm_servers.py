@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect
 from agentrl.runtime.ray.engine_actor import EngineReport
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask
+
+if TYPE_CHECKING:
+    from agentrl.serving.vllm.pictures import PictureSource
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class ServerActor:
         *,
         name: str,
         open_limit_s: float,
+        pictures: PictureSource | None = None,
     ) -> None:
         """Take an opened actor.
 
@@ -40,11 +44,12 @@ class ServerActor:
             addresses: by name; this one's changes when the server is started again.
             name: of the engine.
             open_limit_s: seconds a server may take to start.
+            pictures: images of the run.
         """
         self.name = name
         self._group, self._index, self._start = group, index, start
         self._addresses = addresses
-        self._open_limit_s = open_limit_s
+        self._open_limit_s, self._pictures = open_limit_s, pictures
 
     async def alive(self) -> bool:
         """True while actor and server run. An actor that is slow to answer is not dead."""
@@ -66,7 +71,7 @@ class ServerActor:
             report = await self._within(ask(handle, "open", who=self.name))
             self._group.replace(self._index, handle)
         self._addresses[self.name] = report.engine
-        return await connect(report.engine)
+        return await connect(report.engine, pictures=self._pictures)
 
     async def _within(self, call: Any) -> EngineReport:
         try:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import parse_config
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, EngineRefused
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, follow
 from agentrl.runtime.assembly.rollout_host import RolloutHost
 from agentrl.runtime.scale.fake_fleet import fake_fleet
 from agentrl.runtime.scale.fake_servers import FakeTurn
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
-from agentrl.types import SamplingParams
+from agentrl.types import ImageSpan, SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=8, seed=1, stop_token_ids=(9,))
 
@@ -92,6 +92,27 @@ async def test_a_host_says_what_it_does_not_reach_and_tries_it_again(
     await client.close()
 
 
+class OnePicture:
+    """The images of a run: one of one feature."""
+
+    placeholder_id = 5
+    markers = (0, 0)
+
+    def png(self, digest: str) -> bytes:
+        return b"a picture"
+
+
+async def test_images_reach_servers_that_a_host_follows(urls: list[str]) -> None:
+    """Fails if a server that joins, or that was started again, is asked as one that reads text."""
+    client = TokenClient([engine("old")])
+    await follow(client, [], [entry("here", urls[0])], pictures=OnePicture())
+    image = ImageSpan(digest="d" * 32, start=1, tokens=1, grid=(1, 1, 1))
+    # The answer to a prompt that was sent with its image; the server does not repeat the ids.
+    with pytest.raises(EngineRefused, match="so nothing shows that it has expanded them"):
+        await client.generate([1, 5, 2], SAMPLING, "s", [image])
+    await client.close()
+
+
 async def test_a_host_that_does_not_open_keeps_no_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +126,7 @@ async def test_a_host_that_does_not_open_keeps_no_connection(
     )
     twins = [engine("a"), engine("a")]
 
-    async def connect_all(entries: object) -> list[ScriptedEngine]:
+    async def connect_all(entries: object, *, pictures: object) -> list[ScriptedEngine]:
         return twins
 
     monkeypatch.setattr("agentrl.runtime.assembly.rollout_host.connect_all", connect_all)
