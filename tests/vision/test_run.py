@@ -138,12 +138,10 @@ def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None
     config["serving"] = {"engine": "vllm"}
     config["train"]["lora"] = {"rank": 2}
     del config["train"]["freeze"]
-    config["runtime"] = {"kind": "ray"}
     teacher = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
     config["algorithm"] = {"distill": {"teacher": teacher}}
     with pytest.raises(ConfigError) as refused:
         check_seeing(RunConfig.model_validate(config))
-    assert "runtime.kind: local (got ray)" in str(refused.value)
     assert "algorithm.distill.teacher.kind: checkpoint or hint (got served)" in str(refused.value)
     assert "train.lora.sync: merged (got adapters)" in str(refused.value)
     check_seeing(RunConfig.model_validate(settings(tmp_path)))

@@ -1,5 +1,7 @@
 """A real vLLM server that is shown images: ids and numbers of the trainer, also after a sync.
 
+Runs have their agent loops in one process, in child processes and on Ray.
+
 One server for everything here: it takes most of a minute to start.
 """
 
@@ -18,6 +20,7 @@ import torch
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig
 from agentrl.config.schema import ChatSection, RolloutSection
+from agentrl.data import TrajectoryStore
 from agentrl.errors import EngineRefused
 from agentrl.images import ImageFolder, message
 from agentrl.rollout import RolloutWorker
@@ -37,10 +40,21 @@ from tests.vision.test_run import REWARD, settings
 from tests.vision.test_seeing import TASK, ThreePictures, log_probs, sampled
 from tests.vision.tiny_seeing import checkpoint, model_of, picture
 
-pytestmark = [pytest.mark.fleet, pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(800),
+]
 
 NAME = "idefics3"
 """The one family here that the vLLM of the tests can load: others import torchvision there."""
+
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "one": {"kind": "local"},
+    "children": {"kind": "local", "worker_processes": 1},
+    "ray": {"kind": "ray", "rollout_workers": 1},
+}
 
 
 @pytest.fixture
@@ -97,7 +111,8 @@ async def test_a_server_is_shown_images_as_the_trainer_is(
     sender.close()
     await engine.close()
 
-    await whole_run(server, tmp_path)
+    for name, runtime in RUNTIMES.items():
+        await whole_run(server, tmp_path, name, runtime)
 
 
 async def rollouts(engine: VllmEngine, reader: VisionReader) -> list[Trajectory]:
@@ -148,15 +163,24 @@ async def refusals(engine: VllmEngine, reader: VisionReader) -> None:
     await ask(one, two)
 
 
-async def whole_run(server: VllmServer, folder: Path) -> None:
-    """Two steps with a sync between them, by our own command."""
+def settings_on(server: VllmServer, folder: Path, runtime: dict[str, Any]) -> dict[str, Any]:
     (folder / "long.py").write_text(REWARD)
     (folder / "nothing.py").write_text(BACKEND)
-    wanted = settings(folder)
-    wanted["serving"] = {"engine": "external", "urls": [server.url], "max_batch_size": 8}
+    serving = {"engine": "external", "urls": [server.url], "max_batch_size": 8}
+    return settings(folder) | {"serving": serving, "runtime": runtime}
+
+
+async def whole_run(server: VllmServer, folder: Path, name: str, runtime: dict[str, Any]) -> None:
+    """Two steps with a sync between them, by our own command."""
+    wanted = settings_on(server, folder, runtime)
+    wanted["run"] |= {"name": name}
     wanted["train"] |= {"steps": 2, "freeze": []}
     await train(RunConfig.model_validate(wanted), base=folder, progress=Progress())
-    lines = (folder / "runs" / "seeing" / "metrics.jsonl").read_text().splitlines()
+    run = folder / "runs" / name
+    rows = [stored.trajectory for stored in TrajectoryStore(run / "trajectories").read("train")]
+    kept = {path.name for path in (run / "images").iterdir()}
+    assert kept == {span.digest for row in rows for span in row.images}
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2
     for step in map(json.loads, lines):
         assert step["rollout/termination/engine_failed"] == 0

@@ -25,15 +25,11 @@ def check_seeing(config: RunConfig) -> None:
         ConfigError: names each setting, what it is and what it must be.
     """
     embedded = config.serving.engine == "embedded"
-    near = config.runtime.kind == "local" or embedded
-    workers = config.runtime.worker_processes if config.runtime.kind == "local" else 0
     distill = config.algorithm.distill
     served = distill is not None and distill.teacher.kind == "served"
     lora = config.train.lora
     adapters = lora is not None and lora.sync == "adapters" and not embedded
     wanted = [
-        ("runtime.kind", config.runtime.kind, "local", near),
-        ("runtime.worker_processes", workers, 0, not workers),
         # Its server is asked about ids alone.
         ("algorithm.distill.teacher.kind", "served", "checkpoint or hint", not served),
         # Adapters are merged by the names in the file, which for some families are older ones.
