@@ -12,7 +12,7 @@ pay for them, and requests and caches would have to name them), and the merged w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,14 +66,18 @@ class AdapterWeights:
         self,
         base: Callable[[], Iterable[tuple[str, Tensor]]],
         adapters: Callable[[], Iterable[Adapter]],
+        *,
+        stored: Mapping[str, str] | None = None,
     ) -> None:
         """Keep the two.
 
         Args:
             base: every weight without what the adapters add; never changes.
             adapters: as they are now.
+            stored: by the name of a weight, the one that files of the model have for it, where
+                that is another.
         """
-        self._base, self._adapters = base, adapters
+        self._base, self._adapters, self._stored = base, adapters, dict(stored or {})
         self._header: Tensor | None = None
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
@@ -94,7 +98,14 @@ class AdapterWeights:
             dtypes[name] = record.dtype
             digest.add(record)
         layers = {item.name: [item.scale, item.transposed] for item in adapters}
-        text = orjson.dumps({"dtypes": dtypes, "digest": digest.hexdigest(), "layers": layers})
+        text = orjson.dumps(
+            {
+                "dtypes": dtypes,
+                "digest": digest.hexdigest(),
+                "layers": layers,
+                "stored": self._stored,
+            }
+        )
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
@@ -123,7 +134,7 @@ class Merger:
         # To the end before the first is used: by then every digest of the ticket was compared.
         sent = {name: tensor.cpu().clone() for name, tensor in weights}
         self._check(header)
-        for name, weight in self._base(header["dtypes"]):
+        for name, weight in self._base(header):
             layer = name.removesuffix(".weight")
             if layer in header["layers"]:
                 scale, transposed = header["layers"][layer]
@@ -136,7 +147,7 @@ class Merger:
         if self._checked == header["digest"]:
             return
         digest = WeightDigest()
-        for name, tensor in self._base(header["dtypes"]):
+        for name, tensor in self._base(header):
             digest.add(described(name, tensor))
         if digest.hexdigest() != header["digest"]:
             raise SyncError(
@@ -145,15 +156,16 @@ class Merger:
             )
         self._checked = header["digest"]
 
-    def _base(self, dtypes: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    def _base(self, header: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         from safetensors import safe_open
 
         files = self._files or self._find()
-        for name, dtype in dtypes.items():
-            if name not in files:
+        for name, dtype in header["dtypes"].items():
+            there = name if name in files else header["stored"].get(name, name)
+            if there not in files:
                 raise SyncError(f"{self._model} has no weight {name!r}; {_REMEDY}")
-            with safe_open(files[name], framework="pt") as file:
-                yield name, file.get_tensor(name).to(torch_dtype(dtype))
+            with safe_open(files[there], framework="pt") as file:
+                yield name, file.get_tensor(there).to(torch_dtype(dtype))
 
     def _find(self) -> dict[str, Path]:
         from safetensors import safe_open

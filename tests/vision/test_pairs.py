@@ -100,9 +100,7 @@ async def test_dpo_learns_from_pairs_with_images(run: Path, tmp_path: Path) -> N
     make(run, tmp_path / "prefs")
     config = settings(tmp_path, str(tmp_path / "prefs"), kind="dpo")
     result = await fit(config, base=tmp_path, progress=FitView(Console()))
-    lines = [
-        json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["dpo/loss"] == pytest.approx(0.6931, abs=1e-3)
     assert lines[-1]["dpo/loss"] < lines[0]["dpo/loss"]
     assert (result.path / "checkpoints" / "step-6" / "preprocessor_config.json").is_file()

@@ -133,17 +133,13 @@ async def learned_from(expert: Path, run: Path, base: Path) -> None:
     assert not torch.equal(before[name], after[name])
 
 
-def test_settings_that_are_for_text_are_refused_together(tmp_path: Path) -> None:
+def test_a_teacher_behind_a_server_is_refused(tmp_path: Path) -> None:
     config = settings(tmp_path)
-    config["serving"] = {"engine": "vllm"}
-    config["train"]["lora"] = {"rank": 2}
-    del config["train"]["freeze"]
     teacher = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
     config["algorithm"] = {"distill": {"teacher": teacher}}
     with pytest.raises(ConfigError) as refused:
         check_seeing(RunConfig.model_validate(config))
     assert "algorithm.distill.teacher.kind: checkpoint or hint (got served)" in str(refused.value)
-    assert "train.lora.sync: merged (got adapters)" in str(refused.value)
     check_seeing(RunConfig.model_validate(settings(tmp_path)))
     config = settings(tmp_path) | {"serving": {"engine": "vllm"}}
     with pytest.raises(ConfigError, match=r"a Gemma 3, .*serving.engine: embedded \(got vllm\)"):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from agentrl.config.schema import ModelSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.parts import load_trained
+from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.sync.adapters import Merger
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.model.freeze import freeze_parts
-from agentrl.train.model.lora import add_adapters
-from tests.vision.tiny_seeing import FAMILIES, model_of, seeing_model
+from agentrl.train.model.lora import adapters, add_adapters, merged_weights
+from tests.vision.tiny_seeing import FAMILIES, checkpoint, model_of, seeing_model
 
 TOWERS = dict.fromkeys(FAMILIES, ".visual.") | {
     "smolvlm": ".vision_model.",
@@ -41,6 +49,25 @@ def test_adapters_are_on_the_language_part_alone(name: str, tmp_path: Path) -> N
     assert any(".q_proj." in n for n in trained)
     outside = (TOWERS[name], "connector", "projector")
     assert not any(part in n for n in trained for part in outside)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_engine_merges_adapters_into_files_with_older_names(name: str, tmp_path: Path) -> None:
+    """Fails if a weight is looked up by its name in the model alone: Qwen2-VL has other files."""
+    section = ModelSection(path=str(checkpoint(name, tmp_path)), dtype="float32", device="cpu")
+    train = TrainSection(learning_rate=1e-3, lora=LoraSection(rank=2, sync="adapters"))
+    pretrained = load_trained(section, train, checkpoint=None)
+    model: Any = pretrained.model
+    for adapter in adapters(model):
+        torch.nn.init.normal_(adapter.up)
+    backend = TorchBackend(model, train=train, gradient_checkpointing=False)
+    trainer: Any = SimpleNamespace(backend=backend, weights=backend.weights)
+    sent = sent_weights(train.lora, model, trainer, backend="disk")
+    found = dict(Merger(str(tmp_path)).whole(sent()))
+    wanted = dict(merged_weights(model))
+    assert list(found) == list(wanted)
+    assert all(torch.equal(weight, wanted[name]) for name, weight in found.items())
+    assert any(".lora_A." in name for name, _ in sent())
 
 
 def test_what_cannot_be_frozen_is_refused_with_what_can(tmp_path: Path) -> None:

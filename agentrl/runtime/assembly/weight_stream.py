@@ -30,10 +30,17 @@ def sent_weights(
     if lora is None or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
     from agentrl.sync.adapters import AdapterWeights
+    from agentrl.train.model.hub_format import stored_names
     from agentrl.train.model.lora import base_parameters, gathered_adapters
+    from agentrl.vision.reader import reader_of
 
     whole = trainer.backend.parameters
+    stored: dict[str, str] = {}
+    if reader_of(model) is not None:
+        names = [name for name, _ in base_parameters(model.named_parameters())]
+        stored = stored_names(model, names)
     return AdapterWeights(
         lambda: base_parameters(whole()),
         lambda: gathered_adapters(model, whole(trained_only=True)),
+        stored=stored,
     )

@@ -24,16 +24,11 @@ def check_seeing(config: RunConfig) -> None:
     Raises:
         ConfigError: names each setting, what it is and what it must be.
     """
-    embedded = config.serving.engine == "embedded"
     distill = config.algorithm.distill
     served = distill is not None and distill.teacher.kind == "served"
-    lora = config.train.lora
-    adapters = lora is not None and lora.sync == "adapters" and not embedded
     wanted = [
         # Its server is asked about ids alone.
         ("algorithm.distill.teacher.kind", "served", "checkpoint or hint", not served),
-        # Adapters are merged by the names in the file, which for some families are older ones.
-        ("train.lora.sync", "adapters", "merged", not adapters),
     ]
     _refuse(config.model.path, wanted)
 

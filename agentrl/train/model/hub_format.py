@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,26 @@ def save_pretrained(
             model.save_pretrained(folder)
         else:
             model.save_pretrained(folder, state_dict=dict(weights))
+
+
+def stored_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """Names of weights in files of a model, of those that have another name there.
+
+    `transformers` has renamed the parts of some models, and writes and reads their older names.
+
+    Args:
+        model: a `transformers` model whose weights are renamed only, as vision-language models are.
+        names: of its weights.
+
+    Returns:
+        By the name in the model.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    marks = {name: torch.empty(0) for name in names}
+    own = {id(mark): name for name, mark in marks.items()}
+    found = revert_weight_conversion(model, marks)
+    return {own[id(mark)]: name for name, mark in found.items() if own[id(mark)] != name}
 
 
 @contextmanager
