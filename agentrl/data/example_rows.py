@@ -57,7 +57,9 @@ def read_rows(
         for row in itertools.islice(rows, limit):
             count += 1
             try:
-                add(SourceRow(where=row.where, values=listed(row.values)))
+                found = SourceRow(where=row.where, values=listed(row.values))
+                _refuse_images(found)
+                add(found)
             except DataError as error:
                 if not collect_broken:
                     raise
@@ -65,6 +67,19 @@ def read_rows(
     if not count:
         raise DataError(f"{what} source {section.source!r}, split {section.split!r}: no rows")
     return count, tuple(broken)
+
+
+def _refuse_images(row: SourceRow) -> None:
+    """Refuse a row whose images would not be seen."""
+    if not isinstance(row.values, Mapping):
+        return
+    for name in ("images", "image"):
+        if row.values.get(name):
+            raise DataError(
+                f"{row.where}: column {name!r} holds images, which are read from our own rollouts "
+                "alone: record them (agentrl rollout --solutions) and give run:FOLDER, or take "
+                "the column out to learn from the text"
+            )
 
 
 class RowIds:

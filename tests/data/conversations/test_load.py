@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.data.conversations.layouts import ConversationLayout
 from agentrl.data.conversations.load import load_conversations
+from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Completion, Conversation, Message
 
@@ -278,3 +279,15 @@ def test_a_source_without_rows_or_scores_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"min_score is 0.5, but .* has no scores"):
         load(tmp_path, GOOD, min_score=0.5)
     assert len(load(tmp_path, GOOD, GOOD, limit=1)) == 1
+
+
+@pytest.mark.parametrize("column", ["images", "image"])
+def test_images_that_would_not_be_seen_are_refused(tmp_path: Path, column: str) -> None:
+    row = {"messages": [USER, said("4")]}
+    assert len(load(tmp_path, {**row, column: []})) == 1
+    with pytest.raises(DataError, match=f"column '{column}' holds images"):
+        load(tmp_path, row, {**row, column: ["a.png"]})
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b", column: ["a.png"]}))
+    with pytest.raises(DataError, match="read from our own rollouts alone"):
+        load_pairs(str(pairs))
