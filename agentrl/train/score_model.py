@@ -116,7 +116,10 @@ class ScoreModel:
         Raises:
             DataError: as `scores`.
         """
-        return self._asked(rows, lambda _, read_RE: read_RE)
+        # numpy has no bfloat16.
+        return self._asked(
+            rows, lambda _, read: read.to(torch.promote_types(read.dtype, torch.float32))
+        )
 
     def _asked(
         self, rows: Sequence[ScoredTokens], of: Callable[[Tensor, Tensor], Tensor]

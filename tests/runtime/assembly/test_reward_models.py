@@ -145,6 +145,10 @@ def test_a_stored_posterior_takes_its_deviation_off(project: Path, tmp_path: Pat
     assert found.parts["deviation"] == pytest.approx(deviation, rel=1e-5)
     assert found.value == pytest.approx(plain.value - 3.0 * deviation, rel=1e-4)
     assert other.value != plain.value
+    kind = base / "rm" / "config.json"
+    kind.write_text(kind.read_text().replace('"float32"', '"bfloat16"'))
+    rounded = load_score_model(str(base / "rm")).features(rows)
+    assert 0 < np.abs(rounded - features).max() < 0.05 * np.abs(features).max()
     refresh = RefreshSection(every_steps=1, labeller="verifier")
     reward = config.reward.model_copy(update={"refresh": refresh})
     with pytest.raises(ConfigError, match="a refreshed model has another head"):
