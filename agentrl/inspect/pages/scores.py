@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.health import History, Series
+from agentrl.inspect.pages.compare.by_label import families_moved
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.inspect.read.safe_terminal import number as digits
@@ -57,7 +58,7 @@ def eval_answers(reader: RunReader, history: History) -> dict[str, Any]:
             "low": [low.get(step) for step in curve.steps],
             "high": [high.get(step) for step in curve.steps],
             "change": paired_change(*ends) if ends else None,
-            "moved": moved_most(*ends) if ends else None,
+            "moved": _moved(reader, name, *ends) if ends else None,
         }
     return found
 
@@ -103,6 +104,13 @@ def interval_text(change: Mapping[str, Any]) -> str:
     """A change of `paired_change` in digits, as in `+0.222 [+0.124, +0.320]`."""
     mean, low, high = (digits(change[end], sign=True) for end in ("mean", "low", "high"))
     return mean if change["low"] is None else f"{mean} [{low}, {high}]"
+
+
+def _moved(
+    reader: RunReader, name: str, before: Mapping[str, float], after: Mapping[str, float]
+) -> dict[str, Any]:
+    labels = reader.task_labels.of_kind(f"eval/{name}")
+    return {**moved_most(before, after), "families": families_moved(before, after, labels)}
 
 
 def moved_most(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from agentrl.data.run.task_labels import Labels
 from agentrl.errors import RunError, choices
+from agentrl.inspect.pages.compare.by_label import change_by_label
 from agentrl.inspect.pages.compare.tried import solved_from
 from agentrl.inspect.pages.scores import first_and_last, paired_change
 from agentrl.inspect.pages.task_cells import Range, TaskCells
@@ -291,40 +292,3 @@ def _labels_of_all(names: Sequence[str], labels: Mapping[str, Labels]) -> dict[s
         for key, value in labels.get(name, {}).items():
             found.setdefault(key, set()).update(value)
     return {key: sorted(values) for key, values in sorted(found.items())}
-
-
-def change_by_label(
-    names: Sequence[str], means: Sequence[np.ndarray], labels: Mapping[str, Labels]
-) -> dict[str, list[dict[str, Any]]]:
-    """Each label to its values, with the mean over their tasks before and after.
-
-    Over the tasks that have both; where none has, over those of either side, so that training on
-    ever new tasks can be compared by what kind of tasks they are.
-    """
-    sides = [~np.isnan(of_side) for of_side in means]
-    both = sides[0] & sides[1]
-    found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-    for side, has in enumerate((both, both) if both.any() else sides):
-        tasks: list[int] = np.flatnonzero(has).tolist()
-        for task in tasks:
-            for label, values in labels.get(names[task], {}).items():
-                for value in values:
-                    of_value = found.setdefault(label, {}).setdefault(value, ([], []))
-                    of_value[side].append(float(means[side][task]))
-    return {
-        label: sorted(
-            (
-                {
-                    "value": value,
-                    "tasks": [len(before), len(after)],
-                    "before": fmean(before),
-                    "after": fmean(after),
-                    "change": fmean(after) - fmean(before),
-                }
-                for value, (before, after) in of_label.items()
-                if before and after
-            ),
-            key=lambda entry: (-entry["change"], entry["value"]),
-        )
-        for label, of_label in sorted(found.items())
-    }

@@ -122,6 +122,43 @@ def test_tasks_are_listed_with_their_change_by_gain_and_by_loss(reader, run):
     assert [task["task_id"] for task in moved["gained"]] == ["a"]
     assert moved["lost"][0] == {"task_id": "b", "before": 1.0, "after": 0.5}
     assert (moved["gained_count"], moved["lost_count"], moved["same_count"]) == (1, 2, 2)
+    assert moved["families"] is None  # no label divides all of its tasks
+
+
+def test_the_first_screen_names_families_that_gained_and_were_forgotten(tmp_path: Path) -> None:
+    """Fails if a family that was forgotten is seen in the table of tasks alone."""
+    solved = {"sort": (3, 0), "sum": (0, 3), "max": (1, 1), "pow": (1, 2), "len": (0, 2),
+              "abs": (0, 1)}  # fmt: skip
+    names = [f"{family}-{n}" for family in solved for n in range(3)]
+    for at, step in enumerate((0, 5)):
+        scores = {f"{family}-{n}": (float(n < won[at]),) for family, won in solved.items()
+                  for n in range(3)}  # fmt: skip
+        rows = [
+            make_rollout(f"{step}-{task}/0", TEXT, task_id=task, score=scores[task][0])
+            for task in names
+        ]
+        write_step(tmp_path, rows, step, "eval/held")
+        write_metrics(tmp_path, {"step": step, "eval/held/score": 0.5, "eval/held/score_low": 0.4,
+                                 "eval/held/score_high": 0.6})  # fmt: skip
+    # What names a single task, and what a task has several of, divides nothing.
+    tasks = [
+        Task(id=name, prompt="", metadata={
+            "family": name.split("-")[0], "reference": name, "level": name[-1],
+            "tags": ["x", name[-1]]})
+        for name in names
+    ]  # fmt: skip
+    write_task_labels(RunPaths(tmp_path).task_labels_file, {"eval/held": tasks})
+    found = run_overview(reader_of(tmp_path))["evals"]["held"]["moved"]["families"]
+    assert found["label"] == "family"
+    gained = [(one["value"], one["tasks"], one["before"], one["after"]) for one in found["gained"]]
+    assert gained == [
+        ("sum", [3, 3], 0.0, 1.0), ("len", [3, 3], 0.0, pytest.approx(2 / 3)),
+        ("abs", [3, 3], 0.0, pytest.approx(1 / 3)),
+    ]  # fmt: skip
+    [lost] = found["lost"]
+    assert (lost["value"], lost["tasks"], lost["before"], lost["after"]) == ("sort", [3, 3], 1, 0)
+    counts = tuple(found[f"{what}_count"] for what in ("gained", "lost", "same"))
+    assert counts == (4, 1, 1)
 
 
 def test_tasks_are_chosen_by_text_by_what_they_were_and_by_label(reader):

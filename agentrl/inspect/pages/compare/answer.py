@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from agentrl.errors import RunError, choices
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
+from agentrl.inspect.pages.compare.by_label import change_by_label
 from agentrl.inspect.pages.compare.causes import (
     cause_table,
     failure_causes,
@@ -30,7 +31,7 @@ from agentrl.inspect.pages.compare.tried import Tried
 from agentrl.inspect.pages.compare.words import behaviour, headline, rewards_differ
 from agentrl.inspect.pages.scores import paired_change
 from agentrl.inspect.pages.task_cells import Range
-from agentrl.inspect.pages.tasks import change_by_label, usual_kind, usual_ranges
+from agentrl.inspect.pages.tasks import usual_kind, usual_ranges
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import (
     TURN_FACTS,

@@ -47,13 +47,19 @@ export function learned(run, brief) {
       "div",
       { class: compared && run.state !== "running" ? "learned-lists why" : "learned-lists" },
       compared && run.state !== "running" && reasons(compared, `the score of ${brief.score}`),
-      list(run, moved.gained, moved.gained_count, "gained", { run: run.id, kind }),
-      list(run, moved.lost, moved.lost_count, "lost", { run: run.id, kind, sort: "loss" }),
+      lists(moved, { run: run.id, kind }),
     ),
     h(
       "p",
       { class: "note" },
-      `First against last evaluation of ${brief.score}; ${plural(moved.same_count, "task")} unchanged.`,
+      `First against last evaluation of ${brief.score}; `,
+      moved.families && [
+        h("a", { href: href("tasks", { run: run.id, kind }) }, `${plural(moved.gained_count, "task")} gained`),
+        ", ",
+        h("a", { href: href("tasks", { run: run.id, kind, sort: "loss" }) }, `${num(moved.lost_count)} lost`),
+        ", ",
+      ],
+      `${plural(moved.same_count, "task")} unchanged.`,
       run.config["eval.n_samples"] === 1 &&
         " With one rollout a task, a single task may change by chance.",
     ),
@@ -98,31 +104,47 @@ function question(what, change, chance) {
   return `Why did ${what} ${moved} by ${num(Math.abs(change))}?${chance ? " (It may be chance.)" : ""}`;
 }
 
-function list(run, tasks, count, what, to) {
+// By family where a label divides the tasks: what is common to several tasks is seldom chance.
+function lists(moved, place) {
+  const { families } = moved;
+  const of = families ?? moved;
+  return ["gained", "lost"].map((what) => {
+    const to = what === "lost" ? { ...place, sort: "loss" } : place;
+    const rows = families
+      ? of[what].map((one) => familyRow(one, families.label, what, to))
+      : of[what].map((one) => taskRow(one, what, to));
+    return list(rows, of[`${what}_count`], what, families ? families.label : "", to);
+  });
+}
+
+function familyRow({ value, tasks: [n], before, after }, label, what, to) {
+  const name = /^[\d.]+$/.test(value) ? `${label} ${value}` : value;
+  const address = href("tasks", { ...to, label: `${label}:${value}` });
+  return row(h("a", { href: address, "data-key": `family ${value}` }, name), plural(n, "task"), before, after, what);
+}
+
+function taskRow({ task_id: id, before, after }, what, { run }) {
+  const address = href("task", { run, task: id });
+  return row(h("a", { href: address, "data-key": `learned ${id}` }, id), "", before, after, what);
+}
+
+function row(link, size, before, after, what) {
+  return h(
+    "li",
+    {},
+    link,
+    h("span", { class: "note" }, `${size && ` ${size},`} ${num(before)} \u2192 `),
+    h("b", { class: what === "gained" ? "good-ink" : "fail-ink" }, num(after)),
+  );
+}
+
+function list(rows, count, what, label, to) {
+  const title = label ? `By ${label}: ${num(count)} ${what}` : `${plural(count, "task")} ${what}`;
   return h(
     "div",
     {},
-    h("h3", {}, h("a", { href: href("tasks", to) }, `${plural(count, "task")} ${what}`)),
-    h(
-      "ul",
-      {},
-      tasks.map((one) =>
-        h(
-          "li",
-          {},
-          h(
-            "a",
-            {
-              href: href("task", { run: run.id, task: one.task_id }),
-              "data-key": `learned ${one.task_id}`,
-            },
-            one.task_id,
-          ),
-          h("span", { class: "note" }, ` ${num(one.before)} \u2192 `),
-          h("b", { class: what === "gained" ? "good-ink" : "fail-ink" }, num(one.after)),
-        ),
-      ),
-    ),
-    count > tasks.length && h("p", { class: "note" }, h("a", { href: href("tasks", to) }, `and ${num(count - tasks.length)} more`)),
+    h("h3", {}, h("a", { href: href("tasks", to) }, title)),
+    h("ul", {}, rows),
+    count > rows.length && h("p", { class: "note" }, h("a", { href: href("tasks", to) }, `and ${num(count - rows.length)} more`)),
   );
 }
