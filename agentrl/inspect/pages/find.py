@@ -7,7 +7,7 @@ that a run of 10^5 rollouts needs the memory of one step. Text is compared witho
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -71,6 +71,8 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     notes: list[str] = []
     if question.paid or question.wrong:
         candidates = _paid_or_wrong(candidates, reader, question, notes)
+    if question.among is not None:
+        candidates = _among(candidates, question.among)
     if question.label is not None:
         candidates = _labelled(candidates, reader, question.label)
     like = None if question.like is None else sketch_of(reader, question.like, question.kind)
@@ -164,8 +166,13 @@ def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
         for each in read_labels(reader.paths.labels_file)
         if each.label == label
     }
+    return _among(table, given)
+
+
+def _among(table: pa.Table, wanted: Set[tuple[str, int, str]]) -> pa.Table:
+    """The rows of some rollouts, which kind, step and stored id name."""
     columns = (table.column(name).to_pylist() for name in ("kind", "step", "rollout_id"))
-    return table.filter(pa.array([key in given for key in zip(*columns, strict=True)], pa.bool_()))
+    return table.filter(pa.array([key in wanted for key in zip(*columns, strict=True)], pa.bool_()))
 
 
 def _in_file(

@@ -100,6 +100,8 @@ class Question:
     """Given by a reviewer, to the rollout or to tokens of it."""
     like: str | None = None
     """Id of a rollout; only those whose answer is near-identical to its answer, itself included."""
+    among: frozenset[tuple[str, int, str]] | None = None
+    """Kind, step and stored id of those that may be found; for what a comparison counts."""
     limit: int = 50
     """Hits given."""
     offset: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,7 @@ def keep_facts(rows: StoredRows, shelf: Shelf) -> None:
     read = reading_of_all(rows, shelf)
     action_tokens(rows, shelf, read)
     turn_facts(rows, shelf, read)
+    last_calls(rows, shelf, read)
     with contextlib.suppress(RunError):  # a damaged file is a note of the answer that needs it
         reward_parts(rows, shelf, read)
 
@@ -74,8 +76,21 @@ def oldest_version(rows: StoredRows, shelf: Shelf) -> np.ndarray:
     return rows.fact(shelf, "oldest_version", compute)
 
 
-TURN_FACTS = ("turns", "tool_calls", "parse_errors", "tool_errors")
+TURN_FACTS = ("turns", "tool_calls", "parse_errors", "unclosed", "tool_errors")
 """Names of what `turn_facts` counts."""
+
+
+class LastCall(IntEnum):
+    """The way in which the last tool call of a row ended."""
+
+    FINE = 0
+    """It was read and gave no error, or there is none."""
+    UNCLOSED = 1
+    """Its end is missing."""
+    BROKEN = 2
+    """It could not be read, or gave an error."""
+
+
 _ROLE = "turns.list.element.role"
 _CALL = "turns.list.element.tool_calls.list.element.status"
 _RESULT = "turns.list.element.tool_results.list.element.status"
@@ -86,8 +101,8 @@ def turn_facts(
     rows: StoredRows, shelf: Shelf, read: Reading | None = None
 ) -> dict[str, np.ndarray]:
     """Each of `TURN_FACTS` to its [rows of the file] count: turns that the policy took, its tool
-    calls, those that could not be read, and the results that were errors. `read` is as of
-    `reading_of_all`.
+    calls, those that could not be read (among them the unclosed), and the results that were errors.
+    `read` is as of `reading_of_all`.
     """
     counted: dict[str, np.ndarray] = {}
 
@@ -101,6 +116,7 @@ def turn_facts(
             "turns": 1 - _is_not(turns.values, "assistant", field="role"),
             "tool_calls": _per_list(np.add, calls, one_a_call, empty=0),
             "parse_errors": _per_list(np.add, calls, bad_calls, empty=0),
+            "unclosed": _per_list(np.add, calls, 1 - _is_not(calls.values, "unclosed"), empty=0),
             "tool_errors": _per_list(np.add, results, bad_results, empty=0),
         }
         for name, values in by_turn.items():
@@ -112,6 +128,43 @@ def turn_facts(
         return counted[name]
 
     return {name: rows.fact(shelf, name, partial(compute, name=name)) for name in TURN_FACTS}
+
+
+def last_calls(rows: StoredRows, shelf: Shelf, read: Reading | None = None) -> np.ndarray:
+    """[rows of the file] The `LastCall` of each; `read` as of `reading_of_all`."""
+
+    def compute(shelf: Shelf) -> np.ndarray:
+        table = read() if read else rows.read(shelf, range(shelf.rows), _TURN_COLUMNS)
+        turns = _joined(table.column("turns"))
+        calls, results = (turns.values.field(name) for name in ("tool_calls", "tool_results"))
+        (has_call, call, call_turn), (has_result, result, result_turn) = (
+            _last_elements(turns, lists) for lists in (calls, results)
+        )
+        found = np.full(len(turns), float(LastCall.FINE))
+        if len(calls.values):
+            found[has_call & (_is_not(calls.values, "ok")[call] > 0)] = LastCall.BROKEN
+            unclosed = _is_not(calls.values, "unclosed")[call] == 0
+            found[has_call & unclosed] = LastCall.UNCLOSED
+        if len(results.values):
+            # A result before the last call is one of a call before it.
+            failed = (_is_not(results.values, "ok")[result] > 0) & (result_turn >= call_turn)
+            found[has_result & failed & (found == LastCall.FINE)] = LastCall.BROKEN
+        return found
+
+    return rows.fact(shelf, "last_call", compute)
+
+
+def _last_elements(
+    turns: pa.ListArray, lists: pa.ListArray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[rows] Whether a row has an element in the lists of its turns, the number of the last one,
+    and of its turn; both 0 without one."""
+    of_turn, of_row = np.asarray(lists.offsets), np.asarray(turns.offsets)
+    starts, ends = of_turn[of_row[:-1]], of_turn[of_row[1:]]
+    has = ends > starts
+    last = np.where(has, ends - 1, 0)
+    turn = np.searchsorted(of_turn, last, side="right") - 1
+    return has, last, np.where(has, turn, 0)
 
 
 def reward_parts(

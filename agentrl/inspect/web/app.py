@@ -25,7 +25,6 @@ from agentrl.errors import AgentrlError, RunError
 from agentrl.inspect.export.page import STATIC
 from agentrl.inspect.pages.endings import endings_answer
 from agentrl.inspect.pages.examples import example_answer, examples_answer
-from agentrl.inspect.pages.find import find_answer
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.images import image_file
 from agentrl.inspect.pages.live import pulse_answer
@@ -40,7 +39,6 @@ from agentrl.inspect.web.hacking_questions import HACKING_ANSWERS
 from agentrl.inspect.web.labels import label_route
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.request_parameters import (
-    find_question,
     optional,
     required,
     whole,
@@ -177,10 +175,6 @@ def _diff(library: Library, query: Mapping[str, str]) -> Any:
     )
 
 
-def _find(library: Library, query: Mapping[str, str]) -> Any:
-    return find_answer(library.reader(required(query, "run")), find_question(query))
-
-
 def _sql_endpoint(library: Library) -> Callable[[Request], Awaitable[Response]]:
     """Answers a query, and ends it when the one who asked has gone."""
     waiting = anyio.CapacityLimiter(_SQL_WAITING)
@@ -257,7 +251,6 @@ _ANSWERS: Mapping[str, Answer] = {
     "tokens": _tokens,
     "examples": _examples,
     "example": _example,
-    "find": _find,
     "diff": _diff,
     **TASK_ANSWERS,
     **HACKING_ANSWERS,

@@ -104,6 +104,13 @@ def test_what_was_learned_leads_to_tasks_their_steps_and_pairs_of_rollouts(
     )
     cause = learned.get_by_role("row", name=re.compile("^a wrong answer"))
     expect(cause.get_by_role("link", name=re.compile("failed \u2192 solved: "))).to_be_visible()
+    count = cause.get_by_title("These rollouts").first
+    told = re.search(r"\((\d+) of", count.inner_text())
+    count.click()
+    expect(page.locator("h1")).to_have_text("Find")
+    expect(page.locator("table.hits tbody tr")).to_have_count(int(told[1]) if told else -1)
+    expect(page.get_by_label("failed by", exact=True)).to_have_value(re.compile("^a wrong answer"))
+    page.go_back()
     changed = re.findall(r"(\d+) tasks? (?:gained|lost|unchanged)", learned.inner_text())
     assert sum(map(int, changed)) == 3
     learned.get_by_role("link", name="All tasks").click()

@@ -11,13 +11,16 @@ import pyarrow as pa
 import pytest
 
 from agentrl.data.run.paths import RunPaths
+from agentrl.errors import RunError
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.compare.causes import failure_causes, parts_of_change
 from agentrl.inspect.pages.compare.starts import same_model
 from agentrl.inspect.pages.compare.tried import Tried
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
-from agentrl.types import Termination
+from agentrl.inspect.web.library import Library
+from agentrl.inspect.web.task_questions import TASK_ANSWERS
+from agentrl.types import CallStatus, Role, Termination, ToolCall, Trajectory
 from tests.inspect.synthetic import make_rollout, write_step
 
 
@@ -69,17 +72,16 @@ def test_every_failed_rollout_has_one_cause() -> None:
     done, no_call = Termination.ENV_DONE, Termination.NO_TOOL_CALL
     ends = [no_call, no_call, done, Termination.MAX_TOKENS, done, done, done, done]
     scores = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.75, np.nan])
-    # A solved one had a broken call, too: only more of them are a cause.
     found = failure_causes(
         ends,
         scores,
-        broken_calls=np.array([1, 1, 1, 2, 2, 2, 1, 1]),
+        broken_last=np.array([1, 0, 0, 1, 1, 1, 1, 1]) > 0,
         raised=np.array([0.0, 0.0, np.nan, 1.0, 1.0, 0.0, 1.0, np.nan]),
     )
     assert found.tolist() == [
         "", "a wrong answer, no error", "a wrong answer", "ended by max tokens",
-        "the answer raised an error", "a tool call not parsed or broken", "solved, but not in full",
-        "",
+        "the answer raised an error", "the last tool call not parsed or broken",
+        "solved, but not in full", "",
     ]  # fmt: skip
 
 
@@ -131,3 +133,70 @@ def test_runs_without_a_common_task_are_not_comparable_and_say_why_each_failed(
     assert cause["text"] == "A wrong answer: 1 of 2 -> 1 of 3 (0.500 -> 0.333)."
     assert answer["prompts"] == {"task_id": None, "a": "system\nBe short.",
                                  "b": "system\nBe long."}  # fmt: skip
+
+
+def test_a_count_of_a_cause_finds_exactly_its_rollouts(tmp_path: Path) -> None:
+    """Fails if find has a rule of its own for causes, or finds those of tasks not compared."""
+    for run, tasks in (("a", "tuvw"), ("b", "tuvx")):
+        rows = [
+            make_rollout(
+                f"{run}{task}/{n}", [("assistant", "x")], group_id=task, task_id=task,
+                score=float(run == "b" and task == "t"),
+                termination=Termination.MAX_TOKENS if n else Termination.ENV_DONE,
+            )
+            for task in tasks
+            for n in range(2)
+        ]  # fmt: skip
+        write_step(tmp_path / run, rows, 3)
+    library = Library([tmp_path])
+    ids = {reader.run.name: reader.run.id for reader in library.readers()}
+    sides = [Side(reader=library.reader(ids[name])) for name in "ab"]
+    answer = compare_answer(*sides)
+    assert answer["shared_tasks"] == 3
+    for cause in answer["causes"]:
+        for name, other, count in zip("ab", "ba", cause["counts"], strict=True):
+            asked = {"run": ids[name], "kind": "train", "step_min": "3", "step_max": "3",
+                     "cause": cause["why"], "against": f"train 3 {ids[other]}"}  # fmt: skip
+            found = TASK_ANSWERS["find"](library, asked)
+            assert found["total"] == count
+            assert {hit["task_id"] for hit in found["hits"]} <= set("tuv")
+    with pytest.raises(
+        RunError, match="cause: got 'x'; valid: a wrong answer, ended by max tokens"
+    ):
+        TASK_ANSWERS["find"](library, {"run": ids["a"], "cause": "x"})
+    with pytest.raises(ValueError, match="against: got 'train', expected a kind and steps"):
+        TASK_ANSWERS["find"](library, {"run": ids["a"], "cause": "x", "against": "train"})
+
+
+def call(status: CallStatus) -> ToolCall:
+    return ToolCall(id="1", name="python", arguments={"code": "1"}, raw="", status=status)
+
+
+@pytest.mark.parametrize("parser", ["fenced_code", "hermes"])
+def test_a_failure_is_named_by_its_last_call_and_open_code_blocks_are_no_broken_calls(
+    tmp_path: Path, parser: str
+) -> None:
+    ok, unclosed, bad = CallStatus.OK, CallStatus.UNCLOSED, CallStatus.MALFORMED
+    rows: list[Trajectory] = []
+    # The last one has no further call after a tool's error, the one before it has.
+    for n, statuses in enumerate([(unclosed, ok), (ok, unclosed), (ok, bad), (ok, ok), (ok,)]):
+        texts: list[tuple[Role, str]] = [("assistant", "x"), ("tool", "no"), ("assistant", "y")]
+        row = make_rollout(f"{n}/0", texts, task_id=str(n), score=0.0)
+        turns = list(row.turns)
+        for place, status in zip((0, 2), statuses, strict=False):
+            turns[place] = replace(turns[place], tool_calls=(call(status),))
+        rows.append(replace(row, turns=tuple(turns)))
+    write_step(tmp_path, rows)
+    RunPaths(tmp_path).config_file.write_text(f"chat:\n  tool_parser: {parser}\n")
+    side = Side(reader=RunReader(FoundRun(id="r", path=tmp_path)), kind="train", steps=(1, 1))
+    answer = compare_answer(side, side)
+    counts = {one["why"]: one["counts"][0] for one in answer["causes"]}
+    numbers = {one["title"]: one["a"]["mean"] for one in answer["numbers"] if one["a"]}
+    broken = "the last tool call not parsed or broken"
+    if parser == "fenced_code":
+        assert counts == {"a wrong answer": 3, broken: 2}
+        assert (numbers["code blocks not closed"], numbers["calls not parsed"]) == (0.4, 0.2)
+    else:
+        assert counts == {"a wrong answer": 2, broken: 3}
+        assert numbers["calls not parsed"] == pytest.approx(0.6)
+        assert "code blocks not closed" not in numbers

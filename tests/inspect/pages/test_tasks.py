@@ -276,7 +276,7 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert (of["parse_errors"], of["turns"], of["tokens"]) == (1, 2, 3)
     assert (of["tests"], of["style"], of["length"]) == (1.0, None, 0.25)
     score = numbers["", "score"]
-    assert score["a"]["n"] == 10  # the broken one has none
+    assert score["a"]["n"] == 6  # of the three tasks that both tried; the broken one has none
     assert answer["headline"] == {
         "text": "on the 3 shared tasks: A 0.500, B 0.667, B - A = +0.167 [-2.42, +2.75].",
         "better": "",
@@ -284,9 +284,10 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     }
     assert score["change"] == pytest.approx(2 / 3 - 5 / 10)
     assert score["paired"]["mean"] == pytest.approx((1 - 1 + 0.5) / 3)
-    assert numbers["part of the reward", "tests"]["a"]["mean"] == pytest.approx(4 / 9)
-    # Tokens of both rows of the rollout that has two.
-    assert numbers["length", "tokens"]["a"]["mean"] == pytest.approx(24 / 11)
+    # Of the one task of which both have it, so that the difference adds up.
+    assert numbers["part of the reward", "tests"]["a"]["mean"] == 0.0
+    # Tokens of both rows of the rollout that has two; the mean of the means of three tasks.
+    assert numbers["length", "tokens"]["a"]["mean"] == pytest.approx((2 + 3 + 2) / 3)
     ends = {one["name"]: (one["a"], one["b"]) for one in answer["endings"]}
     assert ends == {"env_done": (10, 2), "max_turns": (0, 1), "sandbox_failed": (1, 0)}
     pairs = [(p["task_id"], *(p[side]["rollout_id"] for side in "ab")) for p in answer["solved"]]

@@ -7,87 +7,45 @@ task where both sets tried the same tasks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from agentrl.errors import RunError, choices
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
 from agentrl.inspect.pages.compare.by_label import change_by_label
-from agentrl.inspect.pages.compare.causes import (
-    cause_table,
-    failure_causes,
-    graders_raised,
-    parts_of_change,
-)
+from agentrl.inspect.pages.compare.causes import cause_table, parts_of_change
 from agentrl.inspect.pages.compare.pairs import explain_pairs, sample_pairs
 from agentrl.inspect.pages.compare.prompts import prompt_pair
+from agentrl.inspect.pages.compare.sets import (
+    PART,
+    RolloutSet,
+    Side,
+    both_sets,
+    on_shared_tasks,
+)
 from agentrl.inspect.pages.compare.starts import MODEL, own_changes, same_model, start_differences
 from agentrl.inspect.pages.compare.tried import Tried
 from agentrl.inspect.pages.compare.words import behaviour, headline, rewards_differ
 from agentrl.inspect.pages.scores import paired_change
-from agentrl.inspect.pages.task_cells import Range
-from agentrl.inspect.pages.tasks import usual_kind, usual_ranges
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.row_facts import (
-    TURN_FACTS,
-    action_tokens,
-    reading_of_all,
-    reward_parts,
-    turn_facts,
-)
 from agentrl.inspect.read.safe_json import number, rows_of, shown
-from agentrl.inspect.read.shelf import Shelf
-from agentrl.inspect.read.task_scores import (
-    mean_by,
-    numbered,
-    rollout_scores,
-    rows_by_rollout,
-)
+from agentrl.inspect.read.task_scores import mean_by
 
-_SUMMED = ("tokens", *TURN_FACTS)
-"""Numbers that the rows of one rollout share out among them."""
-_PART = "part/"
-"""Before the name of a part of the reward, which is free text."""
 _SECTIONS = ("model", "reward", "env", "dataset", "algorithm", "train", "rollout")
 """Sections of a config whose differences are listed first."""
+_TOOL_FACTS = ("tool_calls", "parse_errors", "tool_errors")
 _TITLES = {
     "duration_s": "seconds",
     "parse_errors": "calls not parsed",
     "tool_errors": "calls broken by a tool error",
+    "open_blocks": "code blocks not closed",
     "raised": "answers that raised an error",
 }
 """Names of numbers in words, where they are not their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A set of rollouts as it is asked for; what is None is chosen by what is there."""
-
-    reader: RunReader
-    """Run of the rollouts."""
-    kind: str | None = None
-    """`train` or `eval/NAME`."""
-    steps: Range | None = None
-    """Steps of the rollouts; None takes the first or last evaluation, or third of training."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
-    """The rollouts of one side and their numbers."""
-
-    reader: RunReader
-    kind: str
-    steps: Range
-    tried: Tried
-    numbers: dict[str, np.ndarray]
-    """Name to [rollouts] values; NaN where there is none."""
-    parts: tuple[str, ...]
-    """Names among them that are parts of the reward."""
 
 
 def compare_answer(first: Side, second: Side) -> dict[str, Any]:
@@ -96,10 +54,12 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     Raises:
         RunError: a run has no such kind or no such steps, or a file is damaged.
     """
-    sets = _with_causes([_set_of(side, *place) for side, place in _places(first, second)])
+    sets = both_sets(first, second)
     ours, theirs = sets
     readers, kinds = [one.reader for one in sets], [one.kind for one in sets]
     _fill_env_part(sets)
+    # Numbers and causes are of the tasks that both tried, so that a difference adds up.
+    shared = on_shared_tasks(sets)
     parts = list(dict.fromkeys([*ours.parts, *theirs.parts]))
     same = {
         name: "score" for name in ("reward", *parts) if all(_is_score(name, one) for one in sets)
@@ -108,12 +68,13 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
     apart = rewards_differ(*(reader.curves().config for reader in readers))
     starts = [] if ours.reader is theirs.reader else start_differences(readers, kinds)
     unlike = [one["what"] for one in starts if one["unlike"]]
-    joined = " = ".join([*(name.removeprefix(_PART) for name in same), "score"])
+    joined = " = ".join([*(name.removeprefix(PART) for name in same), "score"])
+    blocks = any("open_blocks" in one.numbers for one in sets)
     groups = {
         "": ["score", "reward"],
         "part of the reward": parts,
         "length": ["tokens", "turns", "duration_s"],
-        "tools": [*TURN_FACTS[1:], "raised"],
+        "tools": [*_TOOL_FACTS, *(["open_blocks"] if blocks else []), "raised"],
     }
     found = {
         "sides": [_side(one) for one in sets],
@@ -126,7 +87,7 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "numbers": [
             {
                 "group": group,
-                **_compared(name, ours, theirs),
+                **_compared(name, *shared),
                 **({"change": None, "paired": None} if name == "reward" and apart else {}),
                 "paid": [_paid(name, one) for one in sets],
                 "same_as": same.get(name),
@@ -141,67 +102,7 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "notes": [note for one in dict.fromkeys(readers) for note in one.rows.notes],
     }
     explain_pairs(found, ours.reader, theirs.reader)
-    return found | _why(sets, found)
-
-
-def _with_causes(sets: Sequence[_Set]) -> list[_Set]:
-    """The sets with the cause of every missed score, found by one rule for both."""
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([one.numbers[name] for one in sets])
-
-    raised = joined("raised")
-    if any(np.isnan(one.numbers["raised"]).all() for one in sets):
-        raised = np.full(len(raised), np.nan)  # what is known of one side is no difference
-    endings = pa.concat_tables(one.tried.rollouts.select(["termination"]) for one in sets)
-    causes = failure_causes(
-        [row["termination"] for row in rows_of(endings)],
-        joined("score"),
-        broken_calls=joined("parse_errors") + joined("tool_errors"),
-        raised=raised,
-    )
-    parts = np.split(causes, [sets[0].tried.rollouts.num_rows])
-    return [
-        replace(one, tried=replace(one.tried, causes=of))
-        for one, of in zip(sets, parts, strict=True)
-    ]
-
-
-def _names(sets: Sequence[_Set]) -> list[str]:
-    """Of two runs their names, of one its steps."""
-    if sets[0].reader is not sets[1].reader:
-        return [shown(one.reader.run.name, 200) for one in sets]
-    spans = [one.steps for one in sets]
-    return [f"step {a}" if a == b else f"steps {a} to {b}" for a, b in spans]
-
-
-def _why(sets: Sequence[_Set], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Causes and sentences on the tasks that both tried, as the headline is; `shared_tasks` counts
-    them if these are not all. Of sets without a common task they are on all."""
-    known = [set(one.tried.tasks) for one in sets]
-    common = known[0] & known[1]
-    narrowed = bool(common) and known[0] != known[1]
-    numbers = found["numbers"]
-    if narrowed:
-        sets = [_of_tasks(one, common) for one in sets]
-        groups = {one["name"]: one["group"] for one in numbers}
-        numbers = [
-            {"group": group, **_compared(name, *sets)}
-            for name, group in groups.items()
-            if group in ("length", "tools")
-        ]
-    ours, theirs = (one.tried for one in sets)
-    parts: Mapping[str, float] = {}
-    if common:
-        parts = parts_of_change(ours, theirs)
-    elif (sets[0].reader, sets[0].kind) == (sets[1].reader, sets[1].kind):
-        parts = parts_of_change(_as_one_task(ours), _as_one_task(theirs))
-    return {
-        **behaviour(numbers, _endings(ours, theirs), [_side(one) for one in sets]),
-        "causes": cause_table(ours, theirs, parts, found),
-        "explained": round(sum(parts.values()), 12) if parts else None,
-        "shared_tasks": len(common) if narrowed else None,
-    }
+    return found | _why(sets, shared, found)
 
 
 def _as_one_task(tried: Tried) -> Tried:
@@ -209,137 +110,53 @@ def _as_one_task(tried: Tried) -> Tried:
     return replace(tried, tasks=[""], of_task=np.zeros_like(tried.of_task))
 
 
-def _of_tasks(one: _Set, tasks: set[str]) -> _Set:
-    """The rollouts of a set that tried some tasks."""
-    tried = one.tried
-    kept = np.array([task in tasks for task in tried.tasks])
-    mask, renumbered = kept[tried.of_task], np.cumsum(kept) - 1
-    return replace(
-        one,
-        tried=replace(
-            tried,
-            rollouts=tried.rollouts.filter(pa.array(mask)),
-            tasks=[task for task in tried.tasks if task in tasks],
-            of_task=renumbered[tried.of_task[mask]],
-            scores=tried.scores[mask],
-            causes=tried.causes[mask],
-            turns=tried.turns[mask],
-        ),
-        numbers={name: values[mask] for name, values in one.numbers.items()},
+def _names(sets: Sequence[RolloutSet]) -> list[str]:
+    """Of two runs their names, of one its steps."""
+    if sets[0].reader is not sets[1].reader:
+        return [shown(one.reader.run.name, 200) for one in sets]
+    spans = [one.steps for one in sets]
+    return [f"step {a}" if a == b else f"steps {a} to {b}" for a, b in spans]
+
+
+def _why(
+    sets: Sequence[RolloutSet], shared: Sequence[RolloutSet], found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Causes and sentences on the tasks that both tried, as the headline is; `shared_tasks` counts
+    them if these are not all. Of sets without a common task they are on all."""
+    narrowed = any(
+        len(a.tried.tasks) < len(b.tried.tasks) for a, b in zip(shared, sets, strict=True)
     )
-
-
-def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]]]:
-    """Kind and steps of both; of one run its first and last, of two runs the last of both."""
-    one_run = first.reader is second.reader
-    common = None if one_run or first.kind or second.kind else _common_kind(first, second)
-    for side, other, end in ((first, second, 0 if one_run else 1), (second, first, 1)):
-        rows = side.reader.rows
-        rows.refresh()
-        kind = side.kind or other.kind or common
-        if kind is None or (side.kind is None and kind not in rows.kinds()):
-            kind = usual_kind(side.reader)
-        steps = rows.steps(kind)
-        if not steps:
-            raise RunError(f"kind: {choices(kind, rows.kinds())}")
-        yield side, (kind, side.steps or usual_ranges(kind, steps)[end])
-
-
-def _common_kind(first: Side, second: Side) -> str | None:
-    """The kind by which two runs are compared: one that has been tried after training in both."""
-    for side in (first, second):
-        side.reader.rows.refresh()
-    ours, theirs = (side.reader.rows for side in (first, second))
-    common = [kind for kind in ours.kinds() if kind in theirs.kinds()]
-    usual = [usual_kind(side.reader) for side in (first, second) if common]
-    trained = [
-        kind
-        for kind in (*usual, *common)
-        if kind in common and all(rows.steps(kind)[-1] > 0 for rows in (ours, theirs))
-    ]
-    return (trained or common or [None])[0]
-
-
-def _set_of(side: Side, kind: str, steps: Range) -> _Set:
-    """Read the numbers of all rollouts of a range.
-
-    Raises:
-        RunError: nothing is stored in these steps.
-    """
-    rows = side.reader.rows
-    shelves = [shelf for shelf in rows.shelves(kind) if steps[0] <= shelf.step <= steps[1]]
-    if not shelves:
-        have = rows.steps(kind)
-        raise RunError(
-            f"steps {steps[0]} to {steps[1]} of {kind} of {side.reader.run.name} hold no rollout; "
-            f"there are {len(have)} steps from {have[0]} to {have[-1]}"
-        )
-    index = pa.concat_tables(shelf.index for shelf in shelves)
-    of_row, last = rows_by_rollout(index)
-    rollouts = index.take(last)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda shelf: _row_numbers(side.reader, shelf), shelves))
-    names = list(dict.fromkeys(name for of_shelf in found for name in of_shelf))
-    by_row = {
-        name: np.concatenate([of.get(name, np.full(len(of["tokens"]), np.nan)) for of in found])
-        for name in names
-    }
-    scores = rollout_scores(rollouts)
-    trusted = ~np.isnan(rollout_scores(rollouts, "reward"))
-    numbers = {
-        name: np.bincount(of_row, weights=values, minlength=len(last))
-        if name in _SUMMED
-        else np.where(trusted, values[last], np.nan)
-        for name, values in by_row.items()
-    }
-    numbers |= {
-        "score": scores,
-        "reward": rollout_scores(rollouts, "reward"),
-        "duration_s": np.array(rollouts.column("duration_s").to_numpy(), dtype=np.float64),
-    }
-    tasks, of_task = numbered(rollouts.column("task_id"))
-    tried = Tried(
-        rollouts=rollouts,
-        tasks=tasks,
-        of_task=of_task,
-        scores=scores,
-        causes=np.full(len(last), "", dtype=object),
-        turns=numbers["turns"],
-    )
-    numbers["raised"] = graders_raised(tried, side.reader)
-    return _Set(
-        reader=side.reader,
-        kind=kind,
-        steps=steps,
-        tried=tried,
-        numbers=numbers,
-        parts=tuple(name for name in names if name.startswith(_PART)),
-    )
-
-
-def _row_numbers(reader: RunReader, shelf: Shelf) -> dict[str, np.ndarray]:
-    """Numbers of the rows of a step that its files have to be read for."""
-    rows, read = reader.rows, reading_of_all(reader.rows, shelf)
-    parts = reward_parts(rows, shelf, read)
+    common = found["common_tasks"]
+    ours, theirs = (one.tried for one in shared)
+    parts: Mapping[str, float] = {}
+    if common:
+        parts = parts_of_change(ours, theirs)
+    elif (sets[0].reader, sets[0].kind) == (sets[1].reader, sets[1].kind):
+        parts = parts_of_change(_as_one_task(ours), _as_one_task(theirs))
     return {
-        "tokens": action_tokens(rows, shelf, read),
-        **turn_facts(rows, shelf, read),
-        **{f"{_PART}{name}": of for name, of in parts.items()},
+        **behaviour(found["numbers"], _endings(ours, theirs), [_side(one) for one in shared]),
+        "causes": cause_table(ours, theirs, parts, found),
+        "explained": round(sum(parts.values()), 12) if parts else None,
+        "shared_tasks": common if narrowed else None,
     }
 
 
-def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
+def _compared(name: str, ours: RolloutSet, theirs: RolloutSet) -> dict[str, Any]:
+    """A number of both sets: over tasks with both, the mean of their means, else of rollouts."""
     values = [one.numbers.get(name) for one in (ours, theirs)]
     means = [None if of is None else _spread(of) for of in values]
-    known = [None if mean is None else mean["mean"] for mean in means]
     by_task = [
         {} if of is None else _by_task(one.tried, of)
         for one, of in zip((ours, theirs), values, strict=True)
     ]
-    a, b = known
+    common = [task for task in by_task[0] if task in by_task[1]]
+    for mean, of_task in zip(means, by_task, strict=True):
+        if mean is not None and common:
+            mean["mean"] = fmean(of_task[task] for task in common)
+    a, b = (None if mean is None else mean["mean"] for mean in means)
     return {
-        "name": name.removeprefix(_PART),
-        "title": _TITLES.get(name, name.removeprefix(_PART).replace("_", " ")),
+        "name": name.removeprefix(PART),
+        "title": _TITLES.get(name, name.removeprefix(PART).replace("_", " ")),
         "a": means[0],
         "b": means[1],
         "change": None if a is None or b is None else number(b - a),
@@ -347,9 +164,9 @@ def _compared(name: str, ours: _Set, theirs: _Set) -> dict[str, Any]:
     }
 
 
-def _fill_env_part(sets: Sequence[_Set]) -> None:
+def _fill_env_part(sets: Sequence[RolloutSet]) -> None:
     """Give a run that pays the environment's reward alone that part, which it does not store."""
-    name = f"{_PART}{ENV_PART}"
+    name = f"{PART}{ENV_PART}"
     if not any(name in one.numbers for one in sets):
         return
     for one in sets:
@@ -357,15 +174,15 @@ def _fill_env_part(sets: Sequence[_Set]) -> None:
             one.numbers.setdefault(name, one.numbers["reward"])
 
 
-def _paid(name: str, one: _Set) -> bool | None:
+def _paid(name: str, one: RolloutSet) -> bool | None:
     """True if a run pays a part of the reward; None of other numbers, or if it is not known."""
-    if not name.startswith(_PART):
+    if not name.startswith(PART):
         return None
-    paid = is_paid(one.reader.curves().config, name.removeprefix(_PART))
+    paid = is_paid(one.reader.curves().config, name.removeprefix(PART))
     return paid and name in one.numbers if paid is not None else None
 
 
-def _is_score(name: str, one: _Set) -> bool:
+def _is_score(name: str, one: RolloutSet) -> bool:
     """True if a number is the score of every rollout of a set, and need not be shown beside it."""
     values = one.numbers.get(name)
     return values is not None and np.array_equal(values, one.numbers["score"], equal_nan=True)
@@ -387,7 +204,7 @@ def _by_task(tried: Tried, values: np.ndarray) -> dict[str, float]:
 
 
 def _by_label(
-    sets: Sequence[_Set], scores: Sequence[Mapping[str, float]]
+    sets: Sequence[RolloutSet], scores: Sequence[Mapping[str, float]]
 ) -> dict[str, list[dict[str, Any]]]:
     """The score by label of the tasks, for sets that share no task as well."""
     names = list(dict.fromkeys([*scores[0], *scores[1]]))
@@ -446,7 +263,7 @@ def _config_order(key: str) -> tuple[int, str]:
     return _SECTIONS.index(section) if section in _SECTIONS else len(_SECTIONS), key
 
 
-def _side(one: _Set) -> dict[str, Any]:
+def _side(one: RolloutSet) -> dict[str, Any]:
     rows = one.reader.rows
     return {
         "run": one.reader.run.id,

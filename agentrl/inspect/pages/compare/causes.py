@@ -33,7 +33,7 @@ from agentrl.types import Termination
 ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 """Name of an exception in what a grader says."""
 RAISED = "the answer raised an error"
-_BROKEN = "a tool call not parsed or broken"
+_BROKEN = "the last tool call not parsed or broken"
 _WRONG = "a wrong answer, no error"
 _NOT_READ = "a wrong answer"
 _MOST_GRADED = 2000
@@ -58,24 +58,27 @@ def graders_raised(tried: Tried, reader: RunReader) -> np.ndarray:
 
 
 def failure_causes(
-    endings: Sequence[str], scores: np.ndarray, *, broken_calls: np.ndarray, raised: np.ndarray
+    endings: Sequence[str], scores: np.ndarray, *, broken_last: np.ndarray, raised: np.ndarray
 ) -> np.ndarray:
     """[rollouts] The cause of the score that each missed; "" if it missed none, or has no score.
 
     The first that holds: an ending that is not the usual one of solved rollouts, an error that the
-    grader names, more failed calls than solved rollouts usually have, and else a wrong answer.
+    grader names, a last call that failed, and else a wrong answer. A call that failed before is no
+    cause: what came after it was graded.
 
     Args:
         endings: [rollouts] termination of each, of both sets, so that one rule holds for them.
         scores: [rollouts] NaN where it cannot be trusted.
-        broken_calls: [rollouts] tool calls that could not be read or gave an error.
+        broken_last: [rollouts] whether the last tool call could not be read or gave an error.
         raised: [rollouts] 1 where the grader names an error; NaN where no grader was read.
     """
     bounds = score_bounds(scores)
     solved = scores >= solved_from(scores)
     won = Counter(end for end, is_won in zip(endings, solved, strict=True) if is_won)
-    usual = {Termination.ENV_DONE.value, *(end for end, _ in won.most_common(1))}
-    usual_calls = float(np.median(broken_calls[solved])) if solved.any() else 0.0
+    # Of endings that are as frequent the same one whichever set comes first, and not the one that
+    # is usual anyway.
+    done = Termination.ENV_DONE.value
+    usual = {done, *sorted(won, key=lambda end: (-won[end], end == done, end))[:1]}
     found: list[str] = []
     for n, ending in enumerate(endings):
         if not scores[n] < bounds[1]:
@@ -86,7 +89,7 @@ def failure_causes(
             found.append(f"ended by {ending_name(shown(ending, 100))}")
         elif raised[n] > 0:
             found.append(RAISED)
-        elif broken_calls[n] > usual_calls:
+        elif broken_last[n]:
             found.append(_BROKEN)
         else:
             found.append(_NOT_READ if np.isnan(raised[n]) else _WRONG)
@@ -131,7 +134,7 @@ def cause_table(
     """Causes of missed score in both sets, those that moved the score most first.
 
     Each has `counts` and `sizes` of its rollouts, its `part` of the change (None without parts),
-    both as a sentence, `examples` of either side, and `pair`: two rollouts of one task, of which
+    both as a sentence, and `pair`: two rollouts of one task, of which
     one failed by it and the other is solved.
 
     Args:
@@ -154,7 +157,6 @@ def cause_table(
                 "sizes": sizes,
                 "part": part,
                 "text": f"{cause[0].upper()}{cause[1:]}: {rates(counts, sizes)}{worth}.",
-                "examples": [_example(one, cause) for one in sides],
                 "pair": _pair(found, cause, part or 0.0),
             }
         )
@@ -171,11 +173,6 @@ def rates(counts: Sequence[int], sizes: Sequence[int]) -> str:
     of = " -> ".join(f"{count} of {size}" for count, size in zip(counts, sizes, strict=True))
     shares = " -> ".join(number(c / max(1, size)) for c, size in zip(counts, sizes, strict=True))
     return f"{of} ({shares})"
-
-
-def _example(one: Tried, cause: str) -> dict[str, Any] | None:
-    found = np.flatnonzero(one.causes == cause)
-    return one.places([int(found[0])])[0] if len(found) else None
 
 
 def _pair(found: Mapping[str, Any], cause: str, part: float) -> dict[str, Any] | None:

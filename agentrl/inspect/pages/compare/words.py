@@ -19,6 +19,7 @@ _COUNTED = {
     "turns": "turns",
     "tool_calls": "tool calls",
     "parse_errors": "calls that could not be parsed",
+    "open_blocks": "code blocks not closed",
     "tool_errors": "calls that ended with a tool error",
 }
 """Numbers of a rollout, as they are named in a sentence."""
@@ -126,8 +127,8 @@ def behaviour(
     said = {name: _moved(one, tasks) for name, one in by_name.items()}
     if "tokens" in said:
         a, b = _means(by_name["tokens"])
-        longer = "longer" if b > a else "shorter"
-        if a != b:
+        if a is not None and b is not None and a != b:
+            longer = "longer" if b > a else "shorter"
             means = f"{number(a)} -> {number(b)}"
             text = f"Answers are {longer}: {means} sampled tokens a rollout."
             found.append((said["tokens"], text))
@@ -135,8 +136,8 @@ def behaviour(
     if "turns" in said and _means(by_name["turns"]) == _means(by_name["tool_calls"]):
         del counted["tool_calls"]  # one call a turn
     for name, words in counted.items():
-        if name in said and _means(by_name[name])[0] != _means(by_name[name])[1]:
-            a, b = _means(by_name[name])
+        a, b = _means(by_name[name]) if name in said else (None, None)
+        if a is not None and b is not None and a != b:
             more = "More" if b > a else "Fewer"
             found.append((said[name], f"{more} {words}: {number(a)} -> {number(b)} a rollout."))
     if min(tasks) < _LEAST_TASKS:
@@ -155,8 +156,9 @@ def _rate_moved(counts: Sequence[int], sizes: Sequence[int]) -> bool:
     return abs(b - a) > 1.96 * error
 
 
-def _means(one: Mapping[str, Any]) -> tuple[float, float]:
-    return one["a"]["mean"], one["b"]["mean"]
+def _means(one: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    a, b = (None if one[side] is None else one[side]["mean"] for side in "ab")
+    return a, b
 
 
 def _moved(one: Mapping[str, Any], tasks: Sequence[int]) -> bool:

@@ -36,6 +36,8 @@ export const FILTERS = [
   ["lag_min", "policy lag, at least", "number"],
   ["gap_min", "sampler gap, at least", "number"],
   ["like", "answer like that of rollout", "text"],
+  ["cause", "failed by", "text"],
+  ["against", "in a comparison with", "text"],
 ];
 export function form(data, params) {
   const inputs = {};

@@ -15,6 +15,7 @@ import { behaviourList, causeTable, pairAddress, prompts, startList } from "./wh
 const ASKED = ["kind", "steps", "b_run", "b_kind", "b_steps"];
 const WHAT = {
   raised: "The grader says so, in why a rollout has its reward.",
+  open_blocks: "The turn was cut before the end of its block of code; what stands there was read.",
   parse_errors: "The model wrote a call that could not be read, so nothing ran.",
   tool_errors: "A tool ran and came back with an error.",
 };
@@ -142,7 +143,7 @@ function why(data) {
       {},
       data.explained === null ? "Why rollouts failed" : `Why B \u2212 A is ${signed(data.explained)}`,
       " ",
-      h("span", { class: "note" }, `Each failed rollout counts once; a count opens one of them.${shared}`),
+      h("span", { class: "note" }, `Each failed rollout counts once; a count finds exactly these.${shared}`),
     ),
     h(
       "div",
@@ -178,7 +179,9 @@ function numbers(data, names) {
     h(
       "p",
       { class: "note" },
-      "Mean \u00b1 std over all rollouts of either side; the difference is that of the tasks that both tried.",
+      data.common_tasks
+        ? `Mean over the ${plural(data.common_tasks, "task")} that both tried, \u00b1 std over their rollouts.`
+        : "Mean \u00b1 std over all rollouts of either side.",
     ),
     h(
       "table",

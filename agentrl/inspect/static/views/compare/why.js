@@ -5,6 +5,7 @@ import { diff } from "../../diff.js";
 import { h } from "../../dom.js";
 import { inSigns, num, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
+import { stepsText } from "../tasks/tasks.js";
 
 // Characters of a prompt that stay around what differs, and of one differing piece.
 const AROUND = 40;
@@ -24,7 +25,7 @@ export function pairAddress(sides, entry) {
   });
 }
 
-// One row a cause: rates with counts, each leading to a rollout that failed so, and a pair of one task.
+// One row a cause: rates with counts, each leading to the rollouts that failed so, and a pair of one task.
 export function causeTable(data, names) {
   const { causes, explained: change, sides } = data;
   const heads = [
@@ -45,20 +46,32 @@ export function causeTable(data, names) {
   return [table, change !== null && h("p", { class: "note" }, worth)];
 }
 
-function causeRow({ why, counts, sizes, part, examples, pair }, sides, explained) {
+// The rollouts that a count counts, found by the same comparison.
+function causeAddress(sides, i, why) {
+  const [own, other] = [sides[i], sides[1 - i]];
+  const against = `${other.kind} ${stepsText(other.steps)}`;
+  return href("find", {
+    run: own.run,
+    kind: own.kind,
+    step_min: own.steps[0],
+    step_max: own.steps[1],
+    cause: why,
+    against: other.run === own.run ? against : `${against} ${other.run}`,
+  });
+}
+
+function causeRow({ why, counts, sizes, part, note, pair }, sides, explained) {
   const cell = (i) => {
     const text = `${num(counts[i] / sizes[i])} (${num(counts[i])} of ${num(sizes[i])})`;
-    const of = examples[i];
-    if (!of) return text;
-    const place = { run: sides[i].run, kind: of.kind, step: of.step, rollout: of.rollout_id };
-    const title = "One of these rollouts";
-    return h("a", { href: href("rollout", place), title, "data-key": `cause ${i} ${why}` }, text);
+    if (!counts[i]) return text;
+    const title = "These rollouts";
+    return h("a", { href: causeAddress(sides, i, why), title, "data-key": `cause ${i} ${why}` }, text);
   };
   const solved = pair && pair.after > pair.before;
   return h(
     "tr",
     {},
-    h("td", {}, why),
+    h("td", {}, why, note && h("div", { class: "note" }, inSigns(note))),
     h("td", { class: "n" }, cell(0)),
     h("td", { class: "n" }, cell(1)),
     explained &&
