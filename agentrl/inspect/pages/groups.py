@@ -125,6 +125,7 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "part_names": part_names(weights),
         "outcomes": outcomes,
         "pair": first_pair(siblings, outcomes),
+        "untrained": kind == "train" and _all_equal(siblings),
         "divergence": _divergence(
             [ids[order.index(row)] for row in first_rows],
             [stored[row]["turns"] for row in first_rows],
@@ -132,6 +133,13 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "other_steps": _other_steps(reader, task, kind, (step, group)),
         "notes": rows.notes,
     }
+
+
+def _all_equal(siblings: Sequence[Mapping[str, Any]]) -> bool:
+    """True if all rewards of several siblings are equal, and none has an advantage from them."""
+    rewards = {one["reward"] for one in siblings}
+    advantage = any(one["advantage"] for one in siblings)
+    return len(siblings) > 1 and len(rewards) == 1 and None not in rewards and not advantage
 
 
 def _sibling(

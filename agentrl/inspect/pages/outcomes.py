@@ -14,6 +14,8 @@ from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import rollouts_of
 
 _OUTCOME_CHARS = 400
+SIGN_OFF = 40
+"""Characters of a turn that says no more than that it is done."""
 
 
 def best_first(
@@ -60,7 +62,7 @@ def distinct_outcomes(
         key = json.dumps([one["actions"], *end])
         same = first.setdefault(key, one["rollout_id"])
         one["same_as"] = None if same == one["rollout_id"] else same
-        text = one["actions"][-1]["text"] if one["actions"] else ""
+        text = _graded_text(one["actions"])
         said = grading(one["explanation"])
         of = found.setdefault(
             (text, *end),
@@ -77,6 +79,25 @@ def distinct_outcomes(
         of["rollouts"].append(one["rollout_id"])
     order = {of["reward"]: n for n, of in reversed(list(enumerate(found.values())))}
     return sorted(found.values(), key=lambda of: (order[of["reward"]], -len(of["rollouts"])))
+
+
+def _graded_text(actions: Sequence[Mapping[str, Any]]) -> str:
+    """The last answer; where that is a sign-off without a call, the last call before it.
+
+    An agent's closing words are much the same whatever it did: what it wrote last is graded.
+    """
+    if not actions:
+        return ""
+    calls = [call for action in actions for call in action["tool_calls"]]
+    if not calls or actions[-1]["tool_calls"] or len(actions[-1]["text"]) >= SIGN_OFF:
+        return actions[-1]["text"]
+    last = calls[-1]
+    written = last["arguments"]
+    if isinstance(written, dict):
+        written = "\n".join(
+            value if isinstance(value, str) else json.dumps(value) for value in written.values()
+        )
+    return f"{last['name']}: {written}"
 
 
 def first_pair(

@@ -168,6 +168,7 @@ def test_behaviour_is_that_of_the_tasks_that_both_tried(tmp_path: Path) -> None:
     }
     # Each against itself, with the interval of its own tasks.
     assert answer["own_changes"] == [
+        "At the start, on 8 shared tasks: A 0.500, B 0.500, B - A = 0.",
         "A (a) by itself: 0.250 -> 0.750, 0 over its 8 tasks (step 0 -> 5).",
         "B (b) by itself: 0.250 -> 0.750, 0 over its 30 tasks (step 0 -> 5).",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from agentrl.inspect.pages.explanation import explanation_parts, grading
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.rollout import rollout_answer
-from agentrl.types import Explanation
+from agentrl.types import Explanation, Role, ToolCall
 from tests.inspect.synthetic import make_rollout, write_step
 from tests.inspect.test_explanations import reader_of
 
@@ -79,3 +80,21 @@ def test_an_outcome_that_is_paid_and_wrong_by_the_score_is_marked(tmp_path: Path
     assert answer["outcomes"][0]["said"] == "failed u"
     beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")
     assert beside["sibling_scores"] == [1.0, 0.0, 0.0]
+
+
+def test_an_agent_that_says_it_is_done_is_shown_by_its_last_call(tmp_path: Path) -> None:
+    """Fails if siblings that wrote other files have one outcome since they ended with one word."""
+    rows = []
+    for n, content in enumerate(("a", "b", "b")):
+        texts: list[tuple[Role, str]] = [("assistant", "x"), ("tool", "ok"), ("assistant", "Done.")]
+        row = make_rollout(str(n), texts, reward=0.0)
+        call = ToolCall(id="1", name="write", raw="", arguments={"path": "f.py", "text": content})
+        turns = (replace(row.turns[0], tool_calls=(call,)), *row.turns[1:])
+        rows.append(replace(row, turns=turns))
+    write_step(tmp_path, rows)
+    answer = group_answer(reader_of(tmp_path), "train", 1, "g")
+    shown = [(one["text"], len(one["rollouts"])) for one in answer["outcomes"]]
+    assert shown == [("write: f.py\nb", 2), ("write: f.py\na", 1)]
+    assert answer["untrained"]
+    apart = group_of(tmp_path / "apart", [("a", 0, 0, 0), ("b", 1, 1, 1)])
+    assert not apart["untrained"]

@@ -82,7 +82,7 @@ def compare_answer(first: Side, second: Side) -> dict[str, Any]:
         "prompts": prompt_pair(ours.tried, theirs.tried, readers),
         "config": _config(*readers),
         "rewards_differ": apart,
-        "own_changes": own_changes(readers, kinds),
+        "own_changes": own_changes(readers, kinds, scores[0].keys() & scores[1].keys()),
         "headline": headline(scores[0], scores[1], _names(sets), unlike),
         "numbers": [
             {

@@ -12,6 +12,7 @@ import numpy as np
 from agentrl.inspect.pages.compare.causes import ERROR, RAISED
 from agentrl.inspect.pages.compare.prompts import question
 from agentrl.inspect.pages.compare.tried import Tried, long_columns, solved_from
+from agentrl.inspect.pages.outcomes import SIGN_OFF
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 
@@ -19,8 +20,6 @@ _MOST_PAIRS = 20
 """Pairs listed of either direction."""
 _MOST_EXPLAINED = 40
 """Pairs of either direction whose reasons are counted: their files are read."""
-_SIGN_OFF = 40
-"""Characters of a turn that says no more than that it is done."""
 _ANSWER_CHARS = 600
 
 
@@ -101,7 +100,7 @@ def _answer(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     said = [turn for turn in turns if turn["role"] == "assistant"]
     place = len(said) - 1
     calls = [n for n, turn in enumerate(said) if turn["tool_calls"]]
-    if calls and len(said[-1]["text"]) < _SIGN_OFF:
+    if calls and len(said[-1]["text"]) < SIGN_OFF:
         place = calls[-1]
     text = said[place]["text"] if said else ""
     return {"text": shown(text[:_ANSWER_CHARS]), "turn": place + 1, "turns": len(said)}

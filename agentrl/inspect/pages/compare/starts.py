@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from agentrl.inspect.pages.hacking.moved import reward_line
-from agentrl.inspect.pages.scores import eval_change, interval_text, score_metrics
+from agentrl.inspect.pages.scores import (
+    eval_change,
+    interval_text,
+    paired_change,
+    score_metrics,
+)
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.safe_terminal import number
+from agentrl.inspect.read.task_scores import task_scores
 
 MODEL = "model.path"
 _TARGET, _AGENT, _PARSER = "env.target", "env.args.agent", "chat.tool_parser"
@@ -66,20 +73,47 @@ def same_model(readers: Sequence[RunReader]) -> bool:
     return _model(readers[0]) == _model(readers[1])
 
 
-def own_changes(readers: Sequence[RunReader], kinds: Sequence[str]) -> list[str]:
-    """The change of each of two runs from its own start to its end, with the interval.
+def own_changes(
+    readers: Sequence[RunReader], kinds: Sequence[str], shared: Collection[str]
+) -> list[str]:
+    """The change of each of two runs from its own start to its end, with the interval; before it
+    the scores of both starts on the tasks that both tried, which tell a head start from learning.
 
     Args:
         readers: runs of both sides.
         kinds: kinds of their rollouts.
+        shared: ids of the tasks that both sides tried.
     """
     if readers[0] is readers[1]:
         return []
     sides = zip("AB", readers, kinds, strict=True)
     return [
-        shown(f"{letter} ({reader.run.name}) by itself: {_own_change(reader, kind)}.", 1000)
-        for letter, reader, kind in sides
+        *_shared_starts(readers, kinds, shared),
+        *(
+            shown(f"{letter} ({reader.run.name}) by itself: {_own_change(reader, kind)}.", 1000)
+            for letter, reader, kind in sides
+        ),
     ]
+
+
+def _shared_starts(
+    readers: Sequence[RunReader], kinds: Sequence[str], shared: Collection[str]
+) -> list[str]:
+    """The sentence on both starts; none where one was not evaluated there before training."""
+    starts: list[dict[str, float]] = []
+    for reader, kind in zip(readers, kinds, strict=True):
+        steps = reader.rows.steps(kind)
+        if kind == "train" or len(steps) < 2:
+            return []
+        scores = task_scores(reader.paths.trajectories, kind, steps[0])
+        starts.append({task: score for task, score in scores.items() if task in shared})
+    common = sorted(starts[0].keys() & starts[1].keys())
+    if not common:
+        return []
+    a, b = (number(fmean(of[task] for task in common)) for of in starts)
+    change = paired_change(*starts)
+    told = f", B - A = {interval_text(change)}" if change else ""
+    return [f"At the start, on {len(common)} shared tasks: A {a}, B {b}{told}."]
 
 
 def _own_change(reader: RunReader, kind: str) -> str:

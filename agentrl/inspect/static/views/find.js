@@ -35,7 +35,7 @@ async function load(params, signal) {
   const runs = await get("runs", {}, signal);
   const run = params.run ?? runs[0]?.id;
   if (!run) return { runs, run, kinds: [], found: null };
-  const step = await get("step", { run, kind: "train", step: params.step_max ?? "" }, signal).catch(
+  const step = await get("step", { run, kind: params.kind ?? "train" }, signal).catch(
     () => ({ kinds: [] }),
   );
   const asked = question(params);

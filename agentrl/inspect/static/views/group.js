@@ -67,6 +67,7 @@ function draw(data, params) {
         ),
       ),
       notes(data.notes),
+      data.untrained && h("p", { class: "card warn-ink" }, "All rewards are equal, so nothing was trained."),
       data.siblings.length > 1 && outcomes(data),
       h(
         "details",
@@ -140,8 +141,8 @@ function outcomes(data) {
             { "data-item": "" },
             h("td", {}, reward(one.reward)),
             scored && h("td", {}, outcomeScore(one)),
-            h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, 110)),
-            h("td", { class: "note wide", title: one.said }, one.said ? oneLine(one.said, 110) : words(one.termination)),
+            h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, 200)),
+            h("td", { class: "note wide", title: one.said }, one.said ? oneLine(one.said, 240) : words(one.termination)),
             h(
               "td",
               {},
