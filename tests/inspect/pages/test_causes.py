@@ -13,7 +13,12 @@ import pytest
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import RunError
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
-from agentrl.inspect.pages.compare.causes import failure_causes, parts_of_change
+from agentrl.inspect.pages.compare.causes import (
+    cause_table,
+    failure_causes,
+    parts_by_task,
+    parts_of_change,
+)
 from agentrl.inspect.pages.compare.starts import same_model
 from agentrl.inspect.pages.compare.tried import Tried
 from agentrl.inspect.read.reader import RunReader
@@ -42,6 +47,13 @@ def test_a_part_is_the_rate_before_times_the_score_after_less_the_reverse() -> N
     # Task a: half failed by each cause, all solved after. Task b: half of it is lost by a wrong
     # answer. Tasks x and y are of one set only.
     assert parts_of_change(before, after) == {"error": 0.25, "wrong": 0.25 - 0.25}
+    # As many failures before and after say nothing of the part: they are of other tasks.
+    by_task = {cause: of.tolist() for cause, of in parts_by_task(before, after).items()}
+    assert by_task == {"error": [0.5, 0.0], "wrong": [0.5, -0.5]}
+    table = cause_table(before, after, {}, {"solved": [], "lost": []}, parts_by_task(before, after))
+    assert {one["why"]: one["note"] for one in table} == {
+        "error": "", "wrong": "gained on 1 task, lost on 1",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.0, 5.0)])

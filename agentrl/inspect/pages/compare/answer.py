@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
 from agentrl.inspect.pages.compare.by_label import change_by_label
-from agentrl.inspect.pages.compare.causes import cause_table, parts_of_change
+from agentrl.inspect.pages.compare.causes import cause_table, parts_by_task, parts_of_change
 from agentrl.inspect.pages.compare.pairs import explain_pairs, sample_pairs
 from agentrl.inspect.pages.compare.prompts import prompt_pair
 from agentrl.inspect.pages.compare.sets import (
@@ -135,7 +135,7 @@ def _why(
         parts = parts_of_change(_as_one_task(ours), _as_one_task(theirs))
     return {
         **behaviour(found["numbers"], _endings(ours, theirs), [_side(one) for one in shared]),
-        "causes": cause_table(ours, theirs, parts, found),
+        "causes": cause_table(ours, theirs, parts, found, parts_by_task(ours, theirs)),
         "explained": round(sum(parts.values()), 12) if parts else None,
         "shared_tasks": common if narrowed else None,
     }

@@ -98,6 +98,13 @@ def failure_causes(
 
 def parts_of_change(before: Tried, after: Tried) -> dict[str, float]:
     """Cause to its part of the change of the mean score over the tasks of both; they sum to it."""
+    # Rounded, so that what cancels is 0 and not the rest of floats.
+    return {c: round(float(of.mean()), 12) for c, of in parts_by_task(before, after).items()}
+
+
+def parts_by_task(before: Tried, after: Tried) -> dict[str, np.ndarray]:
+    """Cause to [tasks of both with a score] what it is worth in the change of each; empty without
+    one. The parts of the change are the means over these tasks."""
     low, high = score_bounds(before.scores, after.scores)
     theirs = set(after.tasks)
     tasks = [task for task in before.tasks if task in theirs]
@@ -110,8 +117,7 @@ def parts_of_change(before: Tried, after: Tried) -> dict[str, float]:
         cause: missed.get(cause, none) * (last - low) - missing.get(cause, none) * (first - low)
         for cause in sorted({*missed, *missing})
     }
-    # Rounded, so that what cancels is 0 and not the rest of floats.
-    return {c: round(float(of[known].mean()) / (high - low), 12) for c, of in parts.items()}
+    return {cause: of[known] / (high - low) for cause, of in parts.items()}
 
 
 def _by_task(
@@ -129,19 +135,24 @@ def _by_task(
 
 
 def cause_table(
-    before: Tried, after: Tried, parts: Mapping[str, float], found: Mapping[str, Any]
+    before: Tried,
+    after: Tried,
+    parts: Mapping[str, float],
+    found: Mapping[str, Any],
+    by_task: Mapping[str, np.ndarray],
 ) -> list[dict[str, Any]]:
     """Causes of missed score in both sets, those that moved the score most first.
 
     Each has `counts` and `sizes` of its rollouts, its `part` of the change (None without parts),
-    both as a sentence, and `pair`: two rollouts of one task, of which
-    one failed by it and the other is solved.
+    both as a sentence, `note` on how many tasks make up the part, and `pair`: two rollouts of one
+    task, of which one failed by it and the other is solved.
 
     Args:
         before: first set; of sets with common tasks, its rollouts of these.
         after: the second set, likewise.
         parts: as `parts_of_change` gives them; empty for sets whose scores are not of one kind.
         found: the pairs, as `sample_pairs` gives them.
+        by_task: as `parts_by_task` gives it, of the same sets.
     """
     sides, change = (before, after), sum(parts.values())
     sizes = [max(1, int((~np.isnan(one.scores)).sum())) for one in sides]
@@ -156,6 +167,7 @@ def cause_table(
                 "counts": counts,
                 "sizes": sizes,
                 "part": part,
+                "note": _made_of(by_task.get(cause)),
                 "text": f"{cause[0].upper()}{cause[1:]}: {rates(counts, sizes)}{worth}.",
                 "pair": _pair(found, cause, part or 0.0),
             }
@@ -166,6 +178,15 @@ def cause_table(
         return -abs(row["part"] or 0.0), -abs(b - a), row["why"]
 
     return sorted(rows, key=moved)
+
+
+def _made_of(worth: np.ndarray | None) -> str:
+    """How many tasks gained and lost by a cause: with as many failures before and after it may
+    still be worth something, since they are of other tasks."""
+    gained, lost = (0, 0) if worth is None else (int((worth > 0).sum()), int((worth < 0).sum()))
+    if not gained or not lost:
+        return ""
+    return f"gained on {gained} {'task' if gained == 1 else 'tasks'}, lost on {lost}"
 
 
 def rates(counts: Sequence[int], sizes: Sequence[int]) -> str:
