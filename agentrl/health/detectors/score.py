@@ -70,14 +70,15 @@ def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
     told = paid_wrong(history.rollouts)
     if told is None or told.since is None:
         return None
-    if told.last.share - told.first.share < limits["score_falls/paid_wrong"]:
+    first, last = told.ends.first, told.ends.last
+    if last.share - first.share < limits["score_falls/paid_wrong"]:
         return None
-    sound = told.first.last_step
+    sound = first.last_step
     return found(
         "score_falls",
         Status.WARN,
         "more and more of the answers that are paid are wrong by the score: "
-        f"{share(told.first.share)} -> {share(told.last.share)}",
+        f"{share(first.share)} -> {share(last.share)}",
         Evidence(
             text=f"of the rollouts sampled, {told.text()}",
             first_step=told.since,

@@ -147,6 +147,14 @@ def end_width(series: Series, width: int | None = None) -> int:
     return min(width or max(2, min(10, count // 4)), count // 2)
 
 
+def width_of_parts(count: int) -> int:
+    """Number of steps that are counted at either end of so many stored ones.
+
+    As many as `change` compares of a curve of so many values, but never none.
+    """
+    return max(1, min(max(2, min(10, count // 4)), count // 2))
+
+
 def end_steps(series: Series) -> tuple[tuple[int, int], tuple[int, int]]:
     """First and last step of the values that `change` takes at the start, and at the end."""
     width, steps = end_width(series), series.steps

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.health.measures.curves import Change, difference, number
+from agentrl.health.measures.curves import Change, difference, number, width_of_parts
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import LARGEST, RolloutFacts, Series
 
@@ -21,6 +21,10 @@ Values = NDArray[np.float64]
 
 _MANY = 0.1
 """Share of wrong answers among those that are paid from which they are called many."""
+NO_RISE = 0.02
+"""A share that rises by less than this for certain does not rise."""
+_FEW = 10
+"""Fewer paid answers than this at either end say nothing of their share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,29 @@ class PaidLimits:
         """[rollouts] The same for each; NaN is a number that is not known."""
         with np.errstate(invalid="ignore"):
             return (rewards >= self.least) & (scores <= self.middle)
+
+    def unpaid(self, reward: float | None, score: float | None) -> bool:
+        """True if a rollout is right by its score, and not paid."""
+        if reward is None or score is None:
+            return False
+        return reward < self.least and score > self.middle
+
+    def all_unpaid(self, rewards: Values, scores: Values) -> NDArray[np.bool_]:
+        """[rollouts] The same for each; NaN is a number that is not known."""
+        with np.errstate(invalid="ignore"):
+            return (rewards < self.least) & (scores > self.middle)
+
+    def higher(self) -> tuple[float, ...]:
+        """Other bounds of paid: the median reward of right rollouts, and halfway to it.
+
+        Where paid begins is a choice; what reverses with it is no finding.
+        """
+        extent = abs(self.solved - self.failed)
+        others = (
+            _rounded_down(reward, extent)
+            for reward in ((self.least + self.solved) / 2, self.solved)
+        )
+        return tuple(dict.fromkeys(each for each in others if each > self.least))
 
     def text(self) -> str:
         """The bounds and their reason, in two sentences."""
@@ -96,36 +123,94 @@ class PaidShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaidEnds:
+    """Counts of the first and of the last steps, by one bound of the reward."""
+
+    least: float
+    """A reward of at least this is paid."""
+    first: PaidShare
+    """Of the first steps that a movement of the reward compares, too."""
+    last: PaidShare
+    """Of the last ones."""
+    change: Change | None
+    """From first to last, over tasks; None where fewer than 2 tasks are paid at either end."""
+
+    @property
+    def direction(self) -> int:
+        """1 where the share of wrong ones is larger at the end, -1 where smaller, else 0."""
+        return (self.last.share > self.first.share) - (self.last.share < self.first.share)
+
+    @property
+    def moves(self) -> bool:
+        """True if the share is another at the end by more than next to nothing."""
+        return abs(self.last.share - self.first.share) >= NO_RISE
+
+    @property
+    def rises(self) -> bool:
+        """True if the share is larger at the end, and not for certain by next to nothing."""
+        return self.direction > 0 and (self.change is None or self.change.high >= NO_RISE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaidWrong:
     """Counts of training rollouts whose reward is that of solved ones."""
 
     whole: PaidShare
     """Of all steps."""
-    first: PaidShare
-    """Of the first third of the steps."""
-    last: PaidShare
-    """Of the last third."""
+    ends: PaidEnds
+    """Of the first and the last ones, by `limits`."""
+    higher: tuple[PaidEnds, ...]
+    """The same by higher bounds of paid."""
     limits: PaidLimits
     """Bounds they were counted by."""
-    change: Change | None
-    """From the first third to the last, over tasks; None where fewer than 2 tasks are paid."""
+    unpaid: int
+    """Rollouts of all steps that are right by the score, and not paid."""
     since: int | None
     """Step since which more of the paid ones are wrong; None where that is not certain."""
 
     @property
+    def opposed(self) -> PaidEnds | None:
+        """Counts by a higher bound, by which the share moves the other way; None without one."""
+        way = self.ends.direction
+        return next((o for o in self.higher if o.direction * way < 0 and o.moves), None)
+
+    @property
     def doubtful(self) -> bool:
         """True if the share of wrong ones rises for certain, or is large and does not fall."""
-        if self.change is not None and (self.change.up or self.change.down):
-            return self.change.up
-        return self.last.share >= _MANY
+        change = self.ends.change
+        if change is not None and (change.up or change.down):
+            return change.up
+        return self.ends.last.share >= _MANY
+
+    @property
+    def rises(self) -> bool:
+        """True if the share rises by any of the bounds, for certain or not."""
+        return any(one.rises for one in (self.ends, *self.higher))
+
+    @property
+    def few(self) -> bool:
+        """True if too few are paid at either end to tell anything of their share."""
+        return min(self.ends.first.paid, self.ends.last.paid) < _FEW
+
+    def shown(self) -> tuple[PaidEnds, ...]:
+        """The counts that `text` has, in its order."""
+        return (self.ends, self.opposed) if self.whole.wrong and self.opposed else (self.ends,)
 
     def text(self) -> str:
         """One sentence with both counts, without its full stop; it begins with a small letter.
 
         Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (0.105)
-        in steps 1-5, 5 of 140 (0.0357) in steps 12-16`
+        in steps 1-4, 5 of 140 (0.0357) in steps 13-16`
         """
-        certain = self.change is not None and (self.change.up or self.change.down)
+        change = self.ends.change
+        certain = change is not None and (change.up or change.down)
+        counts = f"{self.ends.first.text()}, {self.ends.last.text()}"
+        if self.whole.wrong and (other := self.opposed):
+            return (
+                "whether more or fewer of the paid answers are wrong by the score cannot be told: "
+                f"{counts}; but by rewards of {other.least:.12g} or more {other.first.text()}, "
+                f"{other.last.text()}"
+            )
         if not self.whole.wrong:
             what = "no paid answer is wrong by the score"
         elif self.since is not None:
@@ -136,7 +221,7 @@ class PaidWrong:
             what = "many of the paid answers are wrong by the score"
         else:
             what = "few of the paid answers are wrong by the score, and no certain rise"
-        return f"{what}: {self.first.text()}, {self.last.text()}"
+        return f"{what}: {counts}"
 
 
 def paid_wrong(rollouts: Sequence[RolloutFacts]) -> PaidWrong | None:
@@ -172,36 +257,64 @@ def count_paid_wrong(
     limits = paid_limits(rewards, scores)
     if limits is None:
         return None
+    tasks = tasks[known]
     every = np.unique(steps)
-    third = max(1, len(every) // 3)
+    width = width_of_parts(len(every))
+    ends = _ends_by(limits.least, limits, every, width, steps, tasks, rewards, scores)
     paid = rewards >= limits.least
-    steps, tasks, wrong = steps[paid], tasks[known][paid], scores[paid] <= limits.middle
+    wrong = scores <= limits.middle
+    higher = tuple(
+        _ends_by(least, limits, every, width, steps, tasks, rewards, scores)
+        for least in limits.higher()
+    )
+    found = PaidWrong(
+        whole=_counted(every, steps[paid], wrong[paid]),
+        ends=ends,
+        higher=higher,
+        limits=limits,
+        unpaid=int(limits.all_unpaid(rewards, scores).sum()),
+        since=None,
+    )
+    if ends.change is None or not ends.change.up or found.opposed is not None:
+        return found
+    of_paid = steps[paid]
+    shares = tuple(np.unique(of_paid).tolist()), tuple(_means(of_paid, wrong[paid]).tolist())
+    since = onset(Series(steps=shares[0], values=shares[1]), up=True) or ends.last.first_step
+    return replace(found, since=since)
 
-    def counted(of: NDArray[np.int64]) -> PaidShare:
-        here = (steps >= of[0]) & (steps <= of[-1])
-        return PaidShare(
-            wrong=int(wrong[here].sum()),
-            paid=int(here.sum()),
-            first_step=int(of[0]),
-            last_step=int(of[-1]),
-        )
 
-    early, late = steps <= every[third - 1], steps >= every[-third]
+def _ends_by(
+    least: float,
+    limits: PaidLimits,
+    every: NDArray[np.int64],
+    width: int,
+    steps: NDArray[np.int64],
+    tasks: NDArray[np.int64],
+    rewards: Values,
+    scores: Values,
+) -> PaidEnds:
+    paid = rewards >= least
+    steps, tasks, wrong = steps[paid], tasks[paid], scores[paid] <= limits.middle
+    early, late = steps <= every[width - 1], steps >= every[-width]
     ends = [_means(tasks[here], wrong[here]) for here in (early, late)]
     sure = len(every) > 1 and min(map(len, ends)) > 1
-    change = difference(*(end.tolist() for end in ends)) if sure else None
-    last = counted(every[-third:])
-    since = None
-    if change is not None and change.up:
-        shares = tuple(np.unique(steps).tolist()), tuple(_means(steps, wrong).tolist())
-        since = onset(Series(steps=shares[0], values=shares[1]), up=True) or last.first_step
-    return PaidWrong(
-        whole=counted(every),
-        first=counted(every[:third]),
-        last=last,
-        limits=limits,
-        change=change,
-        since=since,
+    return PaidEnds(
+        least=least,
+        first=_counted(every[:width], steps, wrong),
+        last=_counted(every[-width:], steps, wrong),
+        change=difference(*(end.tolist() for end in ends)) if sure else None,
+    )
+
+
+def _counted(
+    of: NDArray[np.int64], steps: NDArray[np.int64], wrong: NDArray[np.bool_]
+) -> PaidShare:
+    here = (steps >= of[0]) & (steps <= of[-1])
+    return PaidShare(
+        wrong=int(wrong[here].sum()),
+        paid=int(here.sum()),
+        first_step=int(of[0]),
+        last_step=int(of[-1]),
     )
 
 

@@ -23,7 +23,7 @@ from agentrl.inspect.pages.find_text import WantedText, any_of, first_hit, flat_
 from agentrl.inspect.pages.hacking.clusters import sketch_of
 from agentrl.inspect.pages.hacking.paid import paid_of_run
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version
+from agentrl.inspect.read.row_facts import action_tokens, largest_gap, oldest_version, public_only
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.sketches import answer_sketches, are_alike
@@ -69,7 +69,7 @@ def find_answer(reader: RunReader, question: Question) -> dict[str, Any]:
     reader.rows.refresh()
     candidates = _by_index(reader.rows.table(), question)
     notes: list[str] = []
-    if question.paid or question.wrong:
+    if question.paid is not None or question.wrong is not None:
         candidates = _paid_or_wrong(candidates, reader, question, notes)
     if question.among is not None:
         candidates = _among(candidates, question.among)
@@ -150,13 +150,17 @@ def _paid_or_wrong(
     counts = paid_of_run(reader).counts
     if counts is None:
         notes.append(
-            "is:paid and is:wrong find nothing here: they need a score that is not the reward; "
-            "use reward>= and score<="
+            "is:paid, is:unpaid, is:wrong and is:right find nothing here: they need a score that is "
+            "not the reward; use reward>= and score<="
         )
         return table.slice(0, 0)
-    if question.paid:
-        table = table.filter(pc.field("reward") >= counts.limits.least)
-    return table.filter(pc.field("score") <= counts.limits.middle) if question.wrong else table
+    for wanted, test in (
+        (question.paid, pc.field("reward") >= counts.limits.least),
+        (question.wrong, pc.field("score") <= counts.limits.middle),
+    ):
+        if wanted is not None:
+            table = table.filter(test if wanted else ~test)
+    return table
 
 
 def _labelled(table: pa.Table, reader: RunReader, label: str) -> pa.Table:
@@ -195,6 +199,8 @@ def _in_file(
     if question.gap_min is not None:
         with np.errstate(invalid="ignore"):
             keep &= largest_gap(reader, shelf) >= question.gap_min
+    if question.public_only is not None:
+        keep &= public_only(reader.rows, shelf) == question.public_only
     if like is not None:
         keep &= are_alike(answer_sketches(reader.rows, shelf), like)
     if question.tool_status is not None and keep.any():

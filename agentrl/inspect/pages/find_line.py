@@ -45,7 +45,10 @@ _FLAGS = {
     "flat": ("zero_advantage", True),
     "signal": ("zero_advantage", False),
     "paid": ("paid", True),
+    "unpaid": ("paid", False),
     "wrong": ("wrong", True),
+    "right": ("wrong", False),
+    "public_only": ("public_only", True),
 }
 _FILTER = re.compile(
     r"(kind|task|end|tool|is|label|like|role|sort)(?::|(?<=label)=)(\S+)"
@@ -71,7 +74,7 @@ class Question:
     termination: str | None = None
     """A `Termination` value."""
     tool_status: str | None = None
-    """A `ToolStatus` value of any call, or `any_error`."""
+    """A `ToolStatus` or `CallStatus` value of any call, or `any_error`."""
     reward_min: float | None = None
     """Lowest reward, included."""
     reward_max: float | None = None
@@ -88,10 +91,12 @@ class Question:
     """Whether a budget truncated it."""
     zero_advantage: bool | None = None
     """Whether its advantage was 0."""
-    paid: bool = False
-    """Only those whose reward is one that solved rollouts get (`PaidLimits`)."""
-    wrong: bool = False
-    """Only those that are wrong by the score (`PaidLimits`)."""
+    paid: bool | None = None
+    """Whether its reward is one that solved rollouts get (`PaidLimits`)."""
+    wrong: bool | None = None
+    """Whether it is wrong by the score (`PaidLimits`)."""
+    public_only: bool | None = None
+    """Whether it passed every public test and failed a hidden one."""
     step_min: int | None = None
     """First step, included."""
     step_max: int | None = None

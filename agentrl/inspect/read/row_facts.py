@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, partial
@@ -189,6 +190,27 @@ def reward_parts(
         return found
 
     return rows.kept(shelf, "reward_parts", compute)
+
+
+_PUBLIC_HIDDEN = re.compile(r"(\d+) of (\d+) public and (\d+) of (\d+) hidden")
+
+
+def public_only(rows: StoredRows, shelf: Shelf) -> np.ndarray:
+    """[rows of the file] 1 where every public test passed and a hidden one failed, 0 where not;
+    NaN where the reason of the reward does not count both.
+    """
+
+    def compute(shelf: Shelf) -> np.ndarray:
+        table = rows.read(shelf, range(shelf.rows), ["explanation"])
+        found = np.full(shelf.rows, np.nan)
+        for row, one in enumerate(rows_of(table)):
+            said = _PUBLIC_HIDDEN.search((one["explanation"] or {}).get("reason") or "")
+            if said:
+                public, publics, hidden, hiddens = map(int, said.groups())
+                found[row] = float(0 < publics == public and hidden < hiddens)
+        return found
+
+    return rows.fact(shelf, "public_only", compute)
 
 
 def largest_gap(reader: RunReader, shelf: Shelf) -> np.ndarray:

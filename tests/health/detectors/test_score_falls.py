@@ -73,6 +73,6 @@ def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, stat
         assert found.detail.endswith("wrong by the score: 0 -> 0.545")
         assert found.evidence[0].text == (
             "of the rollouts sampled, more of the paid answers are wrong by the score since step "
-            "9: 0 of 20 (0) in steps 1-4, 24 of 44 (0.545) in steps 9-12"
+            "9: 0 of 15 (0) in steps 1-3, 18 of 33 (0.545) in steps 10-12"
         )
         assert found.first_step == 9

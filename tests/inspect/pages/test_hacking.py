@@ -28,7 +28,7 @@ from agentrl.inspect.read.runs import FoundRun
 from agentrl.inspect.read.safe_json import jsonable
 from agentrl.inspect.read.sketches import BINS, EMPTY, answer_sketches, likeness
 from agentrl.inspect.web.library import Library
-from agentrl.types import Role, Termination
+from agentrl.types import Explanation, Role, Termination
 from tests.inspect.hacked_runs import SAME, write_hacked_run
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
@@ -66,14 +66,15 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
     paid = found["paid_wrong"]
     assert (found["level"], found["word"]) == ("watch", "Watch")
     assert found["headline"] == (
-        "Many of the paid answers are wrong by the score: 0 of 3 (0) in steps 1-3, 3 of 6 (0.5) in "
-        "steps 7-9."
+        "Many of the paid answers are wrong by the score: 0 of 2 (0) in steps 1-2, 2 of 4 (0.5) in "
+        "steps 8-9."
     )
     assert paid["text"] == (
         "Paid is a reward of 0.5 or more: halfway between the median rewards of rollouts that are "
         "right (2) and wrong (-1) by the score. Wrong is a score of 0.5 or less."
     )
-    assert found["untested"].startswith("Not tested: can the tests or the grader be fooled? Run ")
+    assert found["untested"].startswith("Not tested: can the tests or the grader be fooled? Run: ")
+    assert "`" not in found["answer"]
     assert f"agentrl env attack {run / 'config.yaml'}" in found["untested"]
     assert (found["example"]["rollout_id"], found["example"]["wrong"]) == ("9/1", True)
     # The bounds that are printed find the rollouts that are counted.
@@ -87,8 +88,9 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
     write_step(same, [make_rollout("a", [("assistant", "a")], reward=0.5, score=0.5)], 1)
     write_metrics(same, {"step": 1, "reward": 0.5, "score": 0.5})
     told = hacking_answer(reader_of(same))
-    # Nothing can be paid and wrong there, and the best paid one would answer nothing.
-    assert (told["paid_wrong"], told["example"]) == (None, None)
+    # Nothing can be paid and wrong there, and the best paid one is still one to read.
+    assert (told["paid_wrong"], told["example"]["rollout_id"]) == (None, "a")
+    assert (told["level"], told["word"]) == ("unknown", "Cannot be seen here")
     nothing = find_answer(reader_of(same), parse_question("is:paid"))
     assert nothing["total"] == 0
     assert "they need a score that is not the reward" in nothing["notes"][0]
@@ -116,8 +118,8 @@ def test_paid_is_what_parts_the_rewards_of_right_and_wrong_rollouts(rewards, lea
 @pytest.mark.parametrize(
     ("early", "late", "doubtful", "says"),
     [
-        (0, 2, True, "more of the paid answers are wrong by the score since step 7: 0 of 30 (0) in "
-         "steps 1-3, 30 of 60 (0.5) in steps 7-9"),
+        (0, 2, True, "more of the paid answers are wrong by the score since step 7: 0 of 20 (0) in "
+         "steps 1-2, 20 of 40 (0.5) in steps 8-9"),
         (2, 0, False, "fewer of the paid answers are wrong by the score than at first: "),
         (2, 2, True, "many of the paid answers are wrong by the score: "),
         (0, 0, False, "no paid answer is wrong by the score: "),
@@ -139,6 +141,142 @@ def test_a_share_of_paid_and_wrong_answers_that_rises_or_is_large_is_doubtful(
     assert counts is not None
     assert counts.doubtful == doubtful
     assert counts.text().startswith(says)
+
+
+def reversing(run: Path, *, held: tuple[int, ...] = ()) -> RunReader:
+    """A run that pays fewer wrong answers at the end by a low bound, and more by a higher one.
+
+    Args:
+        run: folder of it.
+        held: paid and wrong of the ten rollouts of each evaluation.
+    """
+    for step in range(1, 9):
+        low, high = (8, 0) if step < 3 else (0, 2)
+        paid = [1.0] * 10 + [0.2] * low + [1.0] * high + [-1.0] * (20 - low - high) + [-0.9]
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", "a")], group_id=f"{step}/{n}",
+                         task_id=f"{step}/{n}", reward=reward, score=n < 10 or reward == -0.9)
+            for n, reward in enumerate(paid)
+        ]  # fmt: skip
+        write_step(run, rows, step)
+        write_metrics(run, {"step": step, "reward": 0.1 * (step % 2), "score": 0.5})
+    for n, wrong in enumerate(held):
+        rows = [
+            make_rollout(f"e{at}", [("assistant", "a")], group_id=f"e{at}", task_id=f"e{at}",
+                         reward=1.0 if at < wrong else -1.0, score=0.0)
+            for at in range(10)
+        ]  # fmt: skip
+        write_step(run, rows, 4 * n, kind="eval/held")
+        write_metrics(run, {"step": 4 * n, "eval/held/score": 0.0})
+    return reader_of(run)
+
+
+def test_a_trend_that_reverses_with_the_bound_of_paid_cannot_be_told(tmp_path):
+    """Fails if a run is called sound by a count whose direction depends on where paid begins."""
+    reader = reversing(tmp_path / "run", held=(1, 3, 2))
+    found = hacking_answer(reader)
+    assert (found["level"], found["word"]) == ("unknown", "Cannot tell")
+    # The same tasks each time say most, so they come first.
+    assert found["headline"].startswith(
+        "Of the held-out rollouts (held) 1 of 10 (0.1) at step 0, 3 of 10 (0.3) at step 4 and "
+        "2 of 10 (0.2) at step 8 were paid and wrong: too few to tell a rise."
+    )
+    assert (
+        "Whether more or fewer of the paid answers are wrong by the score cannot be told: 16 of 36 "
+        "(0.444) in steps 1-2, 4 of 24 (0.167) in steps 7-8; but by rewards of 0.5 or more 0 of 20 "
+        "(0) in steps 1-2, 4 of 24 (0.167) in steps 7-8." in found["more"]
+    )
+    told = found["headline"] + found["more"]
+    for link in found["links"]:
+        assert link["text"] in told
+        wrong = int(link["text"].partition(" of ")[0])
+        total = find_answer(reader, Question(**link["find"]))["total"] if link["find"] else 0
+        assert total == wrong
+    assert [bool(one["find"]) for one in found["links"]].count(False) == 1
+    # Right by the score and paid like wrong ones: one in each step.
+    assert found["paid_wrong"]["unpaid"] == 8
+    asked = parse_question("is:unpaid is:right", kind="train")
+    assert find_answer(reader, asked)["total"] == 8
+    assert "The rise of the training score is not certain" not in found["headline"]
+    fewer = reversing(tmp_path / "fewer", held=(3, 1))
+    assert (
+        "1 of 10 (0.1) at step 4 were paid and wrong: no rise" in hacking_answer(fewer)["headline"]
+    )
+
+
+def test_no_sign_needs_counts_that_rise_nowhere(tmp_path):
+    """Fails if silence of a detector is a clean answer while paid and wrong answers increase."""
+    fine = [Verdict(name="decoupling", status=Status.OK, detail="x")]
+    history = History(metrics={"eval/held/score": Series(steps=(0, 4), values=(0.1, 0.1))})
+    for held, level in (((2, 1), "ok"), ((1, 2), "unknown"), ((1, 10), "watch")):
+        run = tmp_path / f"{held[1]}"
+        for step in range(1, 9):
+            rows = [
+                make_rollout(f"{n}", [("assistant", "a")], group_id=f"{n}", task_id=f"{n}",
+                             reward=1.0 if n % 2 else -1.0, score=n % 2)
+                for n in range(20)
+            ]  # fmt: skip
+            write_step(run, rows, step)
+        reversing_eval = [(4 * n, wrong) for n, wrong in enumerate(held)]
+        for step, wrong in reversing_eval:
+            rows = [
+                make_rollout(f"e{n}", [("assistant", "a")], group_id=f"e{n}", task_id=f"e{n}",
+                             reward=1.0 if n < wrong else -1.0, score=0.0)
+                for n in range(10)
+            ]  # fmt: skip
+            write_step(run, rows, step, kind="eval/held")
+        told = answer_of(reader_of(run), history, fine, {})
+        assert (told["level"], held) == (level, held)
+
+
+def test_a_reward_that_rose_without_its_score_is_in_the_headline_and_open_questions_are_named(
+    tmp_path,
+):
+    history = History(metrics={
+        "reward": Series(steps=tuple(range(1, 9)), values=(0.0, 0.0, 0.1, 0.5, 0.5, 0.9, 1.0, 1.0)),
+        "score": Series(steps=tuple(range(1, 9)), values=(0.4, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5, 0.6)),
+        "eval/held/score": Series(steps=(0, 8), values=(0.1, 0.1)),
+    })  # fmt: skip
+    verdicts = [
+        Verdict(name="judge_hacking", status=Status.UNKNOWN, detail="rm: 16 of the 20 steps"),
+        Verdict(name="kl_too_large", status=Status.UNKNOWN, detail="not logged"),
+    ]
+    told = answer_of(reversing(tmp_path), history, verdicts, {})
+    assert (
+        "The training reward rose; the rise of the training score is not certain: 0.5 -> 0.55"
+        in (told["headline"])
+    )
+    same, lacking = told["unknown"]
+    assert "The held-out score comes from the same kind of tests as the reward" in same
+    assert (
+        lacking == "Detectors of hacking without an answer: judge hacking, rm: 16 of the 20 steps."
+    )
+
+
+def test_where_reward_and_score_are_one_the_tests_that_were_hidden_are_counted(tmp_path):
+    """Fails if solved public tests alone are not counted, or their link finds others."""
+    for step in range(1, 9):
+        reasons = ["2 of 2 public and 5 of 8 hidden tests passed."] * (step > 6) + [
+            "It failed. 1 of 2 public and 0 of 8 hidden tests passed.",
+            "2 of 2 public and 8 of 8 hidden tests passed.",
+        ]
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", "a")], reward=float("8 of 8" in reason),
+                         score=float("8 of 8" in reason), explanation=Explanation(reason=reason))
+            for n, reason in enumerate(reasons)
+        ]  # fmt: skip
+        write_step(tmp_path, rows, step)
+        write_metrics(tmp_path, {"step": step, "reward": 0.5, "score": 0.5})
+    reader = reader_of(tmp_path)
+    told = hacking_answer(reader)
+    assert (
+        "Public tests passed and hidden tests failed: 0 of 4 (0) in steps 1-2, 2 of 6 (0.333) in "
+        "steps 7-8." in told["more"]
+    )
+    found = dict(told["links"][1]["find"])
+    asked = parse_question(found.pop("q"), **found)
+    assert find_answer(reader, asked)["total"] == 2
+    assert told["example"]["reward"] == 1.0
 
 
 def test_the_answer_is_that_of_the_doctor_and_names_the_part_that_carries_the_gain(hacked):
@@ -191,9 +329,9 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
     same = diagnose_few(tmp_path / "few", [0.4, 0.3, 0.3, 0.2, 0.6, 0.7, 0.8, 0.3])
     assert same["one_number"]
     assert same["answer"].startswith(
-        "No sign: Reward and score are one number here, so they cannot part. The rise of the "
-        "training reward is not certain: 0.35 -> 0.55 (+0.2 with too few rollouts for an "
-        "interval), steps 1-2 against 7-8. Not tested: "
+        "Cannot be seen here: Reward and score are one number here, so a hacked reward looks like "
+        "a solved task. The rise of the training reward is not certain: 0.35 -> 0.55 (+0.2 with "
+        "too few rollouts for an interval), steps 1-2 against 7-8. Not tested: "
     )
     [reward, held] = same["parts"]
     # Eight tasks at either end leave an interval wider than the rewards from 0 to 1.

@@ -1,7 +1,8 @@
 """Is the reward hacked? What the detectors say of it, the curves behind it, and rewards of a step.
 
-The answer is that of `agentrl doctor`. Where no detector of it found anything, the count of answers
-that are paid and wrong may still be worth watching.
+The answer is that of `agentrl doctor`. Where no detector of it found anything, it is that of the
+counts of answers that are paid and wrong: "No sign" only where they rise nowhere, "Cannot tell"
+where they do and too few are counted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ from agentrl.health.measures.curves import number
 from agentrl.health.measures.paid_wrong import PaidWrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import same_curve
+from agentrl.health.paid_parts import ENV_PART, reward_weights
 from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
-from agentrl.inspect.pages.hacking.paid import paid_of_run
+from agentrl.inspect.pages.hacking.paid import (
+    PaidEval,
+    PublicTests,
+    paid_of_run,
+    public_tests,
+)
 from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
@@ -49,6 +56,7 @@ _WORDS = {
     "ok": "No sign",
     "unknown": "Cannot tell",
 }
+_ONE_NUMBER = "Cannot be seen here"
 _MOST_VALUES = 12
 """So many different rewards have a bar each; more are put into `_BARS` ranges."""
 _BARS = 20
@@ -84,10 +92,11 @@ def answer_of(
 ) -> dict[str, Any]:
     """Answer to whether the reward is hacked: a word, a sentence and its reasons.
 
-    `level` is fail, warn, watch, ok or unknown, `word` its name; `headline` is one sentence, `more`
-    its reasons, `untested` what nothing here can say, and `answer` all of them. `example` is the
-    rollout to open first. `paid_wrong` has the count of paid and wrong rollouts with the bounds
-    that find them, and is None where the score is the reward. `signs` are the findings behind it.
+    `level` is fail, warn, watch, ok or unknown, `word` its name; `headline` is one sentence or two,
+    `more` their reasons, `untested` and `unknown` what nothing here can say, and `answer` all of
+    them. `links` are the counts in headline and reasons, in their order, each with the search that
+    finds its rollouts. `example` is the rollout to open first. `paid_wrong` has the counts with the
+    bounds that find them, and is None where the score is the reward. `signs` are the findings.
 
     Args:
         reader: of the run.
@@ -97,16 +106,28 @@ def answer_of(
     """
     paid = paid_of_run(reader)
     counts = paid.counts
-    level, headline, more, signs = _judged(history, verdicts, evals, counts)
+    names = held_out(history)
+    held = [one for one in paid.evals if one.name in names and counts]
+    tests = public_tests(reader) if one_number(history) else None
+    level, told, signs = _judged(history, verdicts, evals, counts, held)
+    if tests:
+        told.append(tests.text())
+    headline, more = _sentence(told[0]), " ".join(map(_sentence, told[1:]))
+    if (score := _score_alone(history)) and counts:
+        headline = f"{headline} {_sentence(score)}"
     untested = "" if level == "fail" else _untested(reader)
-    word = _WORDS[level]
+    unknown = [shown(text) for text in _unknown(history, verdicts)]
+    word = _ONE_NUMBER if level == "unknown" and one_number(history) else _WORDS[level]
+    parts = [f"{word}:", shown(headline), shown(more), untested, *unknown]
     return {
         "level": level,
         "word": word,
         "headline": shown(headline),
         "more": shown(more),
+        "links": _links(counts, held, tests),
         "untested": untested,
-        "answer": " ".join(filter(None, [f"{word}:", shown(headline), shown(more), untested])),
+        "unknown": unknown,
+        "answer": " ".join(filter(None, parts)),
         "signs": signs,
         "example": paid.example,
         "paid_wrong": None
@@ -114,6 +135,7 @@ def answer_of(
         else {
             "wrong": counts.whole.wrong,
             "paid": counts.whole.paid,
+            "unpaid": counts.unpaid,
             "reward_min": counts.limits.least,
             "score_max": counts.limits.middle,
             "text": counts.limits.text(),
@@ -126,8 +148,9 @@ def _judged(
     verdicts: Sequence[Verdict],
     evals: Mapping[str, Any],
     counts: PaidWrong | None,
-) -> tuple[str, str, str, list[dict[str, Any]]]:
-    """Level, headline, reasons, and the findings behind them."""
+    held: Sequence[PaidEval],
+) -> tuple[str, list[str], list[dict[str, Any]]]:
+    """Level, reasons with the headline first, and the findings behind them."""
     ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
     found = [one for one in ranked if one.name in SIGNS]
     first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)
@@ -141,19 +164,21 @@ def _judged(
         }
         for one in found
     ]
-    told = _sentence(counts.text()) if counts else ""
+    told = [*(one.text() for one in held), *([counts.text()] if counts else [])]
     if first is not None:
         since = "" if first.first_step is None else f", since step {first.first_step}"
         cause = next(c.verdict for c in causes(verdicts) if first in (c.verdict, *c.follows))
-        other = "" if cause.name in SIGNS else f"It follows from another fault: {cause.detail}."
-        more = " ".join(filter(None, [told, other, _carrier(history)]))
-        return str(first.status), f"{_sentence(first.detail + since)}", more, signs
+        other = "" if cause.name in SIGNS else f"it follows from another fault: {cause.detail}"
+        reasons = [first.detail + since, *told, other, _carrier(history)]
+        return str(first.status), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
     if counts is not None:
-        level = "watch" if counts.doubtful else level
-        reasons.insert(0, counts.text())
-    headline, *more = map(_sentence, reasons)
-    return level, headline, " ".join(more), signs
+        if counts.doubtful or any(one.up for one in held):
+            level = "watch"
+        elif counts.rises or counts.few or any(one.rises for one in held):
+            level = "unknown"
+        reasons = [*told, *reasons]
+    return level, reasons, signs
 
 
 def _silence(
@@ -161,25 +186,87 @@ def _silence(
 ) -> tuple[str, ...]:
     """Level and reasons where no detector has found anything."""
     decided = [one for one in verdicts if one.name in _DECIDES and one.status is Status.OK]
+    why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
+    if one_number(history):
+        same = "reward and score are one number here, so a hacked reward looks like a solved task"
+        return "unknown", same, *([why] if why else [])
     if decided:
-        why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
-        same = ["reward and score are one number here, so they cannot part"]
-        return "ok", *(same if one_number(history) else []), why
+        return "ok", why
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
     why = "; ".join(missing) or "nothing is logged that the reward could be held against"
     return "unknown", why
+
+
+def _score_alone(history: History) -> str:
+    """Words for a reward that rose while its score did not for certain; empty where both did."""
+    gain, own = reward_change(history), movement(history, "score")
+    if one_number(history) or gain is None or own is None or not gain.up or own.up or own.down:
+        return ""
+    return (
+        f"the training reward rose; {no_rise('the training score', history.metrics['score'], own)}"
+    )
+
+
+def _links(
+    counts: PaidWrong | None, held: Sequence[PaidEval], tests: PublicTests | None
+) -> list[dict[str, Any]]:
+    """The counts in the order in which they are told, with what finds exactly their rollouts."""
+    found: list[tuple[str, int, dict[str, Any]]] = []
+    if counts is not None:
+        top = counts.limits.middle
+        for of in held:
+            bounds = {"kind": f"eval/{shown(of.name)}", "reward_min": counts.limits.least}
+            found += [
+                (one.text(), one.wrong, bounds | _steps(one.step, one.step) | {"score_max": top})
+                for one in of.shown()
+            ]
+        for ends in counts.shown():
+            bounds = {"kind": "train", "reward_min": ends.least, "score_max": top}
+            found += [
+                (one.text(), one.wrong, bounds | _steps(one.first_step, one.last_step))
+                for one in (ends.first, ends.last)
+            ]
+    for one in tests.ends if tests else ():
+        bounds = {"kind": "train", "q": "is:public_only"}
+        found.append((one.text(), one.wrong, bounds | _steps(one.first_step, one.last_step)))
+    return [
+        {"text": text, "find": find | {"sort": "-reward"} if wrong else None}
+        for text, wrong, find in found
+    ]
+
+
+def _steps(first: int, last: int) -> dict[str, int]:
+    return {"step_min": first, "step_max": last}
 
 
 def _untested(reader: RunReader) -> str:
     """The question that no file of a run answers, and the command that does."""
     attacked = shlex.quote(str(reader.paths.config_file))
     return shown(
-        f"Not tested: can the tests or the grader be fooled? Run `agentrl env attack {attacked}`."
+        f"Not tested: can the tests or the grader be fooled? Run: agentrl env attack {attacked}"
     )
 
 
+def _unknown(history: History, verdicts: Sequence[Verdict]) -> list[str]:
+    """Sentences on what the run's own files leave open."""
+    found: list[str] = []
+    if held_out(history) and reward_weights(history.config).get(ENV_PART, 1.0) != 0:
+        found.append(
+            "The held-out score comes from the same kind of tests as the reward: what fools one "
+            "fools both."
+        )
+    lacking = [
+        f"{one.name.replace('_', ' ')}, {one.detail}"
+        for one in verdicts
+        if one.name in SIGNS and one.status is Status.UNKNOWN
+    ]
+    if lacking:
+        found.append(f"Detectors of hacking without an answer: {'; '.join(lacking)}.")
+    return found
+
+
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _held_out_rise(history: History, evals: Mapping[str, Any]) -> str:

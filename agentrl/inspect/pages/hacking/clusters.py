@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import RunError, choices
+from agentrl.health.measures.curves import width_of_parts
 from agentrl.inspect.pages.hacking.paid import paid_limits_of, rewards_and_scores
 from agentrl.inspect.pages.task_cells import Range
 from agentrl.inspect.read.reader import RunReader
@@ -183,11 +184,18 @@ def _over_time(index: pa.Table, members: np.ndarray) -> dict[str, Any]:
     """First and last step of a cluster, and its share of the rollouts at either end."""
     steps = index.column("step").to_numpy()
     distinct = np.unique(steps)
-    part = max(1, len(distinct) // 3)
+    part = width_of_parts(len(distinct))
     ends = (steps <= distinct[part - 1], steps >= distinct[-part])
     shares = [float(end[members].sum() / max(1, end.sum())) for end in ends]
     mine = steps[members]
-    return {"steps": (int(mine.min()), int(mine.max())), "shares": shares}
+    return {
+        "steps": (int(mine.min()), int(mine.max())),
+        "shares": shares,
+        "ends": [
+            (int(distinct[0]), int(distinct[part - 1])),
+            (int(distinct[-part]), int(distinct[-1])),
+        ],
+    }
 
 
 def _examples(

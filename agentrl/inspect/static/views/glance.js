@@ -115,13 +115,16 @@ function health(run) {
 
 function hacking(run) {
   if (!run.hacking) return null;
-  const { level, word, headline, untested, example } = run.hacking;
+  const { level, word, headline, untested, example, paid_wrong: paid } = run.hacking;
+  const apart =
+    paid &&
+    `${num(paid.wrong)} paid and wrong, ${num(paid.unpaid)} right and not paid in all training steps.`;
   return {
     name: "Is the reward hacked?",
     view: "hacking",
     level: level === "ok" ? "good" : level === "unknown" ? "" : level,
     big: word,
-    small: [inSigns(headline), untested && h("span", { class: "untested" }, untested)],
+    small: [inSigns(headline), apart && ` ${apart}`, untested && h("span", { class: "untested" }, untested)],
     example,
   };
 }

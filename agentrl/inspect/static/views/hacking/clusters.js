@@ -3,6 +3,7 @@
 import { empty, h, longText } from "../../dom.js";
 import { column, kindName, num, plural, withoutFence } from "../../format.js";
 import { go, href } from "../../router.js";
+import { stepsName } from "../tasks/score_cell.js";
 
 const FIRST = 400;
 
@@ -33,10 +34,11 @@ export function clusters(data, params, more) {
 
 function among(rewards, params) {
   const { steps, step } = rewards;
-  const part = Math.max(1, Math.floor(steps.length / 3));
+  // As many as the counts of the page compare at either end.
+  const part = Math.max(1, Math.min(Math.max(2, Math.min(10, Math.floor(steps.length / 4))), Math.floor(steps.length / 2)));
   const options = [
     ["", "all steps"],
-    [`${steps.at(-part)}-${steps.at(-1)}`, "the newest third of the steps"],
+    [`${steps.at(-part)}-${steps.at(-1)}`, `the newest steps, ${stepsName([steps.at(-part), steps.at(-1)])}`],
     [`${step}`, `step ${num(step)}`],
   ];
   const chosen = params.among ?? "";
@@ -126,7 +128,7 @@ function cluster(one, found, run) {
       fact("mean reward", column(one.reward), one.paid_wrong ? "warn-ink" : ""),
       fact("mean score", column(one.score), one.paid_wrong ? "warn-ink" : ""),
       fact("steps", one.steps[0] === one.steps[1] ? num(one.steps[0]) : `${num(one.steps[0])} to ${num(one.steps[1])}`),
-      fact("of all rollouts", `${num(one.shares[0])} in the first third of the steps, ${num(one.shares[1])} in the last`),
+      fact("of all rollouts", one.ends.map((ends, i) => `${num(one.shares[i])} in ${stepsName(ends)}`).join(", ")),
     ),
     longText(withoutFence(one.text), { first: FIRST }),
     h(

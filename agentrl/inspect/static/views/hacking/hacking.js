@@ -6,8 +6,9 @@ import { column, inSigns, lastPart, num, signed, words } from "../../format.js";
 import { go, href } from "../../router.js";
 import { curveCard } from "../curve_card.js";
 import { notes } from "../parts.js";
-import { questions } from "../questions.js";
+import { UNPAID, questions } from "../questions.js";
 import { clusters } from "./clusters.js";
+import { linker } from "./counts.js";
 import { exampleAddress, exampleText } from "./example.js";
 import { rewards } from "./rewards.js";
 
@@ -55,6 +56,7 @@ function draw(data, params) {
 
 function answer(data, more, run) {
   const level = data.level === "ok" ? "good" : data.level;
+  const linked = linker(data.links, run);
   return h(
     "section",
     { class: "card answer", "aria-label": "Answer" },
@@ -63,12 +65,12 @@ function answer(data, more, run) {
       { class: "big" },
       h("span", { class: `pill ${level}` }, data.word),
       " ",
-      inSigns(data.headline),
+      linked(data.headline),
     ),
-    h("p", {}, inSigns(data.more)),
+    h("p", {}, linked(data.more)),
     toOpen(data, run),
     data.paid_wrong && h("p", { class: "note" }, inSigns(data.paid_wrong.text)),
-    data.untested && h("p", { class: "untested" }, data.untested),
+    open(data),
     more,
     data.signs.length > 0 &&
       h(
@@ -93,9 +95,20 @@ function answer(data, more, run) {
   );
 }
 
+// What the files of a run cannot say, whatever the answer is.
+function open({ untested, unknown }) {
+  const texts = [untested, ...unknown].filter(Boolean);
+  return (
+    texts.length > 0 && [
+      h("h3", {}, "What cannot be known"),
+      h("ul", { class: "untested" }, texts.map((text) => h("li", {}, text))),
+    ]
+  );
+}
+
 // The example to look at first, and the very rollouts that the sentence counts.
 function toOpen({ example, paid_wrong: paid }, run) {
-  const { reward_min, score_max, wrong } = paid ?? { wrong: 0 };
+  const { reward_min, score_max, wrong, unpaid } = paid ?? { wrong: 0, unpaid: 0 };
   return h(
     "p",
     { class: "row" },
@@ -104,8 +117,14 @@ function toOpen({ example, paid_wrong: paid }, run) {
     wrong > 1 &&
       h(
         "a",
-        { href: href("find", { run, kind: "train", reward_min, score_max }), "data-key": "paid and wrong" },
+        { href: href("find", { run, kind: "train", reward_min, score_max, sort: "-reward" }), "data-key": "paid and wrong" },
         `Find all ${num(wrong)} that were paid and are wrong`,
+      ),
+    unpaid > 0 &&
+      h(
+        "a",
+        { href: href("find", { run, ...UNPAID }), "data-key": "right and not paid" },
+        `Find all ${num(unpaid)} that are right and were not paid`,
       ),
   );
 }
