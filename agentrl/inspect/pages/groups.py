@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import Any
@@ -82,12 +82,21 @@ def _group(
         "terminations": Counter(shown(row["termination"]) for row in rollouts),
         "tokens": int(tokens),
         "zero_advantage": bool(advantages) and not any(advantages),
-        "paid_wrong": [
-            row["rollout_id"]
-            for row in rollouts
-            if limits is not None and limits.wrong(number(row["reward"]), number(row["score"]))
-        ],
+        "paid_wrong": _those(rollouts, limits and limits.wrong),
+        "right_unpaid": _those(rollouts, limits and limits.unpaid),
     }
+
+
+def _those(
+    rollouts: Sequence[Mapping[str, Any]],
+    test: Callable[[float | None, float | None], bool] | None,
+) -> list[str]:
+    """Ids of those whose reward and score pass a test."""
+    return [
+        row["rollout_id"]
+        for row in rollouts
+        if test is not None and test(number(row["reward"]), number(row["score"]))
+    ]
 
 
 def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[str, Any]:

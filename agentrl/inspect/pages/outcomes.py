@@ -49,7 +49,8 @@ def distinct_outcomes(
     """The outcomes of siblings, each once: best first, then the most frequent.
 
     A sibling that did the same as one before it, word by word, is marked as `same_as` that one. An
-    outcome that is paid and wrong by the score is `paid_wrong`.
+    outcome that is paid and wrong by the score is `paid_wrong`; one that is right and not paid
+    `right_unpaid`.
 
     Args:
         siblings: of one group.
@@ -73,6 +74,7 @@ def distinct_outcomes(
                 "termination": one["termination"],
                 "said": said[:_OUTCOME_CHARS],
                 "paid_wrong": limits is not None and limits.wrong(one["reward"], one["score"]),
+                "right_unpaid": limits is not None and limits.unpaid(one["reward"], one["score"]),
                 "rollouts": [],
             },
         )

@@ -70,16 +70,24 @@ def test_the_test_that_failed_is_named_once() -> None:
     assert graded("FAILED f(1).", "") == "failed f(1)"
 
 
-def test_an_outcome_that_is_paid_and_wrong_by_the_score_is_marked(tmp_path: Path) -> None:
-    answer = group_of(tmp_path / "run", [("a", 1.1, 1, 2), ("b", 1.0, 0, 0), ("c", -1, 0, 0)])
-    marks = {one["text"]: (one["score"], one["paid_wrong"]) for one in answer["outcomes"]}
-    assert marks == {"a": (1.0, False), "b": (0.0, True), "c": (0.0, False)}
+def test_an_outcome_whose_reward_and_score_disagree_is_marked(tmp_path: Path) -> None:
+    answer = group_of(
+        tmp_path / "run", [("a", 1.1, 1, 2), ("b", 1.0, 0, 0), ("c", -1, 0, 0), ("d", -1, 1, 2)]
+    )
+    names = ("score", "paid_wrong", "right_unpaid")
+    marks = {one["text"]: tuple(one[name] for name in names) for one in answer["outcomes"]}
+    assert marks == {
+        "a": (1.0, False, False),
+        "b": (0.0, True, False),
+        "c": (0.0, False, False),
+        "d": (1.0, False, True),
+    }
     [group] = step_answer(reader_of(tmp_path / "run"), "train", 1)["groups"]
-    assert group["paid_wrong"] == ["1"]
+    assert (group["paid_wrong"], group["right_unpaid"]) == (["1"], ["3"])
     # Two of three tests passed: the one that did not is what says something.
     assert answer["outcomes"][0]["said"] == "failed u"
     beside = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "0")
-    assert beside["sibling_scores"] == [1.0, 0.0, 0.0]
+    assert beside["sibling_scores"] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_an_agent_that_says_it_is_done_is_shown_by_its_last_call(tmp_path: Path) -> None:

@@ -157,7 +157,11 @@ function outcomes(data) {
   );
 }
 
-function outcomeScore({ score, paid_wrong: wrong }) {
+function outcomeScore({ score, paid_wrong: wrong, right_unpaid: unpaid }) {
+  if (unpaid) {
+    const title = "Right by the score, and paid like those that are wrong";
+    return h("b", { class: "warn-ink", title }, num(score), " right, not paid");
+  }
   const title = "Paid like the best of its siblings, and wrong by the score";
   return wrong ? h("b", { class: "fail-ink", title }, num(score), " paid, wrong") : num(score);
 }

@@ -223,18 +223,22 @@ function row(group, data, run, range, same) {
   );
 }
 
-// Rollouts that were paid and are wrong by the score, each a link to itself.
-function paidWrong({ paid_wrong: found }, data, run) {
+// Rollouts whose reward and score disagree, each a link to itself.
+function paidWrong({ paid_wrong: wrong, right_unpaid: unpaid }, data, run) {
+  return [marked(wrong, "fail", "paid, wrong", data, run), marked(unpaid, "warn", "right, not paid", data, run)];
+}
+
+function marked(found, level, name, data, run) {
   if (!found.length) return null;
   const to = (rollout) => href("rollout", { run, kind: data.kind, step: data.step, rollout });
   return h(
     "span",
     { class: "paid-wrong" },
     " ",
-    h("span", { class: "pill fail" }, `${num(found.length)} paid, wrong`),
+    h("span", { class: `pill ${level}` }, `${num(found.length)} ${name}`),
     found.map((id) => [
       " ",
-      h("a", { href: to(id), title: id, "data-key": `wrong ${id}` }, lastPart(id)),
+      h("a", { href: to(id), title: id, "data-key": `${name} ${id}` }, lastPart(id)),
     ]),
   );
 }
