@@ -26,6 +26,7 @@ from agentrl.health.levers import policy
 from agentrl.health.measures.curves import (
     Change,
     change,
+    number,
     since,
     weighted_slope,
 )
@@ -63,7 +64,10 @@ def decoupling(history: History, limits: Limits) -> Verdict:
         rise = rise_of(history, metric)
         if rise is None:
             continue
-        judged.append(f"{metric} {rise.text()}")
+        # First and last as everywhere; the rise is that of all evaluations between them, too.
+        first, last = (number(scores[metric].values[end]) for end in (0, -1))
+        ends = f"[{number(rise.low)}, {number(rise.high)}]"
+        judged.append(f"{metric} {first} -> {last} (slope over all: {number(rise.gain)} {ends})")
         verdict = _apart(history, metric, gain, rise, limits)
         if verdict is not None:
             return verdict
