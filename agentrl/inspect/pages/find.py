@@ -39,7 +39,9 @@ TEXT_COLUMNS = (
     "turns.list.element.tool_results.list.element.text",
 )
 """Where text is looked for."""
-_STATUS_LEAF = "turns.list.element.tool_results.list.element.status"
+_STATUS_LEAVES = tuple(
+    f"turns.list.element.{calls}.list.element.status" for calls in ("tool_calls", "tool_results")
+)
 _TRUNCATED = [str(end) for end, rule in TERMINATION_RULES.items() if rule.truncated]
 
 
@@ -150,8 +152,8 @@ def _paid_or_wrong(
     counts = paid_of_run(reader).counts
     if counts is None:
         notes.append(
-            "is:paid, is:unpaid, is:wrong and is:right find nothing here: they need a score that is "
-            "not the reward; use reward>= and score<="
+            "is:paid, is:unpaid, is:wrong and is:right find nothing here: they need a score that "
+            "is not the reward; use reward>= and score<="
         )
         return table.slice(0, 0)
     for wanted, test in (
@@ -246,14 +248,16 @@ def _with_text(
 
 
 def _with_status(reader: RunReader, shelf: Shelf, status: str) -> np.ndarray:
-    """[rows of the shelf] Whether a call ended so."""
+    """[rows of the shelf] Whether a call was read so, or ended so."""
     found = np.zeros(shelf.rows, dtype=bool)
-    for start, group in row_groups(reader, shelf, [_STATUS_LEAF]):
+    for start, group in row_groups(reader, shelf, _STATUS_LEAVES):
         turns = flat_lists(group.column("turns"))
-        results = turns.values.field("tool_results")
-        ends = results.values.field("status")
-        hits = ~_equal(ends, "ok") if status == "any_error" else _equal(ends, status)
-        here = any_of(turns, any_of(results, hits))
+        here = np.zeros(group.num_rows, dtype=bool)
+        # A call that cannot be read has a status of its own, and may have no result.
+        for lists in (turns.values.field(name) for name in ("tool_calls", "tool_results")):
+            ends = lists.values.field("status")
+            hits = ~_equal(ends, "ok") if status == "any_error" else _equal(ends, status)
+            here |= any_of(turns, any_of(lists, hits))
         found[start : start + group.num_rows] = here
     return found
 

@@ -68,6 +68,16 @@ def test_a_bar_of_the_rewards_of_a_step_leads_to_its_rollouts(page: Page, hacked
     questions.get_by_role("link", name="paid and wrong").click()
     expect(page.locator("#find-text")).to_have_value("is:paid is:wrong sort:-reward")
     expect(page.locator(".hits .reward").first).to_have_text("0.900")
+    # A count within the answer leads to exactly what it counts.
+    opened(page, at(hacked, "hacking", run="hacked"))
+    answer = page.get_by_role("region", name="Answer", exact=True)
+    count = answer.locator("a[data-key^=count]").first
+    wrong = count.inner_text().split(" of ")[0]
+    count.click()
+    expect(page.locator(".card.scroll p b")).to_have_text(re.compile(f"^{wrong} rollouts?$"))
+    # Steps that are not stored are no error.
+    opened(page, at(hacked, "find", run="hacked", kind="train", step_min=11, step_max=15))
+    expect(page.locator("#main")).to_contain_text("Nothing found")
 
 
 def test_a_point_of_a_curve_counts_the_rewards_of_its_step(page: Page, hacked: str) -> None:

@@ -382,7 +382,8 @@ def all_text(trajectory) -> str:
 
 
 def statuses(trajectory) -> set[str]:
-    return {result.status.value for turn in trajectory.turns for result in turn.tool_results}
+    calls = (one for turn in trajectory.turns for one in (*turn.tool_calls, *turn.tool_results))
+    return {one.status.value for one in calls}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ const TOOL_STATUS = [
   "invalid_arguments",
   "unknown_tool",
   "malformed",
+  "unclosed",
+  "missing_name",
   "over_cap",
   "timeout",
 ];
