@@ -63,7 +63,8 @@ def read_json(text: str, start: int) -> JsonValue:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         cut_off = _skip(text, error.pos) == len(text) or error.msg.startswith("Unterminated")
-        message = f"{error.msg} at character {max(0, error.pos - start)} of the JSON"
+        said = error.msg.removesuffix(" at")
+        message = f"{said} at character {max(0, error.pos - start)} of the JSON"
         return JsonValue(end=error.pos, error=message, cut_off=cut_off)
     except RecursionError as error:
         return JsonValue(end=_too_deep(text, start), error=f"not usable JSON: {str(error)[:120]}")

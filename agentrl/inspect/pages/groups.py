@@ -229,6 +229,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
         "name": shown(call["name"], 500),
         "arguments": json_value(call["arguments"]),
         "status": shown(call["status"], 500),
+        "error": shown(call["error"] or "", 500),
     }
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from agentrl.health.measures.paid_wrong import PaidLimits
 from agentrl.inspect.pages.explanation import grading, passed_tests
 from agentrl.inspect.read.reader import RunReader
-from agentrl.inspect.read.safe_json import number, rows_of
+from agentrl.inspect.read.safe_json import json_value, number, rows_of
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import rollouts_of
+from agentrl.types import CallStatus
 
 _OUTCOME_CHARS = 400
-SIGN_OFF = 40
-"""Characters of a turn that says no more than that it is done."""
 
 
 def best_first(
@@ -64,9 +63,11 @@ def distinct_outcomes(
         same = first.setdefault(key, one["rollout_id"])
         one["same_as"] = None if same == one["rollout_id"] else same
         text = _graded_text(one["actions"])
-        said = grading(one["explanation"])
+        said = f"{_unread_call(one['actions'])}{grading(one['explanation'])}"
+        # Answers that differ in spaces at the ends of lines alone look the same in the table.
+        seen = "\n".join(line.rstrip() for line in text.strip().splitlines())
         of = found.setdefault(
-            (text, *end),
+            (seen, *end),
             {
                 "text": text[:_OUTCOME_CHARS],
                 "reward": one["reward"],
@@ -84,22 +85,49 @@ def distinct_outcomes(
 
 
 def _graded_text(actions: Sequence[Mapping[str, Any]]) -> str:
-    """The last answer; where that is a sign-off without a call, the last call before it.
+    """The last answer; where that is closing words, the last call before it that wrote a file.
 
-    An agent's closing words are much the same whatever it did: what it wrote last is graded.
+    An agent's closing words are much the same whatever it did: the file that it wrote is graded.
     """
     if not actions:
         return ""
-    calls = [call for action in actions for call in action["tool_calls"]]
-    if not calls or actions[-1]["tool_calls"] or len(actions[-1]["text"]) >= SIGN_OFF:
+    calls = [call for action in actions for call in action["tool_calls"] if writes_file(call)]
+    if not calls or not closes(actions[-1]):
         return actions[-1]["text"]
-    last = calls[-1]
-    written = last["arguments"]
-    if isinstance(written, dict):
-        written = "\n".join(
-            value if isinstance(value, str) else json.dumps(value) for value in written.values()
-        )
-    return f"{last['name']}: {written}"
+    written = "\n".join(
+        value if isinstance(value, str) else json.dumps(value)
+        for value in _arguments(calls[-1]).values()
+    )
+    return f"{calls[-1]['name']}: {written}"
+
+
+def closes(turn: Mapping[str, Any]) -> bool:
+    """True for a turn of the policy without a call and without code."""
+    return not turn["tool_calls"] and "```" not in turn["text"]
+
+
+def writes_file(call: Mapping[str, Any]) -> bool:
+    """True if the arguments of a call name a file and something beside it, as editors' do."""
+    names = _arguments(call)
+    return len(names) > 1 and any("path" in name or "file" in name for name in names)
+
+
+def _arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call as it is stored, in JSON, or as it is shown."""
+    found = call["arguments"]
+    found = json_value(found) if isinstance(found, str) else found
+    return found if isinstance(found, dict) else {}
+
+
+def _unread_call(actions: Sequence[Mapping[str, Any]]) -> str:
+    """Why the call of the last turn could not be read, to stand before the grade; else empty.
+
+    A grader sees only that nothing was done, and its words blame something else.
+    """
+    calls = actions[-1]["tool_calls"] if actions else ()
+    if not calls or calls[-1]["status"] != CallStatus.MALFORMED:
+        return ""
+    return f"the last tool call could not be read ({calls[-1]['error']}), so nothing was done; "
 
 
 def first_pair(

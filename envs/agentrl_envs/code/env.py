@@ -106,7 +106,7 @@ class CodeTask(AgentInstance):
         last = (action.last and not compact) or self._turns >= self.max_turns
         name = self._problem.entry_point
         code = self._code(action)
-        report = _failed(self._problem, "No Python code was found. Reply with one ```python block.")
+        report = _failed(self._problem, "No Python code was found.")
         if code is not None:
             found = await self._grade(code)
             self._logs = found.logs
@@ -115,7 +115,8 @@ class CodeTask(AgentInstance):
         if report.public_ok or report.solved or last:
             self._done = True
             return self._final(report)
-        again = f"{report.problem} Write the whole function {name} again."
+        hint = "" if code is not None else " Reply with one ```python block."
+        again = f"{report.problem}{hint} Write the whole function {name} again."
         if compact:
             return StepResult(history=self._shorter(code, again))
         return StepResult(environment_feedback=again)

@@ -11,7 +11,7 @@ import pytest
 from agentrl.inspect.pages.explanation import explanation_parts, grading
 from agentrl.inspect.pages.groups import group_answer, step_answer
 from agentrl.inspect.pages.rollout import rollout_answer
-from agentrl.types import Explanation, Role, ToolCall
+from agentrl.types import CallStatus, Explanation, Role, ToolCall
 from tests.inspect.synthetic import make_rollout, write_step
 from tests.inspect.test_explanations import reader_of
 
@@ -106,3 +106,23 @@ def test_an_agent_that_says_it_is_done_is_shown_by_its_last_call(tmp_path: Path)
     assert answer["untrained"]
     apart = group_of(tmp_path / "apart", [("a", 0, 0, 0), ("b", 1, 1, 1)])
     assert not apart["untrained"]
+
+
+def test_a_call_that_could_not_be_read_is_named_before_the_grade(tmp_path: Path) -> None:
+    """Fails if a grader that saw nothing done blames something else, alone."""
+    call = ToolCall(id="1", name="", raw="<tool_call>{", arguments={}, status=CallStatus.MALFORMED,
+                    error="Expecting value at character 1 of the JSON")  # fmt: skip
+    row = make_rollout(
+        "0", [("assistant", "<tool_call>{")], reward=0.0, explanation=Explanation(reason="No file.")
+    )
+    write_step(tmp_path, [replace(row, turns=(replace(row.turns[0], tool_calls=(call,)),))])
+    [outcome] = group_answer(reader_of(tmp_path), "train", 1, "g")["outcomes"]
+    assert outcome["said"] == (
+        "the last tool call could not be read (Expecting value at character 1 of the JSON), so "
+        "nothing was done; No file."
+    )
+
+
+def test_answers_that_differ_in_spaces_at_line_ends_are_one_outcome(tmp_path: Path) -> None:
+    answer = group_of(tmp_path / "run", [("a\nb", 1, 1, 1), ("a \nb\n", 1, 1, 1), (" a", 1, 1, 1)])
+    assert [len(one["rollouts"]) for one in answer["outcomes"]] == [2, 1]

@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.inspect.pages.compare.causes import ERROR, RAISED
 from agentrl.inspect.pages.compare.prompts import question
 from agentrl.inspect.pages.compare.tried import Tried, long_columns, solved_from
-from agentrl.inspect.pages.outcomes import SIGN_OFF
+from agentrl.inspect.pages.outcomes import closes, writes_file
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 
@@ -95,12 +95,12 @@ def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) ->
 def _answer(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`text` of the turn that was graded last, and its number among those of the policy.
 
-    It is the last one, or the last with a call where the rest is no more than a sign-off.
+    It is the last one, or the last that wrote a file where the rest is closing words.
     """
     said = [turn for turn in turns if turn["role"] == "assistant"]
     place = len(said) - 1
-    calls = [n for n, turn in enumerate(said) if turn["tool_calls"]]
-    if calls and len(said[-1]["text"]) < SIGN_OFF:
+    calls = [n for n, turn in enumerate(said) if any(map(writes_file, turn["tool_calls"]))]
+    if calls and closes(said[-1]):
         place = calls[-1]
     text = said[place]["text"] if said else ""
     return {"text": shown(text[:_ANSWER_CHARS]), "turn": place + 1, "turns": len(said)}
