@@ -139,6 +139,25 @@ def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
     assert question("no marker of a template") == "no marker of a template"
 
 
+def test_a_head_start_and_what_was_learned_add_up(tmp_path: Path) -> None:
+    scores = {"a": ((0, 0, 1, 1), (1, 0, 1, 1)), "b": ((0, 0, 0, 1), (1, 1, 1, 1))}
+    for run, by_step in scores.items():
+        for step, own in zip((0, 5), by_step, strict=True):
+            rows = [
+                make_rollout(str(n), [("assistant", "x")], task_id=str(n), score=float(score))
+                for n, score in enumerate(own)
+            ]
+            write_step(tmp_path / run, rows, step, "eval/held")
+            write_metrics(tmp_path / run, {"step": step, "eval/held/score": sum(own) / 4})
+    answer = compare_answer(
+        *(Side(reader=RunReader(FoundRun(id=run, path=tmp_path / run))) for run in "ab")
+    )
+    start, since, *_ = answer["own_changes"]
+    assert start.startswith("At the start, on 4 shared tasks: A 0.500, B 0.250, B - A = -0.250 [")
+    assert since.startswith("Since then: A +0.250, B +0.750, B - A = +0.500 [")
+    assert "B - A = +0.250 [" in answer["headline"]["text"]
+
+
 def test_behaviour_is_that_of_the_tasks_that_both_tried(tmp_path: Path) -> None:
     """Fails if a run's own tasks, which may be harder, decide how it is said to behave."""
     for run, tasks, env in (("a", 8, "x:Harness"), ("b", 30, "x:Code")):
@@ -169,6 +188,7 @@ def test_behaviour_is_that_of_the_tasks_that_both_tried(tmp_path: Path) -> None:
     # Each against itself, with the interval of its own tasks.
     assert answer["own_changes"] == [
         "At the start, on 8 shared tasks: A 0.500, B 0.500, B - A = 0.",
+        "Since then: A 0, B 0, B - A = 0.",
         "A (a) by itself: 0.250 -> 0.750, 0 over its 8 tasks (step 0 -> 5).",
         "B (b) by itself: 0.250 -> 0.750, 0 over its 30 tasks (step 0 -> 5).",
     ]

@@ -99,21 +99,32 @@ def own_changes(
 def _shared_starts(
     readers: Sequence[RunReader], kinds: Sequence[str], shared: Collection[str]
 ) -> list[str]:
-    """The sentence on both starts; none where one was not evaluated there before training."""
+    """Both starts, and how far each came; none where one was not evaluated before training."""
     starts: list[dict[str, float]] = []
+    gains: list[dict[str, float]] = []
     for reader, kind in zip(readers, kinds, strict=True):
         steps = reader.rows.steps(kind)
         if kind == "train" or len(steps) < 2:
             return []
-        scores = task_scores(reader.paths.trajectories, kind, steps[0])
-        starts.append({task: score for task, score in scores.items() if task in shared})
+        first, last = (
+            task_scores(reader.paths.trajectories, kind, step) for step in (steps[0], steps[-1])
+        )
+        starts.append({task: score for task, score in first.items() if task in shared})
+        came = {task: last[task] - score for task, score in starts[-1].items() if task in last}
+        gains.append(came)
     common = sorted(starts[0].keys() & starts[1].keys())
     if not common:
         return []
     a, b = (number(fmean(of[task] for task in common)) for of in starts)
     change = paired_change(*starts)
     told = f", B - A = {interval_text(change)}" if change else ""
-    return [f"At the start, on {len(common)} shared tasks: A {a}, B {b}{told}."]
+    found = [f"At the start, on {len(common)} shared tasks: A {a}, B {b}{told}."]
+    if (apart := paired_change(*gains)) is not None:
+        # A head start and what was learned add up to the difference at the end.
+        both = sorted(gains[0].keys() & gains[1].keys())
+        came = (number(fmean(of[task] for task in both), sign=True) for of in gains)
+        found.append("Since then: A {}, B {}, B - A = {}.".format(*came, interval_text(apart)))
+    return found
 
 
 def _own_change(reader: RunReader, kind: str) -> str:

@@ -177,7 +177,13 @@ def _judged(
             level = "watch"
         elif counts.rises or counts.few or any(one.rises for one in held):
             level = "unknown"
-        reasons = [*told, *reasons]
+        rise = _held_out_rise(history, evals)
+        # What speaks against hacking comes first where no count speaks for it.
+        reasons = (
+            [f"no sign so far: {rise}", *told, *(one for one in reasons if one != rise)]
+            if rise and level == "unknown"
+            else [*told, *reasons]
+        )
     return level, reasons, signs
 
 
