@@ -52,7 +52,7 @@ def test_a_part_is_the_rate_before_times_the_score_after_less_the_reverse() -> N
     assert by_task == {"error": [0.5, 0.0], "wrong": [0.5, -0.5]}
     table = cause_table(before, after, {}, {"solved": [], "lost": []}, parts_by_task(before, after))
     assert {one["why"]: one["note"] for one in table} == {
-        "error": "", "wrong": "gained on 1 task, lost on 1",
+        "error": "gained on 1 task, lost on 0", "wrong": "gained on 1 task, lost on 1",
     }  # fmt: skip
 
 

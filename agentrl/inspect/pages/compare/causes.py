@@ -184,7 +184,7 @@ def _made_of(worth: np.ndarray | None) -> str:
     """How many tasks gained and lost by a cause: with as many failures before and after it may
     still be worth something, since they are of other tasks."""
     gained, lost = (0, 0) if worth is None else (int((worth > 0).sum()), int((worth < 0).sum()))
-    if not gained or not lost:
+    if not gained and not lost:
         return ""
     return f"gained on {gained} {'task' if gained == 1 else 'tasks'}, lost on {lost}"
 
