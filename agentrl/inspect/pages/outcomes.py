@@ -64,8 +64,8 @@ def distinct_outcomes(
         one["same_as"] = None if same == one["rollout_id"] else same
         text = _graded_text(one["actions"])
         said = f"{_unread_call(one['actions'])}{grading(one['explanation'])}"
-        # Answers that differ in spaces at the ends of lines alone look the same in the table.
-        seen = "\n".join(line.rstrip() for line in text.strip().splitlines())
+        # Answers that differ in white space alone look the same in the table.
+        seen = " ".join(text.split())
         of = found.setdefault(
             (seen, *end),
             {
