@@ -124,5 +124,7 @@ def test_a_call_that_could_not_be_read_is_named_before_the_grade(tmp_path: Path)
 
 
 def test_answers_that_differ_in_white_space_are_one_outcome(tmp_path: Path) -> None:
-    answer = group_of(tmp_path / "run", [("a\nb", 1, 1, 1), ("a \n\tb\n", 1, 1, 1), (" a", 1, 1, 1)])
+    answer = group_of(
+        tmp_path / "run", [("a\nb", 1, 1, 1), ("a \n\tb\n", 1, 1, 1), (" a", 1, 1, 1)]
+    )
     assert [len(one["rollouts"]) for one in answer["outcomes"]] == [2, 1]

@@ -242,7 +242,10 @@ def test_one_task_is_shown_in_every_step_and_evaluation(reader):
 
 def acting(name: str, *statuses: ToolStatus, score: float, **more: object):
     """A rollout whose first turn calls a tool once for each status, and once unreadably."""
-    calls = [ToolCall(id=str(n), name="look", arguments={}, raw="") for n in range(len(statuses))]
+    wrote = {"path": "a", "text": "b"}
+    calls = [
+        ToolCall(id=str(n), name="look", arguments=wrote, raw="") for n in range(len(statuses))
+    ]
     bad = ToolCall(id="bad", name="", arguments={}, raw="{", status=CallStatus.MALFORMED)
     results = tuple(ToolResult(text="", status=status, name="look") for status in statuses)
     turns = (
@@ -296,7 +299,7 @@ def test_two_runs_are_compared_by_parts_endings_length_tools_and_pairs(reader, t
     assert (answer["solved_count"], answer["lost_count"], answer["common_tasks"]) == (2, 1, 3)
     assert sum(one["tasks"] for one in answer["solved_why"]) == 2
     assert answer["lost_why"] == [{"why": "ended by max turns", "tasks": 1}]
-    # Where the last turn says next to nothing, the one with the call before it was graded.
+    # Where the last turn is closing words, the one that wrote a file before it was graded.
     assert [answer["lost"][0][side]["text"] for side in "ab"] == ["ab", "ab"]
     assert (answer["lost"][0]["b"]["turn"], answer["lost"][0]["b"]["turns"]) == (1, 2)
     assert answer["behaviour"] == []  # of three tasks nothing is certain
