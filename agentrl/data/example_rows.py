@@ -74,7 +74,8 @@ def _refuse_images(row: SourceRow) -> None:
     if not isinstance(row.values, Mapping):
         return
     for name in ("images", "image"):
-        if row.values.get(name):
+        # A text may name an image of another kind, as that of a container.
+        if isinstance(row.values.get(name), (Mapping, list, tuple, bytes)) and row.values[name]:
             raise DataError(
                 f"{row.where}: column {name!r} holds images, which are read from our own rollouts "
                 "alone: record them (agentrl rollout --solutions) and give run:FOLDER, or take "

@@ -96,7 +96,7 @@ class HeadPosterior:
                 mean, covariance = stored["mean"], stored["covariance"]
                 prior, decided = float(stored["prior"]), float(stored["decided"])
                 pairs = int(stored["pairs"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} cannot be read ({error}); write it again") from error
         width = mean.shape[0] if mean.ndim == 1 else 0
         if not width or covariance.shape != (width, width):

@@ -74,7 +74,12 @@ def request_body(
     if schema is not None:
         usual: SchemaForm = "tool" if settings.api == "anthropic" else "response_format"
         _FORMS[form or usual](body, schema)
-    return with_extra(settings, body)
+    held = body.get("output_config", {})
+    made = with_extra(settings, body)
+    if held and isinstance(asked := made.get("output_config"), Mapping):
+        # Other settings of that field stand beside the schema, not in its place.
+        made["output_config"] = {**asked, **held}
+    return made
 
 
 def with_extra(settings: ServedSettings, body: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError, ServedModelError
 from agentrl.served import ServedModel, ServedSettings
 from agentrl.served.attempts import LARGEST_ANSWER
 from agentrl.served.budget import loop_state
+from agentrl.served.wire import request_body
 from agentrl.usage import counting_served
 from tests.served.scripted_server import raw_server, scripted_server
 
@@ -92,6 +93,17 @@ async def test_a_server_without_tools_is_asked_by_another_field() -> None:
     assert ["tools" in body for body in server.asked] == [True, False, False]
     form = {"type": "json_schema", "schema": {"type": "object"}}
     assert [body.get("output_config") for body in server.asked[1:]] == [{"format": form}] * 2
+
+
+def test_settings_of_the_field_of_a_schema_stand_beside_it() -> None:
+    settings = ServedSettings(
+        url="http://a/v1", model="m", api="anthropic", extra={"output_config": {"effort": "low"}}
+    )
+    schema = {"type": "object"}
+    body = request_body(settings, [], schema, "output_config")
+    form = {"type": "json_schema", "schema": schema}
+    assert body["output_config"] == {"effort": "low", "format": form}
+    assert request_body(settings, [], None)["output_config"] == {"effort": "low"}
 
 
 async def test_an_answer_that_is_not_accepted_is_asked_for_once_more() -> None:

@@ -290,7 +290,14 @@ def check_supported(model: Any) -> None:
         for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
         if getattr(config, name, None) not in (None, 1, 1.0)
     ]
-    if odd or scaled or model.get_output_embeddings() is None:
+    head = model.get_output_embeddings()
+    if getattr(model, "lm_head", head) is not head:
+        odd.append("a head of several layers")
+    try:
+        getattr(config, "head_dim", None)
+    except RuntimeError:  # `transformers` has no one answer
+        odd.append("layers with heads of different sizes")
+    if odd or scaled or head is None:
         raise ConfigError(
             "the embedded engine runs decoders with full or sliding attention and a plain linear "
             f"head; "

@@ -149,19 +149,21 @@ class ValueModel(nn.Module):
 
         [R, O] with several outputs.
         """
-        found_RO, _ = self.values_and_features(batch)
+        hidden_AE = hidden_states(self, batch)[batch.source_A]
+        found_RO = _placed(self.value_head(hidden_AE), batch)
         return found_RO[:, 0] if found_RO.shape[1] == 1 else found_RO
 
     def values_and_features(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
         """[R, O] Values as `forward` gives them, and [R, E] what the head reads for them."""
         hidden_AE = hidden_states(self, batch)[batch.source_A]
+        return _placed(self.value_head(hidden_AE), batch), _placed(hidden_AE, batch)
 
-        def placed(numbers_AX: Tensor) -> Tensor:
-            shape = (len(batch.mask_R), numbers_AX.shape[1])
-            zeros_RX = torch.zeros(shape, dtype=numbers_AX.dtype, device=numbers_AX.device)
-            return zeros_RX.index_put((batch.index_A,), numbers_AX)
 
-        return placed(self.value_head(hidden_AE)), placed(hidden_AE)
+def _placed(numbers_AX: Tensor, batch: TensorBatch) -> Tensor:
+    """[R, X] Numbers at their response tokens, 0 elsewhere."""
+    shape = (len(batch.mask_R), numbers_AX.shape[1])
+    zeros_RX = torch.zeros(shape, dtype=numbers_AX.dtype, device=numbers_AX.device)
+    return zeros_RX.index_put((batch.index_A,), numbers_AX)
 
 
 def load_critic(

@@ -285,6 +285,7 @@ def test_a_source_without_rows_or_scores_is_refused(tmp_path: Path) -> None:
 def test_images_that_would_not_be_seen_are_refused(tmp_path: Path, column: str) -> None:
     row = {"messages": [USER, said("4")]}
     assert len(load(tmp_path, {**row, column: []})) == 1
+    assert len(load(tmp_path, {**row, column: "swebench/sweb.eval:latest"})) == 1
     with pytest.raises(DataError, match=f"column '{column}' holds images"):
         load(tmp_path, row, {**row, column: ["a.png"]})
     pairs = tmp_path / "pairs.jsonl"

@@ -14,6 +14,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     LlamaForCausalLM,
+    ModernBertDecoderConfig,
     Phi3Config,
     Qwen2MoeConfig,
 )
@@ -361,6 +362,16 @@ def test_scores_that_are_not_computed_here_are_refused_at_the_start():
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1,
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"GptOssAttention uses s_aux.*serving\.engine: vllm"):
+        make_engine(AutoModelForCausalLM.from_config(config).float().eval())
+
+
+def test_a_head_of_several_layers_is_refused():
+    """Fails if only its last layer is computed, whose logits are those of another model."""
+    config = ModernBertDecoderConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=3, pad_token_id=0,
+        num_attention_heads=2, eos_token_id=1, bos_token_id=2, cls_token_id=2, sep_token_id=1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"ModernBertDecoder.* has a head of several layers"):
         make_engine(AutoModelForCausalLM.from_config(config).float().eval())
 
 

@@ -81,7 +81,9 @@ def measure_posterior(
     """
     own = pair_features(model, pairs, done)
     fit = PosteriorFit(_single(model).reward_weight)
-    fit.add(own[::2], own[1::2])
+    for start in range(0, len(own), TOGETHER):
+        part = own[start : start + TOGETHER]
+        fit.add(part[::2], part[1::2])
     posterior = fit.posterior()
     deviations = posterior.deviations(own)
     others = None
