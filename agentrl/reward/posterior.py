@@ -40,8 +40,10 @@ _SMALLEST_PRIOR = 1e-300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPosterior:
-    """Mean of the features, and covariance of the head's weights."""
+    """Mean of the features, and mean and covariance of the head's weights."""
 
+    weight_E: NDArray[np.float64]
+    """w of the head that it is of; another head in the same folder has no posterior."""
     mean_E: NDArray[np.float64]
     """m, in which the deviation is 0."""
     covariance_EE: NDArray[np.float64]
@@ -71,8 +73,8 @@ class HeadPosterior:
         """
         buffer = io.BytesIO()
         np.savez(
-            buffer, mean=self.mean_E, covariance=self.covariance_EE, prior=self.prior,
-            decided=self.decided, pairs=self.pairs,
+            buffer, weight=self.weight_E, mean=self.mean_E, covariance=self.covariance_EE,
+            prior=self.prior, decided=self.decided, pairs=self.pairs,
         )  # fmt: skip
         write_whole(folder / POSTERIOR_FILE, buffer.getvalue())
         return folder / POSTERIOR_FILE
@@ -93,20 +95,28 @@ class HeadPosterior:
         try:
             # An array that is no archive would not be a context.
             with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as stored:
-                mean, covariance = stored["mean"], stored["covariance"]
+                weight, mean, covariance = (stored[n] for n in ("weight", "mean", "covariance"))
                 prior, decided = float(stored["prior"]), float(stored["decided"])
                 pairs = int(stored["pairs"])
         except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} cannot be read ({error}); write it again") from error
         width = mean.shape[0] if mean.ndim == 1 else 0
-        if not width or covariance.shape != (width, width):
+        if not width or weight.shape != (width,) or covariance.shape != (width, width):
             raise DataError(
-                f"{path} has a mean of shape {mean.shape} and a covariance of shape "
-                f"{covariance.shape}, expected (E,) and (E, E); write it again"
+                f"{path} has weights of shape {weight.shape}, a mean of shape {mean.shape} and a "
+                f"covariance of shape {covariance.shape}, expected (E,), (E,) and (E, E); write "
+                "it again"
             )
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise DataError(f"{path} holds numbers that are not finite; write it again")
-        return cls(mean_E=mean, covariance_EE=covariance, prior=prior, decided=decided, pairs=pairs)
+        return cls(
+            weight_E=weight,
+            mean_E=mean,
+            covariance_EE=covariance,
+            prior=prior,
+            decided=decided,
+            pairs=pairs,
+        )
 
 
 class PosteriorFit:
@@ -176,6 +186,7 @@ class PosteriorFit:
             if abs(prior - old) <= 1e-9 * old:
                 break
         return HeadPosterior(
+            weight_E=self._weight_E,
             mean_E=self._sum_E / (2 * self._pairs),
             covariance_EE=(axes_EE / (found_E + prior)) @ axes_EE.T,
             prior=prior,

@@ -223,11 +223,12 @@ def load_score_model(
     model = load_value_model(
         CriticSection(path=path), section, outputs=head.heads * head.outputs, heads=head.heads
     )
-    width = model.value_head.in_features
-    if posterior is not None and (head.heads > 1 or len(posterior.mean_E) != width):
+    made = ScoreModel(model, batch_tokens=batch_tokens, posterior=posterior)
+    if posterior is not None and (
+        head.heads > 1 or not np.array_equal(posterior.weight_E, made.reward_weight)
+    ):
         raise ConfigError(
-            f"the posterior beside {path!r} is of a head that reads {len(posterior.mean_E)} "
-            f"numbers, but the model has {head.heads} that read {width}; write it again with "
-            "`agentrl rm posterior`"
+            f"the posterior beside {path!r} is of another head than the model has: it was fitted "
+            "again since; write the posterior again with `agentrl rm posterior`"
         )
-    return ScoreModel(model, batch_tokens=batch_tokens, posterior=posterior)
+    return made

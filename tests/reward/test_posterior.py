@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     again = HeadPosterior.load(tmp_path)
     assert np.array_equal(again.covariance_EE, found.covariance_EE)
     assert np.array_equal(again.mean_E, found.mean_E)
+    assert np.array_equal(again.weight_E, np.ones(5))
     assert (again.prior, again.decided, again.pairs) == (found.prior, found.decided, 40)
 
 
@@ -90,7 +92,8 @@ def test_a_broken_file_is_said(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_file_of_other_shapes_is_said(tmp_path: Path) -> None:
-    numbers = {"prior": 1.0, "decided": 1.0, "pairs": 3}
+    numbers: dict[str, Any] = {"prior": 1.0, "decided": 1.0, "pairs": 3}
+    numbers["weight"] = np.ones(2)
     np.savez(tmp_path / POSTERIOR_FILE, mean=np.ones(2), covariance=np.ones((3, 3)), **numbers)
     with pytest.raises(DataError, match=r"covariance of shape \(3, 3\)"):
         HeadPosterior.load(tmp_path)

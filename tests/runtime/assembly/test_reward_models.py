@@ -132,10 +132,11 @@ def test_a_stored_posterior_takes_its_deviation_off(project: Path, tmp_path: Pat
     assert plain.parts == {}
     shutil.copytree(project, tmp_path / "copy")
     base = tmp_path / "copy"
-    width = load_score_model(str(base / "rm")).features(rows).shape[1]
+    weight = load_score_model(str(base / "rm")).reward_weight
     posterior = HeadPosterior(
-        mean_E=np.zeros(width), covariance_EE=0.01 * np.eye(width), prior=1.0, decided=1.0, pairs=9
-    )
+        weight_E=weight, mean_E=np.zeros(len(weight)), covariance_EE=0.01 * np.eye(len(weight)),
+        prior=1.0, decided=1.0, pairs=9,
+    )  # fmt: skip
     posterior.save(base / "rm")
     config = config_of(base, uncertainty=3.0)
     (found, _) = values_of(config, base, rows, name="good")

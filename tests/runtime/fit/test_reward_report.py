@@ -226,8 +226,8 @@ def test_a_posterior_is_written_and_gives_deviations(run, folder, tmp_path) -> N
     # Rows alone, as their own batch, read the same.
     alone = [load_score_model(str(checkpoint), device="cpu").features([row])[0] for row in rows[:3]]
     assert np.allclose(found[:3, 1], posterior.deviations(np.stack(alone)), rtol=1e-4)
-    other = replace(posterior, mean_E=posterior.mean_E[1:])
-    with pytest.raises(ConfigError, match="posterior beside"):
+    other = replace(posterior, weight_E=1.001 * posterior.weight_E)
+    with pytest.raises(ConfigError, match="is of another head"):
         load_score_model(str(checkpoint), device="cpu", posterior=other)
     (checkpoint / POSTERIOR_FILE).unlink()
 
