@@ -236,7 +236,7 @@ def _settings(
         "dataset": {"source": dataset},
         "train": {"steps": 0},
     }
-    return parse_config(data, overrides, where="the command line"), Path.cwd()
+    return parse_config(data, overrides, where="the command line", base=Path.cwd()), Path.cwd()
 
 
 def _narrow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
@@ -24,6 +25,18 @@ class Section(BaseModel):
         if not cls.bare or isinstance(value, Mapping | BaseModel):
             return value
         return {cls.bare: value}
+
+
+class Place(Enum):
+    """What the text of a key names; an annotation of its field, read by `agentrl.config.paths`."""
+
+    FOLDER = "a file or folder"
+    OWN_FOLDER = "a folder, which older versions looked for in the current one"
+    MODEL = "a checkpoint folder or a name of the hub"
+    REFERENCE = "`model`, `none`, or as MODEL"
+    CODE = "an import string, or a name of ours"
+    SOURCE = "rows: a file, a folder, `run:FOLDER`, `hf:NAME` or an import string"
+    RATES = "pass rates: `profile`, `column:NAME`, or a file or folder"
 
 
 class FiniteSection(Section):

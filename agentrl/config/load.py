@@ -13,8 +13,9 @@ from agentrl.config.base import Section
 from agentrl.config.explain import Explainer
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import sections_at
+from agentrl.config.paths import PathStart, absolute_paths
 from agentrl.config.renamed import keep_kind, old_keys, put, translate
-from agentrl.config.schema import RunConfig
+from agentrl.config.schema import RunConfig, RunSection
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 
@@ -38,16 +39,65 @@ class ConfigFile(Generic[Config]):
         Raises:
             ConfigError: missing or unreadable file, unknown key, bad value, impossible combination.
         """
-        return self.parse(_read(path), overrides, where=str(path))
+        return self.parse(_read(path), overrides, where=str(path), base=path.resolve().parent)
+
+    def load_stored(self, path: Path, base: Path | None = None) -> Config:
+        """Read the config of a run directory, whichever version of agentrl wrote it.
+
+        Args:
+            path: the file.
+            base: where relative paths in it start; None leaves them as they are.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        data = _read(path)
+        data = translate(data) if self.root is RunConfig else data
+        if base is not None:
+            data = absolute_paths(data, self.root, PathStart(base=base, no_file=True))
+        return self.parse(data, where=str(path))
+
+    def whole(self, config: Config, base: Path) -> Config:
+        """A config made in Python, with every path in it absolute; what a file gave stays.
+
+        Args:
+            config: of a run.
+            base: where relative paths start, but for `model.path` and `run.dir`, which start at
+                the current folder.
+        """
+        start = PathStart(base=base, no_file=True)
+        tree = absolute_paths(config.model_dump(), self.root, start)
+        return self.root.model_validate(tree)
 
     def parse(
-        self, data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+        self,
+        data: Mapping[str, Any],
+        overrides: Sequence[str] = (),
+        *,
+        where: str = "config",
+        base: Path | None = None,
     ) -> Config:
-        """As `load`, from a mapping; `where` names it in messages."""
+        """As `load`, from a mapping.
+
+        Args:
+            data: sections by name.
+            overrides: `section.key=value`; their paths start at the current folder.
+            where: names the mapping in messages.
+            base: where relative paths of it start; None leaves them as they are.
+
+        Raises:
+            ConfigError: as `load`.
+        """
         merged = _copy(data)
-        for path, value in self._kinds_first(self._parsed(override) for override in overrides):
+        given = self._kinds_first(self._parsed(override) for override in overrides)
+        for path, value in given:
             self._apply(merged, path, value)
+        if base is not None:
+            done = frozenset(".".join(path) for path, _ in given)
+            merged = absolute_paths(merged, self.root, PathStart(base=base, done=done))
         self._require_own(merged, where)
+        if base is not None:
+            self._begin_runs_here(merged)
         old = [f"  {text}" for text in old_keys(merged)] if self.root is RunConfig else []
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
@@ -84,10 +134,27 @@ class ConfigFile(Generic[Config]):
                 f"override {override!r}: {text!r} is not a YAML value: {error}"
             ) from None
         path = tuple(dotted.split("."))
+        value = self._from_here(path, value)
         kinds = sections_at(path, self.root)
         if len(kinds) > 1 and isinstance(value, str):
             return (*path, kinds[0].bare), value
         return path, value
+
+    def _from_here(self, path: tuple[str, ...], value: Any) -> Any:
+        """The value of an override with its paths absolute: they start at the current folder."""
+        tree = value
+        for name in reversed(path):
+            tree = {name: tree}
+        tree = absolute_paths(tree, self.root, PathStart(base=Path.cwd()))
+        for name in path:
+            tree = tree[name]
+        return tree
+
+    def _begin_runs_here(self, data: dict[str, Any]) -> None:
+        """The folder of runs is one of the current folder, unless a file names another."""
+        run = data.setdefault("run", {})
+        if isinstance(run, dict) and "dir" not in run:
+            run["dir"] = PathStart(base=Path.cwd()).folder(RunSection().dir)
 
     def _kinds_first(self, overrides: Iterable[Override]) -> list[Override]:
         """In their order, but for those that name a kind: they decide what others may say."""
@@ -149,23 +216,23 @@ def _is_fit(data: Mapping[str, Any]) -> bool:
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """`ConfigFile.load` of a run file."""
-    return parse_config(_read(path), overrides, where=str(path))
+    return RUN_FILE.load(path, overrides)
 
 
-def load_stored_config(path: Path) -> RunConfig:
-    """Read the resolved config of a run directory, whichever version of agentrl wrote it.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
-    return parse_config(translate(_read(path)), where=str(path))
+def load_stored_config(path: Path, base: Path | None = None) -> RunConfig:
+    """`ConfigFile.load_stored` of a run."""
+    return RUN_FILE.load_stored(path, base)
 
 
 def parse_config(
-    data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+    data: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    where: str = "config",
+    base: Path | None = None,
 ) -> RunConfig:
     """`ConfigFile.parse` of a run file."""
-    return RUN_FILE.parse(data, overrides, where=where)
+    return RUN_FILE.parse(data, overrides, where=where, base=base)
 
 
 def dump_config(config: Section) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, Section
+from agentrl.config.base import FiniteSection, Place, Section
 from agentrl.config.presets import Bounds
 from agentrl.errors import choices
 
@@ -23,7 +23,7 @@ LengthUnit = Literal["response", "sampled"]
 class RewardFunction(Section):
     """One function that scores a finished rollout."""
 
-    target: str
+    target: Annotated[str, Place.CODE]
     """Import string of a function `(trajectory, task) -> float`, plain or async; or of one written
     for verl, TRL or OpenRLHF."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
@@ -37,7 +37,7 @@ class RewardModelSection(FiniteSection):
 
     bare: ClassVar[str] = "path"
 
-    path: tuple[str, ...] = Field(min_length=1)
+    path: Annotated[tuple[str, ...], Place.MODEL] = Field(min_length=1)
     """Run directory of a fit, checkpoint folder or hub name. Several are an ensemble, and so are
     the run of a fit with `objective.ensemble`: its members, or the heads of its model. Relative
     folders start at the folder of this file."""
@@ -82,7 +82,7 @@ class RefreshSection(FiniteSection):
     """Refresh after every so many steps, before the rollouts of the next one; 0 never."""
     pairs: int = Field(default=512, ge=2)
     """Most new pairs of a refresh, of the newest rollouts first."""
-    labeller: str | None = None
+    labeller: Annotated[str | None, Place.CODE] = None
     """Says which of two rollouts is better: `verifier` (the environment's own reward), `human`
     (files in `refresh/queue/` of the run directory), or the import string of a function
     `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""

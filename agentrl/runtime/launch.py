@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentrl.chat import build_parser
 from agentrl.config import RunConfig
+from agentrl.config.load import RUN_FILE
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.task_labels import write_task_labels
 from agentrl.errors import AgentrlError, RunError
@@ -67,12 +68,13 @@ async def train(
 
     stop = StopSwitch(grace_s=config.run.grace_s)
     with stop.on_signals():
+        config = RUN_FILE.whole(config, base)
         config = run_dir.resolve_models(config) if run_dir else config
         check_parts(config, base=base)
         check_learner(config, base=base)
         find_loss(config.resolved_algorithm().policy_loss, base=base)
         datasets = dataset_sections(config.dataset, config.eval.datasets)
-        chosen = read_chosen(run_dir.chosen_file, datasets) if run_dir else None
+        chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
         if (hint := hint_section(config)) is not None:
             check_hints(hint, tasks.train)
@@ -137,6 +139,7 @@ def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
     Raises:
         RunError: it is in use, or the config does not fit it.
     """
+    config = RUN_FILE.whole(config, base)
     path = run_path(config.run)
     if not holds_a_run(path):
         logger.info("nothing to resume in %s: starting from the first step", path)

@@ -150,13 +150,13 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
     drawn = {row["task_id"] for row in store.table(["task_id"], "train").to_pylist()}
     assert drawn == {"train-3"}
     named = dataset_sections(config.dataset, config.eval.datasets)
-    kept = read_chosen(result.run_dir / "tasks.json", named)["dataset"]
+    kept = read_chosen(result.run_dir / "tasks.json", named, base=tmp_path)["dataset"]
     assert kept.weights is not None
     rates.unlink()
     again = load_task_sets(config.dataset, {}, base=measured.parent, chosen={"dataset": kept})
     assert again.weights == kept.weights
     write_chosen(tmp_path / "tasks.json", named, again)
-    assert read_chosen(tmp_path / "tasks.json", named) == {"dataset": kept}
+    assert read_chosen(tmp_path / "tasks.json", named, base=tmp_path) == {"dataset": kept}
 
 
 async def test_tasks_that_nothing_can_score_are_an_error(measured: Path, tmp_path: Path) -> None:

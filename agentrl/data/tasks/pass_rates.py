@@ -49,7 +49,8 @@ def profile_file(section: DatasetSection, base: Path) -> Path:
         if isinstance(named, str) and named and (base / Path(named).expanduser()).exists():
             given = (base / Path(named).expanduser()).resolve()
             return given.with_name(f"_{given.name}-{split}{_SUFFIX}")
-    words = [re.sub(r"[^\w.]+", "-", source).strip("-."), split]
+    text = source.replace(f"{base}/", "")
+    words = [re.sub(r"[^\w.]+", "-", text).strip("-."), split]
     if section.args:
         text = json.dumps(section.args, sort_keys=True, default=str)
         words.append(hashlib.blake2b(text.encode(), digest_size=4).hexdigest())

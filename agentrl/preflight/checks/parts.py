@@ -122,7 +122,8 @@ async def datasets(
 ) -> Finding | str:
     """Load every task of training and evaluation."""
     sections = dataset_sections(config.dataset, config.eval.datasets)
-    chosen = read_chosen(run_path(config.run) / CHOSEN_FILE, sections) if resume else None
+    kept = run_path(config.run) / CHOSEN_FILE
+    chosen = read_chosen(kept, sections, base=base) if resume else None
     sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]

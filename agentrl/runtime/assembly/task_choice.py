@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.paths import PathStart, absolute_paths
 from agentrl.config.renamed import translate
-from agentrl.config.schema import DatasetSection
+from agentrl.config.schema import DatasetSection, RunConfig
 from agentrl.errors import RunError
 from agentrl.files import write_whole
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
@@ -36,20 +38,28 @@ def write_chosen(path: Path, datasets: Mapping[str, DatasetSection], tasks: Task
         write_whole(path, json.dumps(document).encode())
 
 
-def read_chosen(path: Path, datasets: Mapping[str, DatasetSection]) -> Mapping[str, Chosen]:
+def read_chosen(
+    path: Path, datasets: Mapping[str, DatasetSection], *, base: Path
+) -> Mapping[str, Chosen]:
     """The choice by dataset, of those whose section is still the one that the ids were chosen by.
+
+    Args:
+        path: the file.
+        datasets: all of the config.
+        base: where relative paths of the sections in the file start.
 
     Raises:
         RunError: the file cannot be read.
     """
     if not path.is_file():
         return {}
+    today = partial(_of_today, base=base)
     try:
         kept = json.loads(path.read_bytes())
         return {
             name: Chosen(ids=tuple(kept[name]["ids"]), weights=kept[name].get("weights"))
             for name, section in _by_pass_rate(datasets).items()
-            if name in kept and _of_today(kept[name]["section"]) == _document(section)
+            if name in kept and today(kept[name]["section"]) == today(_document(section))
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
@@ -69,9 +79,10 @@ def _by_pass_rate(datasets: Mapping[str, DatasetSection]) -> dict[str, DatasetSe
     return {name: section for name, section in datasets.items() if section.difficulty}
 
 
-def _of_today(kept: dict[str, Any]) -> dict[str, Any]:
-    """A section that any version has written out, with the keys of today."""
-    return translate({"dataset": kept})["dataset"]
+def _of_today(kept: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A section that any version has written out, with the keys and absolute paths of today."""
+    start = PathStart(base=base, no_file=True)
+    return absolute_paths(translate({"dataset": kept}), RunConfig, start)["dataset"]
 
 
 def _document(section: DatasetSection) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from typing import IO, Any, TypeVar
 import agentrl
 from agentrl.config import RunConfig, dump_config
 from agentrl.config.fit import FitConfig
-from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
+from agentrl.config.load import FIT_FILE, RUN_FILE, is_fit_file
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
 from agentrl.files import write_whole
@@ -161,9 +161,9 @@ class RunDir(RunPaths):
             RunError: a key differs that decides what finished steps were trained on, or a model
                 that the run began with is gone or another one.
         """
-        load = FIT_FILE.load if isinstance(config, FitConfig) else load_stored_config
-        old = _flatten(load(self.config_file).model_dump(mode="json"))
-        new = _flatten(config.model_dump(mode="json"))
+        old = _flatten(read_any_identity(self.path)[0].model_dump(mode="json"))
+        kind = FIT_FILE if isinstance(config, FitConfig) else RUN_FILE
+        new = _flatten(kind.whole(config, base).model_dump(mode="json"))
         wrong = [
             f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
             for key in sorted(old.keys() | new.keys())
@@ -275,7 +275,7 @@ def read_identity(path: Path) -> tuple[RunConfig, Path]:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
-    return _identity(path, load_stored_config)
+    return _identity(path, RUN_FILE.load_stored)
 
 
 def resolved_models(config: Config, identity: Mapping[str, Any]) -> Config:
@@ -297,25 +297,27 @@ def models_of_run(path: Path, config: Config) -> Config:
 
 def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:
     """As `read_identity`, of a run directory of `agentrl fit`."""
-    return _identity(path, FIT_FILE.load)
+    return _identity(path, FIT_FILE.load_stored)
 
 
 def read_any_identity(path: Path) -> tuple[RunConfig | FitConfig, Path]:
     """As `read_identity`, of a run directory of either command."""
 
-    def load(file: Path) -> RunConfig | FitConfig:
-        return FIT_FILE.load(file) if is_fit_file(file) else load_stored_config(file)
+    def load(file: Path, base: Path) -> RunConfig | FitConfig:
+        kind = FIT_FILE if is_fit_file(file) else RUN_FILE
+        return kind.load_stored(file, base)
 
     return _identity(path, load)
 
 
-def _identity(path: Path, load: Callable[[Path], Read]) -> tuple[Read, Path]:
+def _identity(path: Path, load: Callable[[Path, Path], Read]) -> tuple[Read, Path]:
     if not (path / "config.yaml").is_file():
         what = "holds no config.yaml" if path.is_dir() else "is not a directory"
         raise RunError(f"{path} {what}, so it is not a run directory")
     try:
         identity = json.loads((path / IDENTITY_FILE).read_bytes())
-        return load(path / "config.yaml"), Path(identity["base"])
+        base = Path(identity["base"])
+        return load(path / "config.yaml", base), base
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.chat import build_chat
 from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config.fit import FitConfig, FitDataSection
+from agentrl.config.load import FIT_FILE
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.errors import AgentrlError, DataError, RunError
@@ -137,6 +138,7 @@ async def fit(
             made no step, only what it computed of its reference stays.
         Interrupted: SIGINT or SIGTERM; the last finished step is saved.
     """
+    config = FIT_FILE.whole(config, base)
     objective = config.objective
     if objective.kind == "rm" and objective.ensemble > 1 and objective.ensemble_mode == "members":
         return await fit_members(config, fit, base=base, run_dir=run_dir, progress=progress)

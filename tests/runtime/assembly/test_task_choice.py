@@ -53,14 +53,14 @@ def test_measured_again_they_are_the_same(tmp_path: Path) -> None:
     write_rows(tmp_path, {"a": 0.5, "b": 1.0, "c": 0.5})
     file = tmp_path / "kept.json"
     config = config_of()
-    assert read_chosen(file, sections(config)) == {}
+    assert read_chosen(file, sections(config), base=tmp_path) == {}
     write_chosen(file, sections(config), load(config, tmp_path))
     write_rows(tmp_path, {"a": 1.0, "b": 0.5, "c": 0.5})
-    again = load(config, tmp_path, read_chosen(file, sections(config)))
+    again = load(config, tmp_path, read_chosen(file, sections(config), base=tmp_path))
     assert ids(again) == (["a", "c"], ["a", "c"])
     # The evaluation is now another one, and a resume may change it.
     other = config_of(difficulty={"keep": [0.0, 1.0], "source": "column:rate"})
-    again = load(other, tmp_path, read_chosen(file, sections(other)))
+    again = load(other, tmp_path, read_chosen(file, sections(other), base=tmp_path))
     assert ids(again) == (["a", "c"], ["a", "b", "c"])
 
 
@@ -70,10 +70,10 @@ def test_a_chosen_task_that_is_gone_is_named(tmp_path: Path) -> None:
     write_chosen(file, sections(config), load(config, tmp_path))
     write_rows(tmp_path, {"a": 0.5, "d": 0.5})
     with pytest.raises(DataError, match=r"1 of them are gone, as \['c'\]"):
-        load(config, tmp_path, read_chosen(file, sections(config)))
+        load(config, tmp_path, read_chosen(file, sections(config), base=tmp_path))
     file.write_text("{")
     with pytest.raises(RunError, match="cannot be read"):
-        read_chosen(file, sections(config))
+        read_chosen(file, sections(config), base=tmp_path)
 
 
 async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path) -> None:
@@ -88,7 +88,10 @@ async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path
         return load_config(file, [f"run.name={name}", "train.steps=1", *overrides])
 
     await train(read("first"), base=tmp_path, progress=Progress())
-    by_rate = ["dataset.difficulty.keep=[0.0,1.0]", "dataset.difficulty.source=runs/first"]
+    by_rate = [
+        "dataset.difficulty.keep=[0.0,1.0]",
+        f"dataset.difficulty.source={tmp_path}/runs/first",
+    ]
     await train(read("second", *by_rate), base=tmp_path, progress=Progress())
     (tmp_path / "runs" / "first").rename(tmp_path / "gone")
     config = read("second", *by_rate, "train.steps=2")

@@ -180,7 +180,7 @@ def _chat_of(checkpoint: Path) -> ChatSection:
     if checkpoint.parent.name != "checkpoints" or not file.is_file():
         return ChatSection()
     try:
-        return FIT_FILE.load(file).chat
+        return FIT_FILE.load_stored(file).chat
     except ConfigError as error:
         raise ConfigError(
             f"{checkpoint} belongs to a run that is no fit, so it is no reward model: {error}"
