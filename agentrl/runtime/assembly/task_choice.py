@@ -13,7 +13,7 @@ from agentrl.config.paths import PathStart, absolute_paths
 from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection, RunConfig
 from agentrl.errors import RunError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
 
 
