@@ -40,6 +40,14 @@ class ConfigFile(Generic[Config]):
         """
         return self.parse(_read(path), overrides, where=str(path))
 
+    def load_stored(self, path: Path) -> Config:
+        """Read the resolved config of a run directory, whichever version of agentrl wrote it.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        return self.parse(translate(_read(path), self.root), where=str(path))
+
     def parse(
         self, data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
     ) -> Config:
@@ -48,7 +56,7 @@ class ConfigFile(Generic[Config]):
         for path, value in self._kinds_first(self._parsed(override) for override in overrides):
             self._apply(merged, path, value)
         self._require_own(merged, where)
-        old = [f"  {text}" for text in old_keys(merged)] if self.root is RunConfig else []
+        old = [f"  {text}" for text in old_keys(merged)]
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
         try:
@@ -153,12 +161,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_stored_config(path: Path) -> RunConfig:
-    """Read the resolved config of a run directory, whichever version of agentrl wrote it.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
-    return parse_config(translate(_read(path)), where=str(path))
+    """`ConfigFile.load_stored` of a run file."""
+    return RUN_FILE.load_stored(path)
 
 
 def parse_config(

@@ -140,7 +140,7 @@ def _of_a_fit(path: Path) -> bool:
 def _fit_config(path: Path, notes: list[str]) -> dict[str, Any]:
     """The keys of a fit with their defaults; as they stand in a file of another version."""
     try:
-        return dict(_leaves(FIT_FILE.load(path).model_dump(mode="json")))
+        return dict(_leaves(FIT_FILE.load_stored(path).model_dump(mode="json")))
     except ConfigError as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
@@ -157,7 +157,7 @@ def _plain_config(
         return {}
     if not isinstance(data, dict):
         return {}
-    data = translate(data) if root is RunConfig else data
+    data = translate(data, root)
     refused = _refused(data, root)
     kept = {key: value for key, value in _leaves(data) if key not in refused}
     return _finite_thresholds(kept, notes)
