@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 LEAST_DEVIATION = 1e-4
+"""Added to the deviation of `purm`, in units of reward."""
 
 
 def purm_deviation(raw: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ from agentrl.fit.losses.pair_metrics import WeightedMeans, share_above
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.purm import purm_deviation
 
-"""Added to the deviation of `purm`, in units of reward."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInputs:

@@ -15,10 +15,10 @@ from agentrl.fit.losses.reward_losses import (
     bt_loss,
     center_term,
     log_expected_sigmoid,
-    purm_deviation,
     purm_loss,
     purm_probability,
 )
+from agentrl.train.purm import purm_deviation
 
 mpmath.mp.dps = 40
 
