@@ -35,7 +35,7 @@ from agentrl.types import TrajectoryGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """How trajectory groups become the optimizer updates of a step, on one rank or on many."""
+    """Settings by which groups become the optimizer updates of a step, on one rank or many."""
 
     algorithm: AlgorithmSection
     """Resolved (`RunConfig.resolved_algorithm`)."""
