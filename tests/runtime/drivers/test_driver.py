@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.disk.checkpoint import list_checkpoints
@@ -43,12 +43,14 @@ def digest_of_store(config: RunConfig) -> str:
     for step in store.steps("train"):
         batch = build_step(
             stored_groups(store, "train", step),
-            algorithm=config.resolved_algorithm(),
-            micro_batch_tokens=config.train.micro_batch_tokens,
-            minibatches=config.train.minibatches,
-            epochs=config.train.epochs_per_batch,
-            seed=stable_seed(config.run.seed, "batch", step),
-            prefix_sharing=config.train.prefix_sharing,
+            StepSettings(
+                algorithm=config.resolved_algorithm(),
+                micro_batch_tokens=config.train.micro_batch_tokens,
+                minibatches=config.train.minibatches,
+                epochs=config.train.epochs_per_batch,
+                seed=stable_seed(config.run.seed, "batch", step),
+                prefix_sharing=config.train.prefix_sharing,
+            ),
         )
         digest = chain(digest, batch)
     return digest
