@@ -143,7 +143,7 @@ def check(
     from agentrl.data.preferences.check import check_pairs
     from agentrl.data.preferences.load import load_pairs
     from agentrl.errors import ConfigError
-    from agentrl.finding import any_failed
+    from agentrl.types.finding import any_failed
 
     prepare()
     columns = _columns(column or [])

@@ -10,7 +10,7 @@ import typer
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
 from agentrl.cli.console.start import open_console, prepare, read_config, read_fit
 from agentrl.config.load import is_fit_file
-from agentrl.finding import Status
+from agentrl.types.finding import Status
 
 if TYPE_CHECKING:
     from agentrl.train.prove import Proof

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.cli.console.findings import findings_table
-from agentrl.finding import Finding, Status, fail
 from agentrl.inspect.read.safe_terminal import visible
+from agentrl.types.finding import Finding, Status, fail
 
 if TYPE_CHECKING:
     from agentrl.audit.replay.compare import Agreement

@@ -11,7 +11,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.finding import any_failed
+from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.finding import Finding
 from agentrl.preflight.checks import (
     machine,
 )
@@ -41,6 +40,7 @@ from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
 from agentrl.runtime.distill.teacher import teacher_section
 from agentrl.runtime.launch import in_flight
+from agentrl.types.finding import Finding
 
 _MARGIN_S = 5.0
 """Beyond the limit of one call, after which the rollout loop would have given up on it."""

@@ -31,7 +31,7 @@ from agentrl.types import (
     TerminationRule,
     TrajectoryGroup,
 )
-from agentrl.usage import LOST_SECONDS, LOST_TOKENS
+from agentrl.types.usage import LOST_SECONDS, LOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from agentrl.config import load_config
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data import TrajectoryStore
 from agentrl.data.staleness import Pace
+from agentrl.machine.processes.tree import children_of, descendants_of
 from agentrl.metrics.sinks import read_metrics
-from agentrl.processes.tree import children_of, descendants_of
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import Trajectory

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from statistics import correlation
 
 from agentrl.data.preferences.load import LoadedPairs
-from agentrl.finding import Finding, Status, fail, warn
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 from agentrl.types import Completion, PreferencePair
+from agentrl.types.finding import Finding, Status, fail, warn
 
 LONGER_WARNS = 0.1
 """The longer completion may be the chosen one so much more or less often than half of the time."""

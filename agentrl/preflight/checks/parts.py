@@ -24,7 +24,6 @@ from agentrl.config.schema import (
 )
 from agentrl.config.training import TrainSection
 from agentrl.errors import RunError
-from agentrl.finding import Finding, Status, warn
 from agentrl.gateway.program import ProgramAgent
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
@@ -43,17 +42,18 @@ from agentrl.runtime.disk.checkpoint import resolve_model_path
 from agentrl.runtime.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
+from agentrl.types.finding import Finding, Status, warn
 
 
 async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     """Load the tokenizer and choose the device."""
+    from agentrl.models.vision.reader import load_reader
     from agentrl.train.model.pretrained import (
         check_model_path,
         load_tokenizer,
         pick_device,
         refuse_scoring_model,
     )
-    from agentrl.vision.reader import load_reader
 
     path = resolve_model_path(section.path)
     check_model_path(path)

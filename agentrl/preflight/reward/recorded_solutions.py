@@ -56,8 +56,8 @@ async def record_solutions(
         AgentrlError: anything else that does not fit.
         Interrupted: SIGINT or SIGTERM.
     """
+    from agentrl.models.vision.reader import load_reader
     from agentrl.train.model.pretrained import load_tokenizer
-    from agentrl.vision.reader import load_reader
 
     source = model_source(config.model, path=model_path)
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))

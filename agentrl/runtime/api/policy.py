@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl import usage
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.runtime.api.sampler import ApiSampler, not_sampled, used
 from agentrl.runtime.api.transcript import transcript_tokenizer
 from agentrl.runtime.assembly.parts import make_worker, model_source
@@ -22,7 +21,7 @@ from agentrl.runtime.assembly.policy import open_environment
 from agentrl.runtime.scoring.evaluate import EvalSummary
 from agentrl.runtime.stages import HeldGroup, report_of
 from agentrl.served import ServedSettings
-from agentrl.types import SamplingParams, Task
+from agentrl.types import SamplingParams, Task, usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl import usage
 from agentrl.chat import ChatFormat
 from agentrl.engine import refuse_images, turn_held
 from agentrl.errors import EngineError, ServedModelError
@@ -24,8 +23,9 @@ from agentrl.types import (
     SamplingParams,
     Trajectory,
     TrajectoryGroup,
+    usage,
 )
-from agentrl.usage import counting_served, spend
+from agentrl.types.usage import counting_served, spend
 
 _FULL = ("context_length", "context length", "prompt is too long", "too many tokens")
 """Words of servers whose context is full."""
@@ -45,7 +45,7 @@ class ApiSampler:
             ConfigError: the variable with the key is not set.
         """
         self.spent: dict[str, float] = {}
-        """Use of the API so far, by the names of `agentrl.usage.SERVED`; that of other served
+        """Use of the API so far, by the names of `agentrl.types.usage.SERVED`; that of other served
         models, as judges, is not part of it."""
         self._settings = settings
         self._chat = chat

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat
-from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
     OpenEngines,
@@ -38,11 +38,11 @@ from agentrl.runtime.reward_versions import RewardModelUsers
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
-    from agentrl.vision.reader import VisionReader
 
 
 logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ async def _open_children(
 
 def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> VisionReader | None:
     """The image processor of the model, also where the model itself is with servers only."""
-    from agentrl.vision.reader import load_reader
+    from agentrl.models.vision.reader import load_reader
 
     if pretrained is not None:
         return pretrained.images

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.compute_threads import run_computing
 from agentrl.config import RunConfig
 from agentrl.config.reward import NOT_WHITENED, RewardModelSection
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, DataError
+from agentrl.machine.compute_threads import run_computing
 from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget

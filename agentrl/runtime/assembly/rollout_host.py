@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
 from agentrl.errors import EngineError
+from agentrl.machine.compute_threads import reserve_cores
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
@@ -29,10 +29,10 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.rollout import RolloutWorker
     from agentrl.runtime.assembly.reward_models import OpenRewardModels
     from agentrl.serving import TokenClient
-    from agentrl.vision.reader import VisionReader
 
 ENDED_KEPT = 256
 """Groups whose cost a worker remembers; one is cancelled while its report is on the way, or never.

@@ -49,12 +49,12 @@ def make_trainer(
         RunError: a checkpoint that does not fit.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
+    from agentrl.models.vision.reader import reader_of
     from agentrl.train import Trainer, load_reference
     from agentrl.train.backends.choose import make_backend
     from agentrl.train.critic import Critic
     from agentrl.train.losses import needs_of
     from agentrl.train.model.value_head import load_critic
-    from agentrl.vision.reader import reader_of
 
     reader = reader_of(model)
     if reader is not None:

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
 
 if TYPE_CHECKING:
-    from agentrl.vision.reader import VisionReader
+    from agentrl.models.vision.reader import VisionReader
 
 
 def check_seeing(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.processes.child_main import ChildChannel, Frame
+from agentrl.machine.processes.child_main import ChildChannel, Frame
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import HostReport, PolicyCopy, RolloutHost
 from agentrl.runtime.children.packed_group import PROTOCOL, PackedGroup

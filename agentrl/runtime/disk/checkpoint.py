@@ -22,7 +22,7 @@ from typing import Any
 
 from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
-from agentrl.files import flush, write_whole
+from agentrl.machine.files import flush, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.errors import RunError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 logger = logging.getLogger(__name__)
 

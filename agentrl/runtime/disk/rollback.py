@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import RunError
-from agentrl.files import flush, write_whole
+from agentrl.machine.files import flush, write_whole
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import flush_tree
 

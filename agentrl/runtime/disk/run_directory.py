@@ -53,7 +53,7 @@ from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
 from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError, RunError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.runtime.disk.pinned_models import (
     MODEL,
     PinnedModel,

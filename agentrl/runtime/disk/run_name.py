@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from agentrl.config.schema import RunSection
-from agentrl.files import is_temporary
+from agentrl.machine.files import is_temporary
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 
 CHOSEN_FILE = "tasks.json"

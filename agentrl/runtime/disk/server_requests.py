@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agentrl.errors import RunError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.runtime.disk.run_directory import read_identity
 
 LOOK_S = 0.2

@@ -18,10 +18,10 @@ from agentrl.runtime.other_models import (
 )
 
 if TYPE_CHECKING:
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.distill.records import Teacher
-    from agentrl.vision.reader import VisionReader
 
 KEY = "algorithm.distill.teacher"
 
@@ -228,9 +228,9 @@ def _check_images(shape: Any, config: RunConfig, *, path: str) -> None:
     """Refuse a teacher that cannot be given the images of a vision-language policy."""
     from transformers import AutoConfig
 
-    from agentrl.vision.families import family_of
-    from agentrl.vision.reader import check_shared_images
-    from agentrl.vision.sizes import model_sizes
+    from agentrl.models.vision.families import family_of
+    from agentrl.models.vision.reader import check_shared_images
+    from agentrl.models.vision.sizes import model_sizes
 
     policy = AutoConfig.from_pretrained(model_source(config.model))
     family = family_of(policy, path=config.model.path)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.compute_threads import run_computing
 from agentrl.config.schema import CheckpointSection
+from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.disk.checkpoint import (
     CheckpointState,
     save_checkpoint,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.fit import FitConfig
 from agentrl.errors import RanksParted, TrainError
-from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.runtime.fit.model import FitReference
 from agentrl.runtime.fit.sets import FitSets, RankSetup
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import build_chat
-from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config.fit import FitConfig, FitDataSection
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.errors import AgentrlError, DataError, RunError
+from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.checks.vision import check_seeing_fit
@@ -56,8 +56,8 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
     Raises:
         AgentrlError: whatever does not fit, named.
     """
+    from agentrl.models.vision.reader import load_reader
     from agentrl.train.model.pretrained import check_model_path, refuse_scoring_model
-    from agentrl.vision.reader import load_reader
 
     check_fit(config, base=base)
     tokenizer = _tokenizer(config.model)

@@ -11,9 +11,9 @@ import logging
 import pickle
 from contextlib import ExitStack
 
-from agentrl.compute_threads import reserve_cores
 from agentrl.errors import AgentrlError
-from agentrl.processes.child_main import ChildChannel
+from agentrl.machine.compute_threads import reserve_cores
+from agentrl.machine.processes.child_main import ChildChannel
 from agentrl.runtime.disk.logs import log_to, quiet_libraries
 from agentrl.runtime.fit.crew import join
 from agentrl.runtime.fit.sets import RankSetup

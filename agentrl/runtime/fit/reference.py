@@ -24,7 +24,7 @@ from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.update_terms import Mismatch
 from agentrl.errors import RunError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 from agentrl.runtime.disk.run_name import REFERENCE_FILE
 from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 

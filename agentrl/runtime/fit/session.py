@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.compute_threads import run_computing
 from agentrl.config.fit import FitConfig
 from agentrl.data.store.example_columns import ShownAnswer
 from agentrl.errors import AgentrlError, DataError, RunError
+from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.disk.checkpoint import (
     CheckpointState,

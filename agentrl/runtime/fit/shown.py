@@ -21,7 +21,7 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.data.store.example_columns import ShownAnswer
 from agentrl.data.store.example_store import ExampleStore
 from agentrl.errors import DataError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 from agentrl.runtime.fit.data import FitData, digest_of
 from agentrl.runtime.fit.reference import Ask
 

@@ -24,7 +24,7 @@ from agentrl.config.load import FIT_FILE, dump_config
 from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import AgentrlError, DataError
-from agentrl.processes.child_main import ChildChannel
+from agentrl.machine.processes.child_main import ChildChannel
 from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.reward.temperature import FittedTemperature, fit_regular_temperature
 from agentrl.runtime.disk.checkpoint import resolve_model_path

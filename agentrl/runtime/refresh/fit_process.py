@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.runtime.refresh.failures import RefreshFailed
 from agentrl.runtime.refresh.jobs import FitOutcome, RefreshJob
 

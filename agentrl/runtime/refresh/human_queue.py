@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.runtime.refresh.candidates import CandidatePair, NewestPairs, completion_of
 from agentrl.runtime.refresh.labels import PairLabels
 from agentrl.types import Completion, PreferencePair, Task, Trajectory

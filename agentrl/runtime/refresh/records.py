@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.errors import RunError
-from agentrl.files import flush, write_whole
+from agentrl.machine.files import flush, write_whole
 from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 Outcome = Literal["accepted", "rejected", "skipped"]

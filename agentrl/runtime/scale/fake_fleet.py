@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from agentrl.processes.child import ChildProcess
+from agentrl.machine.processes.child import ChildProcess
 from agentrl.runtime.scale.fake_servers import FakeTurn
 
 _A_CHILD = 8192

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.processes.child_main import ChildChannel
+from agentrl.machine.processes.child_main import ChildChannel
 
 MODEL = "policy"
 """Model name that the servers say they serve."""

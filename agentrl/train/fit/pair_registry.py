@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.imports import require_callable
-from agentrl.registry import Registry
+from agentrl.plugins.imports import require_callable
+from agentrl.plugins.registry import Registry
 from agentrl.train.fit import pair_losses
 from agentrl.train.fit.pair_losses import PairInputs
 

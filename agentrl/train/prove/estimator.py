@@ -21,11 +21,11 @@ from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.estimators import EstimatorSpec, GroupRewards
-from agentrl.finding import Status
 from agentrl.train.prove.compare import ProofFinding, failed
 from agentrl.train.prove.precision import tolerance_of
 from agentrl.train.prove.rollouts import shuffled
 from agentrl.types import TrajectoryGroup
+from agentrl.types.finding import Status
 
 _SIZES = (2, 3, 5, 8)
 

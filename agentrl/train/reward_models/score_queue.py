@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from agentrl.batch.examples import ScoredTokens
-from agentrl.compute_threads import run_computing
+from agentrl.machine.compute_threads import run_computing
 from agentrl.served.waiting import in_line
 
 Scores = TypeVar("Scores")

@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.data.preferences.check import check_pairs
 from agentrl.data.preferences.load import LoadedPairs
-from agentrl.finding import Status
 from agentrl.types import Completion, Message, PreferencePair
+from agentrl.types.finding import Status
 
 USER = Message(role="user", content="And 3 + 3?")
 

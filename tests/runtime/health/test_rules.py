@@ -15,9 +15,9 @@ from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
-from agentrl.files import is_temporary
 from agentrl.health import read_history, silent_rules
 from agentrl.health.journal import Event, HealthJournal
+from agentrl.machine.files import is_temporary
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.disk.pause import PauseState, answer, read_pause

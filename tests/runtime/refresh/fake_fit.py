@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from agentrl.config.schema import CheckpointSection
-from agentrl.processes.child_main import ChildChannel
+from agentrl.machine.processes.child_main import ChildChannel
 from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ChatError, DataError
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 from agentrl.reward.probes import PROBES, degenerate_answers
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.scored_pairs import ScoredPairs

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 from agentrl.reward.calibration import Calibration, ReliabilityBin
 
 _WIDTH, _HEIGHT = 560, 440

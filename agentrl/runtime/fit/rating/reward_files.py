@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.reward.scale import save_scales
 from agentrl.runtime.fit.rating.reliability_plot import reliability_svg
 from agentrl.runtime.fit.rating.report_page import report_page

@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.data.conversations.load import load_conversations
 from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ChatError, DataError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 from agentrl.runtime.fit.rating.answers import encode_answer
 from agentrl.runtime.fit.rating.reward_model import TOGETHER
 from agentrl.train.reward_models.rollout_rewards import unknown_token

@@ -18,7 +18,6 @@ from agentrl.batch.examples import Example
 from agentrl.batch.records import LossNeeds, MicroBatch, PackedBatch
 from agentrl.config.fit import FitObjective
 from agentrl.errors import ConfigError
-from agentrl.finding import Status
 from agentrl.train.prove.checks import Proof
 from agentrl.train.prove.compare import (
     ProofFinding,
@@ -35,6 +34,7 @@ from agentrl.train.prove.model import VOCABULARY
 from agentrl.train.prove.poison import poisoned
 from agentrl.train.prove.precision import tolerance_of
 from agentrl.train.prove.sizes import LARGEST
+from agentrl.types.finding import Status
 
 _Checks = Iterator[tuple[str, Callable[[], ProofFinding]]]
 _REACHED = "tokens or scores"

@@ -11,7 +11,6 @@ import torch
 from agentrl.batch.examples import CHOSEN, REJECTED, Example
 from agentrl.batch.update_terms import CENTERED
 from agentrl.config.fit import DpoObjective, FitObjective, RewardObjective
-from agentrl.finding import Status
 from agentrl.train.fit.pair_registry import find_pair_loss
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, failed
 from agentrl.train.prove.evaluate import UpdateOutcome
@@ -19,6 +18,7 @@ from agentrl.train.prove.fit.bench import FitBench
 from agentrl.train.prove.fit.examples import TablePasses
 from agentrl.train.prove.precision import apart, tolerance_of
 from agentrl.train.prove.tokens import TokenKey
+from agentrl.types.finding import Status
 
 _STEP = 1e-5
 """Length of a step in float64; the loss of a table of numbers is smooth at that scale."""

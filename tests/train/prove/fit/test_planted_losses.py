@@ -11,11 +11,11 @@ import torch
 from agentrl.cli import main
 from agentrl.config.fit import DpoObjective, FitObjective, RewardObjective, SftObjective
 from agentrl.errors import ConfigError
-from agentrl.finding import Status
 from agentrl.train.fit.pair_losses import PairInputs, sigmoid
 from agentrl.train.fit.pair_registry import pair_loss
 from agentrl.train.prove import Proof
 from agentrl.train.prove.fit import prove_fit
+from agentrl.types.finding import Status
 
 
 def proof(objective: FitObjective) -> Proof:
