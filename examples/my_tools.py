@@ -39,7 +39,8 @@ def tasks(split: str = "train", n: int = 64) -> list[Task]:
     draw = random.Random(split)
     pairs = [draw.sample(sorted(CITIES), 2) for _ in range(n)]
     text = "How many thousand people live in {} and {} together? End with the number."
+    answers = [str(CITIES[one] + CITIES[other]) for one, other in pairs]
     return [
-        Task(id=f"{split}-{i}", prompt=text.format(*p), label=str(CITIES[p[0]] + CITIES[p[1]]))
-        for i, p in enumerate(pairs)
+        Task(id=f"{split}-{i}", prompt=text.format(*pair), label=answer, split=split)
+        for i, (pair, answer) in enumerate(zip(pairs, answers, strict=True))
     ]
