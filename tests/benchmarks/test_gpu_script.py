@@ -146,7 +146,7 @@ def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path, capsys):
 
 
 def test_a_run_leaves_the_committed_page_alone(tmp_path: Path, capsys, monkeypatch):
-    """Fails if a run of single parts replaces what README.md is compared with."""
+    """Fails if a run of single parts replaces what docs/fleet.md is compared with."""
     committed = REPORT.read_bytes()
     monkeypatch.setattr(script, "run_child", lambda name, *_, **__: (
         {"state": "passed", "reason": "", "facts": FACTS, "model": None} if name == "facts"

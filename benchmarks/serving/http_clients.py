@@ -1,6 +1,6 @@
 """What one request costs its caller in each HTTP client: why turns go through aiohttp.
 
-    .venv/bin/python benchmarks/http_clients.py
+    .venv/bin/python benchmarks/serving/http_clients.py
 
 A server in another process answers a turn (2,000 prompt ids in, 64 ids with log-probabilities out);
 128 requests are in flight at once over kept connections. Measured is the processor time of the
