@@ -11,8 +11,8 @@ import pytest
 from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
 

@@ -30,7 +30,7 @@ from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.reward import RewardShaper
 from agentrl.rollout import rollout_metrics
-from agentrl.runtime.distill.hints import open_hints
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 

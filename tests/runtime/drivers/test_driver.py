@@ -13,15 +13,15 @@ import pytest
 from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
