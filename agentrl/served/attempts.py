@@ -13,12 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 
-from agentrl import usage
 from agentrl.served import wire
 from agentrl.served.backoff import backoff_s, is_transient, retry_after_s
 from agentrl.served.budget import Gate
 from agentrl.served.settings import ServedSettings
-from agentrl.usage import spend
+from agentrl.types import usage
+from agentrl.types.usage import spend
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

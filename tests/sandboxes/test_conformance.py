@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.finding import Status
 from agentrl.sandbox import Isolation
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks
+from agentrl.types.finding import Status
 
 Conformance = Callable[[str], Mapping[str, SuiteFinding]]
 

@@ -31,14 +31,14 @@ from agentrl.config.training import LoraSection, TrainSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
+from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.logs import quiet_transformers
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.gateway import load_env
 from agentrl.gateway.side_model import SideCalls
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
-from agentrl.runtime.disk.checkpoint import resolve_model_path
-from agentrl.runtime.disk.logs import quiet_transformers
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.disk.run_directory import RunDir
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
 from agentrl.runtime.assembly import engines, weight_route
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.launch import in_flight
 from agentrl.runtime.open_stages import syncing
 from agentrl.serving import LoadBalancer, TokenClient

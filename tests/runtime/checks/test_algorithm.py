@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
-from agentrl.finding import Finding, Status
+from agentrl.plugins.distribution import install_command
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
 from agentrl.runtime.launch import check_parts
+from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
 FUNCTIONS = """
