@@ -84,7 +84,7 @@ def _run(file: Path, overrides: list[str], *, seed: int) -> tuple[str, Proof]:
 
 def _fit(file: Path, overrides: list[str], *, seed: int) -> tuple[str, Proof]:
     config, base = read_fit(file, overrides)
-    from agentrl.train.prove.fit import prove_fit  # loads torch
+    from agentrl.fit.prove import prove_fit  # loads torch
 
     objective = config.objective
     proof = prove_fit(

@@ -53,7 +53,7 @@ def command(
     """
     from agentrl.audit.replay.recorded_run import open_recorded
     from agentrl.audit.replay.step import replay_failed, replay_step
-    from agentrl.runtime.disk.logs import quiet_transformers
+    from agentrl.disk.logs import quiet_transformers
 
     quiet_transformers()
     recorded = open_recorded(run)

@@ -73,10 +73,10 @@ def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool)
     from agentrl.cli.console.live import watch
     from agentrl.cli.console.report import result_table
     from agentrl.cli.console.run_page import run_page
-    from agentrl.runtime.disk.run_directory import RunDir
-    from agentrl.runtime.disk.run_name import run_path
+    from agentrl.disk.run_directory import RunDir
+    from agentrl.disk.run_name import run_path
+    from agentrl.machine.processes.stop import Interrupted
     from agentrl.runtime.launch import open_run, train
-    from agentrl.runtime.stop import Interrupted
 
     console = open_console()
     if path.is_dir():

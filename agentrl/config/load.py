@@ -51,8 +51,7 @@ class ConfigFile(Generic[Config]):
         Raises:
             ConfigError: as `load`.
         """
-        data = _read(path)
-        data = translate(data) if self.root is RunConfig else data
+        data = translate(_read(path), self.root)
         if base is not None:
             data = absolute_paths(data, self.root, PathStart(base=base, no_file=True))
         return self.parse(data, where=str(path))
@@ -98,7 +97,7 @@ class ConfigFile(Generic[Config]):
         self._require_own(merged, where)
         if base is not None:
             self._begin_runs_here(merged)
-        old = [f"  {text}" for text in old_keys(merged)] if self.root is RunConfig else []
+        old = [f"  {text}" for text in old_keys(merged)]
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
         try:

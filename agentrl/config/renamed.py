@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import yaml
 
 from agentrl.config.base import Section
+from agentrl.config.fleet import WIDTHS
 from agentrl.config.keys import inner_kinds, is_table, kind_of, only_of_others, sections_at
 from agentrl.config.presets import PRESETS
 from agentrl.config.schema import RolloutSection, RunConfig
@@ -43,8 +43,8 @@ class RenamedKey:
     """The new value from the old one and the whole file; `_GONE` where nothing takes its place."""
     reason: str = ""
     """Why a key is gone, as a sentence without its end."""
-    default: Any = None
-    """Default of a removed key; a run that had another value there gets a message."""
+    defaults: tuple[Any, ...] = ()
+    """Values of a removed key that change nothing; a run that had another gets a message."""
     form: str = ""
     """What to write where a value alone does not say it, as a sentence without its end."""
 
@@ -85,6 +85,37 @@ _RAY = (
     "placement",
 )
 
+_GONE_KEYS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("serving.repin_alpha", (0.01,),
+     "its default is measured, and `agentrl simulate routing` compares others"),
+    ("serving.repin_moves", (2,),
+     "its default is measured, and `agentrl simulate routing` compares others"),
+    ("sync.bucket_mb", (64,), "64 MiB served every network tried"),
+    ("sandbox.limits.output_kb", (64,), "64 KiB of each output are kept, head and tail"),
+    ("sandbox.limits.lifetime_s", (3600.0,),
+     "a sandbox ends itself an hour after its start or its last wipe"),
+    ("sandbox.pool.starts_at_once", (4, 16),
+     "4 containers, or 16 pods, are started at the same time"),
+    ("dataset.selection.uniform_share", (0.25,),
+     "a quarter of the groups comes in the order of the dataset"),
+    ("algorithm.std_ddof", (1,), "a group has the standard deviation of a sample (ddof 1); write "
+     "an estimator of your own for another"),
+    ("algorithm.std_eps", (1e-6,), "1e-6 is added to the standard deviation of a group; write an "
+     "estimator of your own for another"),
+    ("train.schedule_unit", ("optimizer_step",),
+     "the learning rate moves with every optimizer step"),
+    ("algorithm.distill.teacher.timeout_s", (300.0,),
+     "a row has 300 s, with all attempts and the waits between them"),
+    ("algorithm.distill.teacher.max_in_flight", (16,), "each rank asks for 16 rows at once"),
+    ("reward.models.*.batch_tokens", (8192,),
+     "a pass holds 8192 tokens, or the longest rollout where that is longer"),
+    ("serving.stuck_after_s", (60.0,), "a server that produces nothing for 60 s is asked for a "
+     "token, and has as long again"),
+    ("serving.restarts_per_hour", (6,), "a server is started again six times an hour at most"),
+)  # fmt: skip
+"""Removed keys: the values that change nothing, and why each is gone."""
+_BUDGET_SAYS_IT = "it is 'sampled' where max_sampled_tokens is set, and else 'response'"
+
 _DIFFICULTY = {"pass_rate": "keep", "pass_rate_from": "source", "weight_by": "weight_by"}
 
 
@@ -122,21 +153,13 @@ RENAMED: tuple[RenamedKey, ...] = (
     RenamedKey(old="algorithm.no_std_norm", new="algorithm.whiten_advantages", value=_only_mean),
     RenamedKey(old="schedule.one_step_off", new="schedule.staleness_threshold", value=_one_step),
     RenamedKey(
-        old="serving.repin_alpha",
-        new="",
-        reason="its default is measured, and `agentrl simulate routing` compares others",
-        default=0.01,
+        old="serving.devices_per_server", new="serving.args.tensor_parallel_size", value=_unless(1)
     ),
-    RenamedKey(
-        old="serving.repin_moves",
-        new="",
-        reason="its default is measured, and `agentrl simulate routing` compares others",
-        default=2,
-    ),
-    RenamedKey(
-        old="sync.bucket_mb", new="", reason="64 MiB served every network tried", default=64
-    ),
-)
+    RenamedKey(old="reward.overlong.length_unit", new="", reason=_BUDGET_SAYS_IT,
+               defaults=("response", "sampled")),
+    *(RenamedKey(old=old, new="", reason=reason, defaults=defaults)
+      for old, defaults, reason in _GONE_KEYS),
+)  # fmt: skip
 """Every key of an older run file that there is no more."""
 
 
@@ -152,7 +175,7 @@ def old_keys(data: Mapping[str, Any]) -> Iterator[str]:
             yield _message(renamed, path, value, dict(data))
 
 
-def translate(data: Mapping[str, Any]) -> Tree:
+def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
     """The keys of today from those of a resolved config that any version wrote.
 
     Keys that no kind in the file reads are left out, as are those of a section that was not asked
@@ -167,14 +190,14 @@ def translate(data: Mapping[str, Any]) -> Tree:
     moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
     for renamed, path, value in found:
         _drop(tree, path)
-        if not renamed.new and value != renamed.default:
+        if not renamed.new and value not in renamed.defaults:
             name = ".".join(path)
             logger.warning("%s was %s and has no effect now: %s", name, value, renamed.reason)
     for renamed, path, value in moved:
         if renamed.new and value is not _GONE:
             put(tree, _new_path(renamed, path), value)
     _overlong_of_sampled(tree)
-    return _pruned(tree, RunConfig, incomplete=bool(found))
+    return _pruned(tree, root, incomplete=bool(found))
 
 
 def put(tree: Tree, path: Sequence[str], value: Any) -> None:
@@ -229,12 +252,8 @@ def _split_serving(tree: Tree) -> None:
     urls = serving.pop("urls", None)
     if serving.get("engine") == "vllm" and urls:
         serving["engine"], serving["urls"] = "external", urls
-        widths = ("tensor_parallel_size", "pipeline_parallel_size")
-        serving["devices_per_server"] = prod(
-            int(value)
-            for name, value in (serving.get("args") or {}).items()
-            if name.lstrip("-").replace("-", "_") in widths
-        )
+        args = {n.lstrip("-").replace("-", "_"): v for n, v in (serving.get("args") or {}).items()}
+        serving["args"] = {name: int(args[name]) for name in WIDTHS if name in args}
 
 
 def _without_rank_0(tree: Tree) -> None:
@@ -256,12 +275,12 @@ def _clip_before_normalize(tree: Tree) -> None:
 def _overlong_of_sampled(tree: Tree) -> None:
     """The overlong penalty once counted sampled tokens against `rollout.max_response_tokens`."""
     overlong = _at(tree, "reward.overlong")
-    if not isinstance(overlong, dict) or "length_unit" in overlong:
+    if not isinstance(overlong, dict) or "max_sampled_tokens" in overlong:
         return
     if overlong.get("buffer_len") is not None:
         budget = _at(tree, "rollout.max_response_tokens")
         default = RolloutSection.model_fields["max_response_tokens"].default
-        overlong["length_unit"], overlong["max_sampled_tokens"] = "sampled", budget or default
+        overlong["max_sampled_tokens"] = budget or default
 
 
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:

@@ -157,7 +157,7 @@ def _plain_config(
         return {}
     if not isinstance(data, dict):
         return {}
-    data = translate(data) if root is RunConfig else data
+    data = translate(data, root)
     refused = _refused(data, root)
     kept = {key: value for key, value in _leaves(data) if key not in refused}
     return _finite_thresholds(kept, notes)

@@ -36,9 +36,9 @@ from agentrl.preflight.reward.answer_player import REPEATS_S
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, MORE_TASKS, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
+from agentrl.runtime.assembly.teacher import teacher_section
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
-from agentrl.runtime.distill.teacher import teacher_section
 from agentrl.runtime.launch import in_flight
 from agentrl.types.finding import Finding
 

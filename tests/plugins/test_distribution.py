@@ -39,7 +39,7 @@ def test_a_clone_is_installed_in_place_and_a_wheel_from_the_index(tmp_path, monk
 
 
 def written() -> list[Path]:
-    folders = ("agentrl", "envs", "tools", "sandboxes", "configs", "examples")
+    folders = ("agentrl", "envs", "tools", "sandboxes", "configs", "examples", "docs")
     files = [path for name in folders for path in (ROOT / name).rglob("*")]
     files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
     return [p for p in files if p.suffix in (".py", ".md", ".yaml", "") and p.is_file()]

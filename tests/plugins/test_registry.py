@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 import torch
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import SyncSection
@@ -67,10 +67,7 @@ def one_step(section: AlgorithmSection, *, base: Path) -> dict[str, torch.Tensor
     model = tiny_model()
     batch = build_step(
         with_model_log_probs(model, make_groups()),
-        algorithm=section,
-        micro_batch_tokens=64,
-        seed=0,
-        needs=needs,
+        StepSettings(algorithm=section, micro_batch_tokens=64, seed=0, needs=needs),
     )
     return gradient_of(model, batch, section)
 
@@ -93,9 +90,8 @@ def test_a_toy_estimator_trains(tmp_path: Path, text: str, per: str) -> None:
 def test_a_toy_estimator_gives_the_numbers_it_says(tmp_path: Path) -> None:
     find_estimator("toy.py:toy", base=write(tmp_path, MEDIAN))
     groups = make_groups()
-    step = build_step(
-        groups, algorithm=resolved(advantage_estimator="toy.py:toy"), micro_batch_tokens=64, seed=0
-    )
+    section = resolved(advantage_estimator="toy.py:toy")
+    step = build_step(groups, StepSettings(algorithm=section, micro_batch_tokens=64, seed=0))
     for group in groups:
         rewards = {r.rollout_id: r.reward for r in group.trajectories if r.rule.reward_trusted}
         middle = median(rewards.values())

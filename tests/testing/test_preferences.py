@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.data.preferences.check import check_pairs
-from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import DataError
+from agentrl.fit.data.preferences.check import check_pairs
+from agentrl.fit.data.preferences.load import load_pairs
 from agentrl.reward.calibration import length_r2, measure_calibration
 from agentrl.testing.preferences import (
     GRAMMARS,

@@ -16,8 +16,8 @@ from agentrl.types.finding import Finding, Status
 
 if TYPE_CHECKING:
     from agentrl.metrics.intervals import Interval
-    from agentrl.runtime.api import ApiUse
     from agentrl.runtime.records import RunResult
+    from agentrl.runtime.sampling.api import ApiUse
     from agentrl.runtime.scoring.evaluate import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
+from agentrl.fit.reward_models.versions import RewardModelUsers
 from agentrl.machine.compute_threads import reserve_cores, run_computing
+from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
     OpenEngines,
@@ -30,10 +33,7 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     served_source,
 )
-from agentrl.runtime.assembly.reward_models import OpenRewardModels, open_reward_models
 from agentrl.runtime.assembly.tools import open_tools
-from agentrl.runtime.checks.vision import open_images
-from agentrl.runtime.reward_versions import RewardModelUsers
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.data import TokenStore
+from agentrl.disk.other_models import other_model_source
 from agentrl.estimators import find_estimator
+from agentrl.models.vision.checks import check_seeing
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.checks.vision import check_seeing
-from agentrl.runtime.distill.teacher import make_teacher
-from agentrl.runtime.other_models import other_model_source
+from agentrl.runtime.assembly.teacher import make_teacher
 
 if TYPE_CHECKING:
     from agentrl.config.schema import CriticSection

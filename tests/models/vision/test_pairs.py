@@ -15,10 +15,10 @@ from agentrl.cli.console.fit_view import FitView
 from agentrl.cli.prefs import app
 from agentrl.config.fit import FitConfig
 from agentrl.data import TrajectoryStore
-from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import ConfigError, DataError
-from agentrl.runtime.checks.vision import check_seeing_fit
-from agentrl.runtime.fit.launch import fit
+from agentrl.fit.data.preferences.load import load_pairs
+from agentrl.fit.launch import fit
+from agentrl.models.vision.checks import check_seeing_fit
 from agentrl.types import TrajectoryGroup
 from tests.models.vision.seeing_rows import seeing_groups
 from tests.models.vision.tiny_seeing import checkpoint, picture, reader_for

@@ -17,12 +17,12 @@ from agentrl.config.fit import FitConfig
 from agentrl.config.schema import ModelSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
+from agentrl.fit.launch import fit
+from agentrl.models.vision.checks import check_seeing, open_images
 from agentrl.preflight.reward.recorded_solutions import record_solutions
-from agentrl.runtime.checks.vision import check_seeing, open_images
-from agentrl.runtime.fit.launch import fit
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.sample import evaluate
+from agentrl.runtime.sampling.sample import evaluate
 from tests.models.vision.tiny_seeing import checkpoint, reader_for
 from tests.runtime.tiny_project import BACKEND
 

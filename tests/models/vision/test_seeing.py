@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.packing import unpack
 from agentrl.chat import build_chat
 from agentrl.config.fleet import EmbeddedServing
@@ -133,7 +133,8 @@ def batch(rows: list[Trajectory], *, sharing: bool = False) -> list[Any]:
         advantage_estimator="reinforce", loss_agg_mode="token-mean"
     ).resolved(horizon=64)
     step = build_step(
-        [group], algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=sharing
+        [group],
+        StepSettings(algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=sharing),
     )
     (update,) = step.updates
     return list(update.micro_batches)

@@ -13,7 +13,7 @@ from agentrl.batch.records import RowKey
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import ConfigError, TrainError
-from agentrl.runtime.distill.teacher import check_teacher
+from agentrl.runtime.assembly.teacher import check_teacher
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.distill import RowTeacher, TeacherModel, load_teacher
 from agentrl.train.model.pretrained import load_tokenizer
