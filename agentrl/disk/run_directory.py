@@ -162,8 +162,11 @@ class RunDir(RunPaths):
                 that the run began with is gone or another one.
         """
         old = _flatten(read_any_identity(self.path)[0].model_dump(mode="json"))
-        kind = FIT_FILE if isinstance(config, FitConfig) else RUN_FILE
-        new = _flatten(kind.whole(config, base).model_dump(mode="json"))
+        if isinstance(config, FitConfig):
+            config = FIT_FILE.whole(config, base)
+        else:
+            config = RUN_FILE.whole(config, base)
+        new = _flatten(config.model_dump(mode="json"))
         wrong = [
             f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
             for key in sorted(old.keys() | new.keys())

@@ -121,7 +121,13 @@ def test_a_reward_model_is_no_policy(fits: dict[str, Path], tmp_path: Path) -> N
         ("eval", rl, "--model", rm, "--out", tmp_path / "scores"),
         ("fit", fit, f"model.path={rm}"),
         ("fit", fit, f"model.path={rm}", "--dry-run"),
-        ("fit", fit, "objective.kind=dpo", f"objective.reference={rm}", "data.source=held.jsonl"),
+        (
+            "fit",
+            fit,
+            "objective.kind=dpo",
+            f"objective.reference={rm}",
+            f"data.source={fit.parent / 'held.jsonl'}",
+        ),
     ):
         if "objective.kind=dpo" in words:
             write_fit(tmp_path / "next", "dpo")

@@ -14,6 +14,7 @@ from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.cli.console.start import read_config
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.distill import CheckpointTeacher
+from agentrl.config.load import RUN_FILE
 from agentrl.config.schema import CheckpointSection
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.disk.run_directory import RunDir
@@ -84,7 +85,8 @@ def test_a_run_keeps_every_checkpoint_it_began_with(folder: Path) -> None:
     assert paths_of(run.resolve_models(began)) == wanted
     run.close()
     run, stored, base = RunDir.resume(run.path)
-    assert stored == began  # the config stays as the user wrote it
+    # As the user wrote it, with absolute paths.
+    assert stored == RUN_FILE.whole(began, folder)
     run.adopt(stored, base=base)
     assert paths_of(run.resolve_models(stored)) == wanted
     run.close()

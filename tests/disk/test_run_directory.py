@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.config.load import RUN_FILE
 from agentrl.config.schema import CheckpointSection
 from agentrl.disk.checkpoint import (
     CheckpointState,
@@ -204,7 +205,7 @@ def test_a_run_keeps_the_model_it_began_with(tmp_path: Path) -> None:
     assert run.resolve_models(began).model.path == first
     run.close()
     run, stored, _ = RunDir.resume(run.path)
-    assert stored == began
+    assert stored == RUN_FILE.whole(began, tmp_path)
     run.adopt(stored, base=tmp_path)
     assert run.resolve_models(stored).model.path == first
     run.close()

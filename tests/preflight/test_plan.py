@@ -15,6 +15,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_project(tmp_path_factory.mktemp("preflight"))
 
 
+@pytest.fixture(autouse=True)
+def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.parent)  # where the paths of overrides start
+
+
 async def check(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
     return {item.name: item for item in await preflight(config, base=project.parent)}

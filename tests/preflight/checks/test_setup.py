@@ -108,9 +108,10 @@ async def test_each_line_advises_until_it_is_heeded(
     assert bool(check.fix) is (status != "ok")
 
 
-async def test_the_path_of_a_critic_starts_at_the_run_file(project: Path) -> None:
+async def test_the_path_of_a_critic_starts_at_the_run_file(tmp_path: Path) -> None:
     """Fails ("does not exist") if it starts at the working directory."""
-    assert "from ./model" in (await line(project, "critic", [*PPO, "critic.path=./model"])).detail
+    file = write_project(tmp_path, critic__path="./model")
+    assert f"from {tmp_path / 'model'}" in (await line(file, "critic", PPO)).detail
 
 
 async def test_what_cannot_be_read_is_an_error(project: Path) -> None:

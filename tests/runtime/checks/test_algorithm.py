@@ -33,6 +33,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.parent)  # where the paths of overrides start
+
+
 async def check(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
     return {item.name: item for item in await preflight(config, base=project.parent)}
@@ -80,7 +85,7 @@ def test_reward_functions_are_resolved_before_a_run_opens_anything(project: Path
 def test_only_the_policy_that_is_scored_must_exist(project: Path) -> None:
     """Fails if `--model` cannot score before what `model.path` names was made."""
     config: RunConfig = load_config(project, ["model.path=./nowhere"])
-    with pytest.raises(ConfigError, match=r"model\.path './nowhere' does not exist"):
+    with pytest.raises(ConfigError, match=r"model\.path '/.*/nowhere' does not exist"):
         check_parts(config, base=project.parent)
     check_parts(config, base=project.parent, model_path="quickstart")
     with pytest.raises(ConfigError, match=r"--model '\./none' does not exist"):
@@ -97,7 +102,7 @@ CUT = ["runtime=ray", "serving.engine=vllm"]
             [*CUT, "train.backend=deepspeed", "train.backend.zero_stage=0"],
             "set train.backend.zero_stage: 1",
         ),
-        (["critic.path=./nowhere", "algorithm.preset=ppo"], "critic.path './nowhere' does not"),
+        (["critic.path=./nowhere", "algorithm.preset=ppo"], "/nowhere' does not exist"),
     ],
 )
 async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded(
