@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentrl.runtime.sampling.api import ApiUse
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 
 _TOOLS = ("native", "text")

@@ -18,6 +18,7 @@ from agentrl.disk.checkpoint import (
     score_checkpoint,
     would_be_kept,
 )
+from agentrl.disk.full_disk import disk_full
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.fit.crew import FitCrew
@@ -29,7 +30,6 @@ from agentrl.fit.updates import FitUpdate, FitUpdates
 from agentrl.machine.compute_threads import run_computing
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog

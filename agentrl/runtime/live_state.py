@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl.health.records import Verdict
     from agentrl.rollout.under_way.in_flight import InFlightReport, LookInFlight
     from agentrl.runtime.records import RunResult
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.serving.records import EngineStats
 
 logger = logging.getLogger(__name__)

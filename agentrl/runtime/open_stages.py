@@ -18,7 +18,6 @@ from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
-from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.assembly.resume_point import ResumePoint
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
@@ -26,6 +25,7 @@ from agentrl.runtime.assembly.weight_route import device_to_device, own_address,
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
+from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.health.records import Verdict
     from agentrl.runtime.records import RunResult
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.serving.records import EngineStats
 
 

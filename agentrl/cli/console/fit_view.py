@@ -12,7 +12,7 @@ from agentrl.cli.console.plain import QUIET_S, QuietLines
 from agentrl.cli.console.report import clock
 from agentrl.fit.progress import FitProgress, FitResult
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 
 _STEP = (
     ("sft/loss", "loss", "{:.4f}"),

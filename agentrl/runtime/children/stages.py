@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import InFlightReport, merged
@@ -18,7 +19,6 @@ from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.children.worker_child import WorkerLost
 from agentrl.runtime.children.workers import ChildWorkers
-from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.stages import HeldGroup
 from agentrl.serving import TokenClient

@@ -103,7 +103,7 @@ def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | No
         train,
         config.resolved_algorithm(),
         config.reward,
-        synchronous=driver_kind(schedule) is SynchronousRun,
+        synchronous=is_synchronous(schedule),
         shares_weights=shares_weights,
     )
     if not why:
@@ -122,6 +122,11 @@ def driver_kind(schedule: ScheduleSection) -> type[Driver]:
     if schedule.oversample > 1:
         return TailBatchingRun
     return AsynchronousRun if runs_ahead(schedule) else SynchronousRun
+
+
+def is_synchronous(schedule: ScheduleSection) -> bool:
+    """No rollout is under way between the steps of a schedule."""
+    return driver_kind(schedule) is SynchronousRun
 
 
 def runs_ahead(schedule: ScheduleSection) -> bool:

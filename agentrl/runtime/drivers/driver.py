@@ -32,13 +32,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.disk.full_disk import disk_full
 from agentrl.disk.stored_groups import stored_names
 from agentrl.errors import Outage, RunError
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.health.history import flat_config
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper, disk_full
+from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
 from agentrl.runtime.drivers.engine_counts import ServingCounts

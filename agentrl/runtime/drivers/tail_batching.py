@@ -27,6 +27,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.config.fleet import ScheduleSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection
@@ -36,7 +37,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
-from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
+from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import TrajectoryGroup

@@ -18,7 +18,6 @@ from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
@@ -31,10 +30,12 @@ from agentrl.runtime.drivers.groups import (
 )
 from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
+from agentrl.runtime.open_policy import open_policy
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.sampling.api import ApiUse, open_api_policy, write_evaluation
 from agentrl.runtime.sampling.brought_tasks import BroughtTasks, TakingTasks
-from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
+from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task, TrajectoryGroup

@@ -15,10 +15,10 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
 from agentrl.machine.files import write_whole
 from agentrl.runtime.assembly.parts import make_worker, model_source
-from agentrl.runtime.assembly.policy import open_environment
+from agentrl.runtime.open_policy import open_environment
 from agentrl.runtime.sampling.api.sampler import ApiSampler, not_sampled, used
 from agentrl.runtime.sampling.api.transcript import transcript_tokenizer
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 from agentrl.runtime.stages import HeldGroup, report_of
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task, usage
