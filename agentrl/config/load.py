@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from agentrl.config.base import Section
 from agentrl.config.explain import Explainer
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import sections_at
+from agentrl.config.keys import copy_of, keep_kind, put, sections_at
 from agentrl.config.renamed import old_keys
 from agentrl.config.schema import RunConfig
 from agentrl.config.stored import translate
-from agentrl.config.trees import copy_of, keep_kind, put
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.keys import KeyPath, Tree, found_at, value_at
 from agentrl.config.presets import PRESETS
-from agentrl.config.trees import KeyPath, Tree, found_at, value_at
 
 NOTHING = object()
 """Stands for a value that has no successor."""

@@ -11,10 +11,20 @@ from typing import Any
 
 from agentrl.config.base import Section
 from agentrl.config.fleet import WIDTHS
-from agentrl.config.keys import inner_kinds, is_table, kind_of
+from agentrl.config.keys import (
+    Tree,
+    copy_of,
+    drop,
+    found_at,
+    inner_kinds,
+    is_table,
+    keep_kind,
+    kind_of,
+    put,
+    value_at,
+)
 from agentrl.config.renamed import NOTHING, RENAMED, new_path
 from agentrl.config.schema import RolloutSection, RunConfig
-from agentrl.config.trees import Tree, copy_of, drop, found_at, keep_kind, put, value_at
 
 logger = logging.getLogger(__name__)
 
