@@ -9,13 +9,16 @@ TORCH  ?= torch
 CONFIG ?= configs/quickstart.yaml
 ARGS   ?=
 
-.PHONY: train test fleet check format bench gpu clean
+.PHONY: train test test-all fleet check format bench gpu clean
 
 train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
-test: $(VENV)/.test  ## run every test this machine has the parts for
+test: $(VENV)/.test  ## run the tests this machine has the parts for; slow files when their reach changed
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python .ci/tests.py $(ARGS)
+
+test-all: $(VENV)/.test  ## run every test, and record which slow files passed (.ci/passed.txt)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python .ci/tests.py --all $(ARGS)
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, Ray, DeepSpeed
 

@@ -1,9 +1,10 @@
 """Run the tests in phases; the last line adds their counts up, and the exit status means it.
 
-    python .ci/tests.py [ARGUMENT OF PYTEST ...]
+    python .ci/tests.py [--all] [ARGUMENT OF PYTEST ...]
 
-Without arguments, up to 5 failing tests run once more when the machine is quiet: thousands of tests
-that share two cores meet limits of time that a quiet machine keeps. Which ones is printed.
+Files marked slow as a whole run only when something in their reach changed since they last passed
+(`record.py`), or when the arguments name them. With `--all` everything runs, and what passed is
+recorded. How many files are left out, and why, is printed at the start and at the end.
 
 Exit status: 0 if everything that ran passed, 130 after Ctrl-C, and 1 otherwise: a test failed, a
 phase ended without running its tests, or the arguments select no test of any phase.
@@ -24,6 +25,9 @@ from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
+import reach
+import record
+
 PHASES = {
     "plain": ["-m", "not (docker or fleet or ray or gpu)", "-n", "3", "--dist", "worksteal"],
     "docker": ["-m", "docker and not gpu"],
@@ -38,27 +42,19 @@ so each kind of them has the machine for itself."""
 NO_TESTS = 5
 """Pytest ends with this where its arguments select nothing."""
 INTERRUPTED = 130
-MOST_AGAIN = 5
-"""More failing tests than this are no matter of time, and do not run again."""
 
 
 class Phase:
     """One call of pytest: its process, its output and its counts."""
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], folder: Path, *, live: bool, again: bool = False
-    ) -> None:
-        """Start it; its output goes to the terminal if it is `live`, else to a file.
-
-        With `again`, the arguments are the tests to run, one after the other.
-        """
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, live: bool) -> None:
+        """Start it; its output goes to the terminal if it is `live`, else to a file."""
         self.name = name
         self.seconds = 0.0
         self._began = time.monotonic()
-        self._report = folder / f"{name}{'-again' * again}.xml"
+        self.report = folder / f"{name}.xml"
         self._output = folder / f"{name}.txt"
-        chosen = [] if again else PHASES[name]
-        command = [sys.executable, "-m", "pytest", *chosen, *arguments]
+        command = [sys.executable, "-m", "pytest", *PHASES[name], *arguments]
         # Hundreds of processes import the same files; let the first of them keep what it compiles.
         env = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         if "-n" in command:
@@ -69,7 +65,7 @@ class Phase:
             if not live:
                 output = stack.enter_context(self._output.open("wb"))
             self._process = subprocess.Popen(
-                [*command, f"--junitxml={self._report}", "-o", "junit_family=xunit1"],
+                [*command, f"--junitxml={self.report}", "-o", "junit_family=xunit1"],
                 stdout=output,
                 stderr=output,
                 env=env,
@@ -96,26 +92,16 @@ class Phase:
         return self._process.returncode == NO_TESTS
 
     @property
-    def failed(self) -> list[str]:
-        """Tests that failed, as pytest takes them: `tests/test_a.py::TestClass::test_b[case]`."""
-        if not self._report.exists():
-            return []
-        found = []
-        for case in ElementTree.parse(self._report).iter("testcase"):
-            file = case.get("file")
-            if file is None or (case.find("failure") is None and case.find("error") is None):
-                continue
-            module = file.removesuffix(".py").replace("/", ".")
-            groups = case.get("classname", "").removeprefix(module).strip(".").split(".")
-            found.append("::".join([file, *filter(None, groups), case.get("name", "")]))
-        return list(dict.fromkeys(found))
+    def ran_to_its_end(self) -> bool:
+        """Whether each test that it selected has a result."""
+        return self._process.returncode in (0, 1, NO_TESTS)
 
     @property
     def counts(self) -> Counter[str]:
         """Tests by outcome; a phase that could not run its tests is one failure."""
         found: Counter[str] = Counter()
-        if self._report.exists():
-            for suite in ElementTree.parse(self._report).iter("testsuite"):
+        if self.report.exists():
+            for suite in ElementTree.parse(self.report).iter("testsuite"):
                 found.update({key: int(suite.get(key, 0)) for key in ("tests", "skipped")})
                 found["failed"] += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
         if self._process.returncode not in (0, NO_TESTS) and not found["failed"]:
@@ -132,68 +118,73 @@ def wait_for(phases: Sequence[Phase]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run all stages, print the closing lines, return the exit status."""
-    phases: list[Phase] = []
-    interrupted = False
+    everything = "--all" in arguments
+    arguments = [word for word in arguments if word != "--all"]
+    root = Path.cwd()
+    before = digests(root) if everything else {}
+    choice = record.Choice() if everything else record.choose(root, arguments)
     began = time.monotonic()
     print(
         "agentrl: tests marked gpu are not run here; on a machine with CUDA: pytest -m gpu",
         flush=True,
     )
+    if choice.sentence():
+        print(f"agentrl: {choice.sentence()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
-        for names in STAGES:
-            stage: list[Phase] = []
-            try:
-                for name in names:
-                    print(f"agentrl: {name} tests: {' '.join(PHASES[name])}", flush=True)
-                    stage.append(Phase(name, arguments, Path(folder), live=name == names[0]))
-                wait_for(stage)
-            except KeyboardInterrupt:
-                # Pytest has got the same Ctrl-C, and ends with a report of what there is.
-                interrupted = True
-                wait_for(stage)
-            for phase in stage:
-                phase.print_output()
-            phases += stage
-            if interrupted:
-                break
+        phases, interrupted = run_stages([*choice.options(), *arguments], Path(folder))
         counts = {phase.name: phase.counts for phase in phases}
-        if not interrupted and not arguments:
-            run_again(phases, counts, Path(folder))
-    return conclude(phases, counts, time.monotonic() - began, interrupted=interrupted)
+        sentence = choice.sentence()
+        if everything:
+            whole = not interrupted and all(phase.ran_to_its_end for phase in phases)
+            whole = whole and record.names_only_paths(arguments)
+            ran = record.results(phase.report for phase in phases)
+            sentence = record.update(root, before, ran, whole=whole)
+    seconds = time.monotonic() - began
+    return conclude(phases, counts, seconds, sentence, interrupted=interrupted)
 
 
-def run_again(phases: Sequence[Phase], counts: dict[str, Counter[str]], folder: Path) -> None:
-    """Run the few tests that failed once more, and move those that pass to the passed ones."""
-    failed = {phase.name: phase.failed for phase in phases}
-    # An error beside a failure, or a phase that did not start, is counted and has no test to run.
-    counted = sum(count["failed"] for count in counts.values())
-    if not 0 < counted == sum(map(len, failed.values())) <= MOST_AGAIN:
-        return
-    for name, tests in failed.items():
-        if not tests:
-            continue
-        print(f"agentrl: {name} tests that failed run once more, alone", flush=True)
-        phase = Phase(name, tests, folder, live=True, again=True)
-        wait_for([phase])
-        still = set(phase.failed)
-        if phase.counts["failed"] != len(still):
-            continue
-        for test in tests:
-            if test not in still:
-                counts[name].update(passed=1, failed=-1)
-                print(f"agentrl: passed when run once more: {test}", flush=True)
+def digests(root: Path) -> dict[str, str]:
+    """Digests of all slow test files."""
+    project = reach.Project(root)
+    return {file: project.digest(file) for file in project.slow_files}
+
+
+def run_stages(arguments: Sequence[str], folder: Path) -> tuple[list[Phase], bool]:
+    """Run stage after stage; returns the phases, and whether Ctrl-C ended them."""
+    phases: list[Phase] = []
+    for names in STAGES:
+        stage: list[Phase] = []
+        interrupted = False
+        try:
+            for name in names:
+                print(f"agentrl: {name} tests: {' '.join(PHASES[name])}", flush=True)
+                stage.append(Phase(name, arguments, folder, live=name == names[0]))
+            wait_for(stage)
+        except KeyboardInterrupt:
+            # Pytest has got the same Ctrl-C, and ends with a report of what there is.
+            interrupted = True
+            wait_for(stage)
+        for phase in stage:
+            phase.print_output()
+        phases += stage
+        if interrupted:
+            return phases, True
+    return phases, False
 
 
 def conclude(
     phases: Sequence[Phase],
     counts: dict[str, Counter[str]],
     seconds: float,
+    sentence: str,
     *,
     interrupted: bool,
 ) -> int:
     """Print the closing lines; returns the exit status."""
     parts = [f"{p.name} {counts[p.name]['passed']} in {clock(p.seconds)}" for p in phases]
     print(f"agentrl: passed: {', '.join(parts)}; all in {clock(seconds)}")
+    if sentence:
+        print(f"agentrl: {sentence}")
     total = sum(counts.values(), Counter[str]())
     words = [f"{total[word]} {word}" for word in ("passed", "failed", "skipped")]
     print(f"agentrl: {', '.join(words)}", flush=True)

@@ -19,29 +19,10 @@ from agentrl.types import (
 )
 
 __all__ = [
-    "Action",
-    "AgentInstance",
-    "AgentrlError",
-    "Engine",
-    "EnvContext",
-    "ExecResult",
-    "Explanation",
-    "FunctionTool",
-    "Generator",
-    "Message",
-    "Observation",
-    "Outcome",
-    "Sandbox",
-    "SandboxBackend",
-    "SandboxLimits",
-    "StepResult",
-    "Task",
-    "Termination",
-    "Tool",
-    "ToolError",
-    "ToolResult",
-    "Trajectory",
-    "TrajectoryGroup",
-]
+    "Action", "AgentInstance", "AgentrlError", "Engine", "EnvContext", "ExecResult", "Explanation",
+    "FunctionTool", "Generator", "Message", "Observation", "Outcome", "Sandbox", "SandboxBackend",
+    "SandboxLimits", "StepResult", "Task", "Termination", "Tool", "ToolError", "ToolResult",
+    "Trajectory", "TrajectoryGroup",
+]  # fmt: skip
 
 __version__ = "0.1.0"

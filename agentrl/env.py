@@ -84,7 +84,7 @@ class StepResult:
     scores: float | None = None
     """0-1 verdict so far, for filters and evaluation; the last one given counts."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Numbers averaged into the metrics under `env/`; names of `agentrl.usage` are left out."""
+    """Numbers averaged into the metrics under `env/`; not the names of `agentrl.types.usage`."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Overrides for the next turn: `temperature`, `top_p`, `max_tokens`."""
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -40,15 +40,15 @@ from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, JumpingLoop, t
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.data.staleness import Pace
+from agentrl.disk.run_directory import RunDir
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics.sinks import MetricsLog
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
-from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
 
 ROLLOUT_SHARE = 0.7

@@ -33,15 +33,15 @@ from jumping_stages import (
 
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
+from agentrl.disk.run_directory import RunDir
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
 from agentrl.metrics.sinks import MetricsLog
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
-from agentrl.runtime.stop import StopSwitch
 from agentrl.types import Task
 
 WAYS = ("no evaluation", "training stops", "beside training")

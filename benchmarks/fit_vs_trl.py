@@ -128,12 +128,12 @@ class Ours:
 
     def __init__(self, objective: str, case: Case, budget: int) -> None:
         from agentrl.batch.examples import pair_update
-        from agentrl.runtime.fit.updates import make_update
+        from agentrl.fit.losses.fitter import Fitter
+        from agentrl.fit.losses.objectives import LikelihoodLoss, PreferenceLoss
+        from agentrl.fit.losses.pair_registry import find_pair_loss
+        from agentrl.fit.losses.reward_objective import RewardLoss
+        from agentrl.fit.updates import make_update
         from agentrl.train.backends.choose import make_backend
-        from agentrl.train.fit.fitter import Fitter
-        from agentrl.train.fit.objectives import LikelihoodLoss, PreferenceLoss
-        from agentrl.train.fit.pair_registry import find_pair_loss
-        from agentrl.train.fit.reward_objective import RewardLoss
         from agentrl.train.model.value_head import ValueModel
         from agentrl.train.reference import Reference
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from agentrl.config.schema import ModelSection
-from agentrl.kernels.lm_head import use_float32_head
+from agentrl.models.lm_head import use_float32_head
 from agentrl.serving.embedded.forward import CacheSegment, RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.train.model.attention import packed_attention

@@ -28,10 +28,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.allocator import keep_freed_memory
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.batch.tensors import to_tensors
+from agentrl.machine.allocator import keep_freed_memory
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import packed_log_probs
 

@@ -31,9 +31,9 @@ from agentrl.batch.records import StepBatch
 from agentrl.config import RunConfig
 from agentrl.config.load import load_stored_config
 from agentrl.data import TokenStore, TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.runtime.assembly.step_batch import StepMaker
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.train import Trainer, load_pretrained
 from agentrl.types import TrainedTokens, TrajectoryGroup
 

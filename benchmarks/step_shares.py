@@ -32,12 +32,12 @@ from typing import Any
 from agentrl.chat.pictures import slots
 from agentrl.config import load_config
 from agentrl.images import folder, marks, reading
+from agentrl.models.vision import embed, families, reader
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from agentrl.serving.embedded import pictures
 from agentrl.train import score_model
 from agentrl.train.model import image_rows
-from agentrl.vision import embed, families, reader
 
 PARTS = {
     "images": ((slots, folder, marks, reading, pictures, image_rows, embed, reader), 0.05),

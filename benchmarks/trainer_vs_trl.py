@@ -148,7 +148,7 @@ class Ours:
     """`Trainer.step` on a batch made before."""
 
     def __init__(self, case: Case, args: argparse.Namespace) -> None:
-        from agentrl.batch import build_step
+        from agentrl.batch import StepSettings, build_step
         from agentrl.config.schema import AlgorithmSection, TrainSection
         from agentrl.train.trainer import Trainer
 
@@ -164,10 +164,12 @@ class Ours:
         )
         self._batch = build_step(
             make_groups(case, self.model),
-            algorithm=algorithm,
-            micro_batch_tokens=args.micro_batch_tokens,
-            seed=0,
-            **({} if args.no_sharing else {"prefix_sharing": True}),
+            StepSettings(
+                algorithm=algorithm,
+                micro_batch_tokens=args.micro_batch_tokens,
+                seed=0,
+                prefix_sharing=not args.no_sharing,
+            ),
         )
         self.advantages = self._batch.advantages
 

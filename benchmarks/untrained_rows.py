@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
@@ -114,8 +114,8 @@ def main() -> None:
     for opened in options.open:
         step = build_step(
             groups_of(answers, prompts, opened),
-            algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=True,
-        )  # fmt: skip
+            StepSettings(algorithm=algorithm, micro_batch_tokens=4096, seed=0, prefix_sharing=True),
+        )
         trainer = Trainer(model, train=TrainSection(learning_rate=1e-9), algorithm=algorithm)
         meter = UntrainedMeter(trainer.backend, algorithm)
         began = time.process_time()

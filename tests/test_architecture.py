@@ -263,7 +263,7 @@ def test_the_top_level_holds_what_the_layout_names() -> None:
     named = {
         "pyproject.toml", "README.md", "agentrl", "envs", "tools", "sandboxes", "configs", "tests",
         "examples", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", ".ci",
-        ".pre-commit-config.yaml", "benchmarks",
+        ".pre-commit-config.yaml", "benchmarks", "docs",
     }  # fmt: skip
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+INI = "[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n slow\n"
 SCRIPT = Path(__file__).parents[1] / ".ci" / "tests.py"
 
 
 def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n")
-    (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
-    # Without the workers of the plain phase, which take a second; `start_all` has them.
+    (folder / "pytest.ini").write_text(INI)
+    if source:
+        (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
+    # Without the workers of the plain phase, which take a second.
     options = ["-q", "-p", "xdist", "-n", "0", "-p", "no:cacheprovider"]
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), *options, *arguments],
@@ -28,21 +30,6 @@ def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-
-
-def start_all(folder: Path, source: str) -> subprocess.Popen[str]:
-    """Start it without arguments, as `make test` does."""
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n")
-    (folder / "test_some.py").write_text(f"import pytest, pathlib\n{source}")
-    options = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-q -p xdist"}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT)],
-        cwd=folder,
-        env=os.environ | options,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
 
 
@@ -113,43 +100,85 @@ def test_long():
     assert closing_lines(text)[1].startswith("agentrl: 1 passed, ")
 
 
-SECOND_TIME = """
-def second_time(name):
-    file = pathlib.Path(name)
-    if file.exists():
-        return True
-    file.touch()
-    return False
-class TestGroup:
-    @pytest.mark.parametrize("case", ["a/b", "c[d"])
-    def test_late(self, case): assert second_time(f"late-{ord(case[0])}")
-def test_good(): pass
-@pytest.mark.ray
-def test_wrong(): assert WRONG
-"""
+def slow_project(folder: Path) -> None:
+    """A project with two slow files and a quick one."""
+    for name, source in {
+        "tests/test_quick.py": "def test_quick(): pass",
+        "tests/test_slow.py": f"{SLOW}from tests import needed\ndef test_slow(): pass",
+        "tests/test_wrong.py": f"{SLOW}def test_wrong(): assert False",
+        "tests/test_without.py": f"{SLOW}def test_without(): pytest.skip('no part')",
+        "tests/needed.py": "",
+        "conftest.py": "import sys; sys.path.append('.')",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
 
 
-def test_a_test_that_passes_when_run_once_more_is_named(tmp_path: Path) -> None:
-    """Fails if a busy machine fails a run, or if nobody learns which tests it was."""
-    with start_all(tmp_path, SECOND_TIME.replace("WRONG", "True")) as process:
+SLOW = "import pytest\npytestmark = [pytest.mark.slow]\n"
+
+
+def run(folder: Path, *arguments: str) -> str:
+    with start(folder, "", *arguments) as process:
         text, _ = process.communicate()
-    assert process.returncode == 0, text
-    assert closing_lines(text)[1] == "agentrl: 4 passed, 0 failed, 0 skipped"
-    for case in ("a/b", "c[d"):
-        assert f"passed when run once more: test_some.py::TestGroup::test_late[{case}]" in text
+    return text
 
 
-def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
-    with start_all(tmp_path, SECOND_TIME.replace("WRONG", "False")) as process:
-        text, _ = process.communicate()
-    assert process.returncode == 1, text
-    assert closing_lines(text)[1] == "agentrl: 3 passed, 1 failed, 0 skipped"
+def test_files_that_passed_are_left_out_until_their_reach_changes(tmp_path: Path) -> None:
+    """Fails if a failed or skipped file is recorded, or a changed or named file is left out."""
+    slow_project(tmp_path)
+    (tmp_path / ".ci").mkdir()
+    first = run(tmp_path)
+    assert closing_lines(first)[1] == "agentrl: 2 passed, 1 failed, 1 skipped"
+    assert not (tmp_path / ".ci" / "passed.txt").exists()
+
+    record_all(tmp_path)
+    (line,) = (tmp_path / ".ci" / "passed.txt").read_text().splitlines()
+    assert line.startswith("tests/test_slow.py ")
+
+    again = run(tmp_path)
+    assert closing_lines(again)[1] == "agentrl: 1 passed, 1 failed, 1 skipped"
+    assert again.count("agentrl: left out 1 slow test files (0 minutes), since nothing") == 2
+    assert "0 run since something did, 2 since .ci/passed.txt does not hold them" in again
+    assert closing_lines(run(tmp_path, "tests/test_slow.py"))[1].startswith("agentrl: 1 passed, 0")
+
+    (tmp_path / "tests" / "needed.py").write_text("changed = 1")
+    changed = run(tmp_path)
+    assert closing_lines(changed)[1] == "agentrl: 2 passed, 1 failed, 1 skipped"
+    assert "1 run since something did" in changed
 
 
-def test_many_failing_tests_do_not_run_again(tmp_path: Path) -> None:
-    source = "@pytest.mark.parametrize('i', range(6))\ndef test_wrong(i): assert False"
-    with start_all(tmp_path, source) as process:
-        text, _ = process.communicate()
-    assert process.returncode == 1
-    assert "run once more" not in text
-    assert closing_lines(text)[1] == "agentrl: 0 passed, 6 failed, 0 skipped"
+def record_all(folder: Path, *paths: str) -> str:
+    """Run as `make test-all` does."""
+    command = [sys.executable, str(SCRIPT), "--all", *paths]
+    options = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-q -p xdist"}
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | options, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_file_that_fails_loses_its_line_and_others_keep_theirs(tmp_path: Path) -> None:
+    slow_project(tmp_path)
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "pytest.ini").write_text(INI)
+    digest = "0" * 32
+    record = tmp_path / ".ci" / "passed.txt"
+    record.write_text(f"tests/test_slow.py {digest} 5\ntests/test_wrong.py {digest} 5\n<<<<<<<\n")
+    text = record_all(tmp_path, "tests/test_wrong.py")
+    assert ".ci/passed.txt: 0 slow test files written, 1 removed" in text
+    assert record.read_text() == f"tests/test_slow.py {digest} 5\n"
+    # A part of a file that passes is no file that passed.
+    for words in (["tests/test_slow.py::test_slow"], ["tests/test_slow.py", "-k", "slow"]):
+        assert "1 passed" in record_all(tmp_path, *words)
+        assert record.read_text() == f"tests/test_slow.py {digest} 5\n"
+
+
+def test_the_record_never_leaves_a_run_without_tests(tmp_path: Path) -> None:
+    slow_project(tmp_path)
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "pytest.ini").write_text(INI)
+    for name in ("quick", "wrong", "without"):
+        (tmp_path / "tests" / f"test_{name}.py").unlink()
+    record_all(tmp_path)
+    assert (tmp_path / ".ci" / "passed.txt").read_text()
+    assert closing_lines(run(tmp_path))[1] == "agentrl: 1 passed, 0 failed, 0 skipped"

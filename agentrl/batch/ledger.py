@@ -27,7 +27,7 @@ from agentrl.batch.records import LossNeeds, RowKey, StepBatch
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
-from agentrl.usage import LOST_SECONDS, LOST_TOKENS
+from agentrl.types.usage import LOST_SECONDS, LOST_TOKENS
 
 
 class TokenUse(StrEnum):

@@ -16,7 +16,7 @@ from agentrl.chat.template import GuardedTemplate
 from agentrl.chat.tokenizer import Codec, TokenizerLike
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ConfigError, choices
-from agentrl.finding import Status
+from agentrl.types.finding import Status
 
 logger = logging.getLogger(__name__)
 

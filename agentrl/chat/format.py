@@ -19,9 +19,9 @@ from agentrl.chat.template import GuardedTemplate, with_system
 from agentrl.chat.tokenizer import CUT, Codec, clean
 from agentrl.chat.truncate import truncate_middle
 from agentrl.errors import ChatError, DataError
-from agentrl.finding import Finding, Status
 from agentrl.tool import Tool
 from agentrl.types import Image, ImageSpan, Message, ToolCall
+from agentrl.types.finding import Finding, Status
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from agentrl.chat.json_calls import HermesParser, Llama3JsonParser, MistralParse
 from agentrl.chat.parser import ToolCallParser
 from agentrl.chat.tagged_calls import GlmParser, Qwen3CoderParser
 from agentrl.errors import ConfigError
-from agentrl.registry import Registry
+from agentrl.plugins.registry import Registry
 
 NO_PARSER = "none"
 """Value of `chat.tool_parser` with which no call is read."""

@@ -15,8 +15,8 @@ from agentrl.chat.pictures.proof import prove_images
 from agentrl.chat.template import PROBE_CALL_ID, PROBE_SCHEMA, PROBE_TOOL, GuardedTemplate
 from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
-from agentrl.finding import Finding, fail, warn
 from agentrl.types import Message
+from agentrl.types.finding import Finding, fail, warn
 
 Feature = Literal["system", "tools", "tool results", "reasoning", "images", "openings"]
 """Part of a conversation that a template may rewrite; the name of the finding."""

@@ -15,7 +15,7 @@ from inspect import getdoc
 import typer
 
 from agentrl.cli.console import failures
-from agentrl.distribution import other_program
+from agentrl.plugins.distribution import other_program
 
 _BEFORE, _DURING, _AFTER = "Before a run", "A run", "After a run, or beside it"
 _TASKS, _MACHINES = "Environments and tasks", "Machines"

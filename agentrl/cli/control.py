@@ -26,8 +26,8 @@ def command(
     It also adds a vLLM server to a running run, or removes one. A resumed run begins with the
     servers of its config.
     """
-    from agentrl.runtime.disk.pause import PauseState
-    from agentrl.runtime.disk.server_requests import ServerAction
+    from agentrl.disk.pause import PauseState
+    from agentrl.disk.server_requests import ServerAction
 
     prepare()
     pauses = (PauseState.CONTINUE.value, PauseState.STOP.value)
@@ -43,15 +43,15 @@ def command(
 
 
 def _answer(run: Path, what: str) -> str:
-    from agentrl.runtime.disk.pause import PauseState, answer
+    from agentrl.disk.pause import PauseState, answer
 
     pause = answer(run, PauseState(what))
     return f"{run}: told to {what} after step {pause.step}, where it paused: {pause.why}"
 
 
 def _change(run: Path, what: str, server: str) -> str:
+    from agentrl.disk.server_requests import ServerAction, ask_run
     from agentrl.errors import RunError
-    from agentrl.runtime.disk.server_requests import ServerAction, ask_run
 
     answer = ask_run(run, ServerAction(what), server)
     if not answer.done:

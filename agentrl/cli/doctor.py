@@ -17,8 +17,8 @@ from rich.text import Text
 
 from agentrl.cli.console.findings import STYLES
 from agentrl.errors import ConfigError, RunError
-from agentrl.finding import Status
 from agentrl.inspect.read.safe_terminal import visible
+from agentrl.types.finding import Status
 
 if TYPE_CHECKING:
     from agentrl.health import Evidence, History, Lever, RankedCause, Verdict

@@ -19,7 +19,7 @@ from agentrl.served import ServedSettings, read_settings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentrl.runtime.api import ApiUse
+    from agentrl.runtime.sampling.api import ApiUse
     from agentrl.runtime.scoring.evaluate import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 
@@ -152,8 +152,8 @@ def _scored(
         typer.Exit: stopped by a signal.
     """
     from agentrl.cli.console.live import watch
-    from agentrl.runtime.sample import evaluate, evaluate_api
-    from agentrl.runtime.stop import Interrupted
+    from agentrl.machine.processes.stop import Interrupted
+    from agentrl.runtime.sampling.sample import evaluate, evaluate_api
 
     try:
         with watch(console) as progress:

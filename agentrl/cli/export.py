@@ -24,7 +24,7 @@ def command(
     ] = False,
 ) -> None:
     """Write a checkpoint as one Hugging Face directory; adapters are merged into their model."""
-    from agentrl.runtime.disk.export import export
+    from agentrl.disk.export import export
 
     prepare()
     made = export(run, out, step=step, best=best, adapter=adapter)

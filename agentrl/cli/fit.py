@@ -13,7 +13,7 @@ from agentrl.errors import AgentrlError, ConfigError
 
 if TYPE_CHECKING:
     from agentrl.config.fit import FitConfig
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 
 def command(
@@ -38,9 +38,9 @@ def command(
 
 def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
     from agentrl.cli.console.fit_view import FitView, fit_table
-    from agentrl.runtime.disk.run_name import run_path
-    from agentrl.runtime.fit.launch import fit, fit_doubts, load_fit_sets
-    from agentrl.runtime.stop import Interrupted
+    from agentrl.disk.run_name import run_path
+    from agentrl.fit.launch import fit, fit_doubts, load_fit_sets
+    from agentrl.machine.processes.stop import Interrupted
 
     console = open_console()
     config, base, run_dir = _open(path, overrides, resume=resume, adopt=not dry_run)
@@ -75,8 +75,8 @@ def _open(
 ) -> tuple[FitConfig, Path, RunDir | None]:
     """The config, where its relative paths start, and the run directory that is resumed."""
     from agentrl.config.load import FIT_FILE
-    from agentrl.runtime.disk.run_directory import RunDir
-    from agentrl.runtime.disk.run_name import holds_a_run, run_path
+    from agentrl.disk.run_directory import RunDir
+    from agentrl.disk.run_name import holds_a_run, run_path
 
     if path.is_dir() and not resume:
         raise ConfigError(

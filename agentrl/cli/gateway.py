@@ -87,7 +87,7 @@ def _record(
     config: Path, words: list[str], args: dict[str, Any], *, n: int | None, out: Path | None
 ) -> None:
     from agentrl.gateway.outside import OutsideAgent
-    from agentrl.runtime.sample import collect
+    from agentrl.runtime.sampling.sample import collect
 
     settings, base = read_config(config, words)
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-gateway")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 
 app = typer.Typer(help="Install agents that are trained as they are.", no_args_is_help=True)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
-from agentrl.finding import Finding, any_failed
+from agentrl.types.finding import Finding, any_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare
 
 if TYPE_CHECKING:
-    from agentrl.data.preferences.from_runs import Decode, PairCounts, PairMaker
+    from agentrl.fit.data.preferences.from_runs import Decode, PairCounts, PairMaker
     from agentrl.types import TrajectoryGroup
 
 app = typer.Typer(
@@ -49,10 +49,10 @@ def make(
     masks, and the same as text, so other trainers read them as plain pairs. No task is in both.
     OUT/images has the files of the images that were shown in them.
     """
-    from agentrl.data.preferences.files import PairWriter
-    from agentrl.data.preferences.from_runs import PairMaker, PairParts, PairRules
     from agentrl.data.run.paths import RunPaths
     from agentrl.errors import DataError, RunError, choices
+    from agentrl.fit.data.preferences.files import PairWriter
+    from agentrl.fit.data.preferences.from_runs import PairMaker, PairParts, PairRules
     from agentrl.images import ImageFolder
 
     prepare()
@@ -140,10 +140,10 @@ def check(
     a failure.
     """
     from agentrl.cli.console.findings import findings_table
-    from agentrl.data.preferences.check import check_pairs
-    from agentrl.data.preferences.load import load_pairs
     from agentrl.errors import ConfigError
-    from agentrl.finding import any_failed
+    from agentrl.fit.data.preferences.check import check_pairs
+    from agentrl.fit.data.preferences.load import load_pairs
+    from agentrl.types.finding import any_failed
 
     prepare()
     columns = _columns(column or [])
@@ -169,7 +169,7 @@ def check(
 
 def _groups(run: Path, kind: str) -> Iterator[tuple[str, TrajectoryGroup]]:
     from agentrl.cli.traj.stored import check_kind, open_store
-    from agentrl.runtime.disk.stored_groups import stored_groups
+    from agentrl.disk.stored_groups import stored_groups
 
     store = open_store(run)
     check_kind(store, kind)

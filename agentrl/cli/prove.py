@@ -10,7 +10,7 @@ import typer
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
 from agentrl.cli.console.start import open_console, prepare, read_config, read_fit
 from agentrl.config.load import is_fit_file
-from agentrl.finding import Status
+from agentrl.types.finding import Status
 
 if TYPE_CHECKING:
     from agentrl.train.prove import Proof
@@ -84,7 +84,7 @@ def _run(file: Path, overrides: list[str], *, seed: int) -> tuple[str, Proof]:
 
 def _fit(file: Path, overrides: list[str], *, seed: int) -> tuple[str, Proof]:
     config, base = read_fit(file, overrides)
-    from agentrl.train.prove.fit import prove_fit  # loads torch
+    from agentrl.fit.prove import prove_fit  # loads torch
 
     objective = config.objective
     proof = prove_fit(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.cli.console.findings import findings_table
-from agentrl.finding import Finding, Status, fail
 from agentrl.inspect.read.safe_terminal import visible
+from agentrl.types.finding import Finding, Status, fail
 
 if TYPE_CHECKING:
     from agentrl.audit.replay.compare import Agreement
@@ -53,7 +53,7 @@ def command(
     """
     from agentrl.audit.replay.recorded_run import open_recorded
     from agentrl.audit.replay.step import replay_failed, replay_step
-    from agentrl.runtime.disk.logs import quiet_transformers
+    from agentrl.disk.logs import quiet_transformers
 
     quiet_transformers()
     recorded = open_recorded(run)

@@ -12,7 +12,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare
 
 if TYPE_CHECKING:
-    from agentrl.runtime.fit.rating.scored_pairs import NamedPairs
+    from agentrl.fit.rating.scored_pairs import NamedPairs
 
 app = typer.Typer(no_args_is_help=True, help="Measure reward models, and score answers with them.")
 
@@ -64,10 +64,10 @@ def report(
     before and after the temperature) and report.html, which shows all of it and asks for nothing.
     """
     from agentrl.errors import ConfigError
-    from agentrl.runtime.fit.rating.report_text import report_markdown
-    from agentrl.runtime.fit.rating.reward_files import write_report
-    from agentrl.runtime.fit.rating.reward_model import open_reward_model
-    from agentrl.runtime.fit.rating.reward_report import measure_reward_model
+    from agentrl.fit.rating.report_text import report_markdown
+    from agentrl.fit.rating.reward_files import write_report
+    from agentrl.fit.rating.reward_model import open_reward_model
+    from agentrl.fit.rating.reward_report import measure_reward_model
 
     prepare()
     pairs = _pairs(data, split, limit)
@@ -112,12 +112,12 @@ def posterior(
     run of an ensemble every member gets its own.
     """
     from agentrl.errors import ConfigError
-    from agentrl.runtime.fit.rating.head_posterior import (
+    from agentrl.fit.rating.head_posterior import (
         checkpoint_paths,
         measure_posterior,
         posterior_text,
     )
-    from agentrl.runtime.fit.rating.reward_model import open_reward_model
+    from agentrl.fit.rating.reward_model import open_reward_model
 
     prepare()
     pairs = _pairs(data, split, limit)
@@ -150,8 +150,8 @@ def score(
     with `deviation` between them. Exit status 1: an answer could not be scored, and its
     line has an `error`.
     """
-    from agentrl.runtime.fit.rating.reward_model import open_reward_model
-    from agentrl.runtime.fit.rating.score_file import read_answers, write_scores
+    from agentrl.fit.rating.reward_model import open_reward_model
+    from agentrl.fit.rating.score_file import read_answers, write_scores
 
     prepare()
     items = read_answers(file, split=split)
@@ -164,8 +164,8 @@ def score(
 
 
 def _pairs(source: str, split: str, limit: int | None) -> NamedPairs:
-    from agentrl.data.preferences.load import load_pairs
-    from agentrl.runtime.fit.rating.scored_pairs import NamedPairs
+    from agentrl.fit.data.preferences.load import load_pairs
+    from agentrl.fit.rating.scored_pairs import NamedPairs
 
     return NamedPairs(name=source, pairs=load_pairs(source, split=split, limit=limit))
 

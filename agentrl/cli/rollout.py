@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Collect trajectories of the first tasks of a run file, without training."""
     from agentrl.preflight.reward.recorded_solutions import record_solutions
-    from agentrl.runtime.sample import collect
+    from agentrl.runtime.sampling.sample import collect
 
     prepare()
     settings, base = read_config(config, overrides or [], with_models=True)

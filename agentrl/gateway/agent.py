@@ -20,7 +20,7 @@ from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.program import ProgramAgent
 from agentrl.gateway.side_model import SideCalls
 from agentrl.gateway.threads import in_thread
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.rollout.adapters.adapt import is_agent, load_env_class
 from agentrl.rollout.own_loop import RolloutLoop
 from agentrl.types import Task

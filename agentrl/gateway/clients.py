@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import Any, Literal
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import Gateway
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.threads import loop_transport
+from agentrl.plugins.distribution import install_command
 
 ClientKind = Literal["openai", "anthropic"]
 """The SDK whose client an agent is given."""

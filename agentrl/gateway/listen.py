@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import TOKEN_HEADER, Gateway
+from agentrl.plugins.distribution import install_command
 from agentrl.sandbox import MakeProtocol
 
 _POLL_S = 0.01

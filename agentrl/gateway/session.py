@@ -107,7 +107,7 @@ class GatewaySession(SessionRecord):
         self._watch = watch
         self._takes_reward = takes_reward
         self._turns: dict[bytes, asyncio.Task[TurnAnswer]] = {}
-        self._progress = RolloutProgress()
+        self._response_tokens = 0
         self._counted: set[TreeNode] = set()
         self._started = 0
         self._waiting = 0
@@ -201,13 +201,7 @@ class GatewaySession(SessionRecord):
         return self.posted
 
     def _again(self, turn: asyncio.Task[TurnAnswer]) -> asyncio.Task[TurnAnswer]:
-        most = self._parts.limits.max_assistant_turns
-        if self.counts["retries"] >= most:
-            # An agent that asks the same for ever would never end.
-            self._reach(
-                Termination.MAX_TURNS,
-                f"max_assistant_turns: {most} requests were the same as one before",
-            )
+        self._refuse_at(self._parts.limits.repeats(self.counts["retries"]))
         self.counts["retries"] += 1
         self._retried[turn] += 1
         return turn
@@ -284,12 +278,8 @@ class GatewaySession(SessionRecord):
         kind = kind_of_next(self.tree, heard, self.known.tools_key(request.tools))
         if kind is ConversationKind.MAIN:
             return None
-        most = self._parts.limits.max_assistant_turns
         number = sum(self.counts[f"frozen_{one}"] for one in ConversationKind)
-        if number >= most:
-            self._reach(
-                Termination.MAX_TURNS, f"max_assistant_turns: {number} side calls of {most}"
-            )
+        self._refuse_at(self._parts.limits.side_calls(number))
         self.counts[f"frozen_{kind}"] += 1
         return self._answer_frozen(model, request, number)
 
@@ -346,46 +336,40 @@ class GatewaySession(SessionRecord):
         Raises:
             RequestRefused: a limit of the rollout leaves no room for it.
         """
-        limits, progress = self._parts.limits, self._progress
-        progress.context_tokens = node.length
-        if reached := limits.prompt_too_long(node.length):
-            self.limit = reached
-            most = limits.max_context_tokens
-            raise RequestRefused(RefusalReason.CONTEXT_FULL, "", tokens=node.length, most=most)
-        fresh = self._fresh_tokens(node)
-        asked = self._started
-        if asked >= limits.max_assistant_turns:
-            self._reach(
-                Termination.MAX_TURNS,
-                f"max_assistant_turns: {asked} of {limits.max_assistant_turns}",
-            )
-        room = limits.max_response_tokens - progress.response_tokens - fresh
-        if room < 1:
-            used = progress.response_tokens + fresh
-            self._reach(
-                Termination.MAX_TOKENS,
-                f"max_response_tokens: {used} of {limits.max_response_tokens}",
-            )
-        most = min(
-            self._sampling.max_tokens,
-            limits.max_turn_tokens,
-            room,
-            limits.max_context_tokens - node.length,
-            request.max_tokens or limits.max_turn_tokens,
+        limits = self._parts.limits
+        progress = RolloutProgress(
+            assistant_turns=self._started,
+            response_tokens=self._response_tokens + self._fresh_tokens(node),
+            context_tokens=node.length,
         )
+        self._refuse_at(limits.before_request(progress), prompt_tokens=node.length)
         return replace(
             self._sampling,
-            max_tokens=most,
+            max_tokens=min(
+                self._sampling.max_tokens,
+                limits.turn_budget(progress),
+                request.max_tokens or limits.max_turn_tokens,
+            ),
             stop_token_ids=self._stop_ids(request),
             seed=turn_seed(self._seed, self._started),
         )
 
-    def _reach(self, termination: Termination, detail: str) -> None:
-        self.limit = Reached(termination=termination, detail=detail)
+    def _refuse_at(self, reached: Reached | None, *, prompt_tokens: int = 0) -> None:
+        """Refuse the request if a limit is reached; a shorter prompt may go on if it was too long.
+
+        Raises:
+            RequestRefused: it is.
+        """
+        if reached is None:
+            return
+        self.limit = reached
+        if reached.termination is Termination.CONTEXT_FULL:
+            most = self._parts.limits.max_context_tokens
+            raise RequestRefused(RefusalReason.CONTEXT_FULL, "", tokens=prompt_tokens, most=most)
         self.exhausted.set()
         raise RequestRefused(
             RefusalReason.LIMIT,
-            f"this rollout is over, rollout.{detail}; give the reward of what there is",
+            f"this rollout is over, rollout.{reached.detail}; give the reward of what there is",
         )
 
     def _fresh_tokens(self, node: TreeNode) -> int:
@@ -463,7 +447,7 @@ class GatewaySession(SessionRecord):
             ),
         )
         self.tree.add(sampled)
-        self._progress.response_tokens += self._fresh_tokens(sampled)
+        self._response_tokens += self._fresh_tokens(sampled)
         self._counted.update([*takewhile(lambda one: one not in self._counted, sampled.upward())])
         self._answers[answer.id] = sampled, request.messages
         return answer

@@ -1,6 +1,5 @@
 """Detectors over the history of a run, and rules that may end it."""
 
-from agentrl.finding import Status
 from agentrl.health.causes import RankedCause, causes, merged_levers
 from agentrl.health.commands import next_command
 from agentrl.health.dashboard import DASHBOARD, Band
@@ -20,6 +19,7 @@ from agentrl.health.report import ranked_records
 from agentrl.health.rollouts import facts_of, rollouts_of_step, sampled_steps
 from agentrl.health.rules import silent_rules
 from agentrl.health.thresholds import Threshold, bound
+from agentrl.types.finding import Status
 
 __all__ = [
     "DASHBOARD",

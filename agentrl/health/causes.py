@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.finding import Status
 from agentrl.health.records import Dating, Lever, Verdict
+from agentrl.types.finding import Status
 
 _REWARD = "reward_flat reward_fall reward_spike empty_gradient kl_too_small decoupling score_falls"
 _TEXT = "gibberish repetition pattern_collapse truncation length_hacking turns_collapse"

@@ -19,8 +19,8 @@ from agentrl.health.measures.curves import since
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, History, Series, Verdict
 from agentrl.health.thresholds import Limits, Threshold
-from agentrl.imports import resolve
-from agentrl.registry import Registry
+from agentrl.plugins.imports import resolve
+from agentrl.plugins.registry import Registry
 
 
 def _entry(name: str, found: Any) -> Detector:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
-from agentrl.finding import Status
 from agentrl.health.measures.curves import (
     Change,
     Stretch,
@@ -30,6 +29,7 @@ from agentrl.health.records import (
     Series,
     Verdict,
 )
+from agentrl.types.finding import Status
 
 _IDS = 4
 """Rollouts named as evidence."""

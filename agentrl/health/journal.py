@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agentrl.data.run.read import read_objects
-from agentrl.files import append_line
+from agentrl.machine.files import append_line
 
 logger = logging.getLogger(__name__)
 

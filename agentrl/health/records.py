@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from agentrl.finding import Finding
+from agentrl.types.finding import Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.finding import Status
 from agentrl.health.diagnose import diagnose
 from agentrl.health.history import series_of
 from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.rollouts import sampled_steps
+from agentrl.types.finding import Status
 
 _QUIET = (Status.OK, Status.UNKNOWN)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 from agentrl.types import Image
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import DataError
+from agentrl.plugins.distribution import install_command
 from agentrl.types import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

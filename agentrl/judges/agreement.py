@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 
 MOST_VALUES = 10
 """Most different labels; kappa counts cases of equal value, of which many values have few."""

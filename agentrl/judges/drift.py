@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.files import write_whole
 from agentrl.judges.agreement import (
     LabelledCase,
     confusion_by_cluster,
@@ -26,6 +25,7 @@ from agentrl.judges.agreement import (
     interval_of,
     kappas,
 )
+from agentrl.machine.files import write_whole
 
 _FORMAT = "agentrl judge verdicts 1"
 

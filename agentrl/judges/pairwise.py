@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_standard, one_for_each
-from agentrl.judges.material import Shown, Work, task_parts, work_parts
-from agentrl.judges.rubric import MAX_CHARS
-from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.judges.case import MAX_CHARS, CaseJudge, all_verdicts, verdict_schema
+from agentrl.judges.material import Shown, Work
+from agentrl.served import ServedSettings, read_settings
 from agentrl.types import Task
 
 Winner = Literal["first", "second", "tie"]
@@ -32,18 +31,12 @@ _LAST = """
 
 Now compare the two works between the lines above with the mark, by the standard alone. Set "case" \
 to the mark of this case."""
-_PROPERTIES = {
-    quote.MARK_KEY: {"type": "string"},
-    "reason": {"type": "string"},
-    "better": {"type": "string", "enum": list(_WINNERS)},
-}
-_SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES),
-    "additionalProperties": False,
-}  # fmt: skip
+_SCHEMA = verdict_schema(
+    {"reason": {"type": "string"}, "better": {"type": "string", "enum": list(_WINNERS)}}
+)
 
 
-class PairwiseJudge:
+class PairwiseJudge(CaseJudge):
     """Asks a served model which of two answers is better, each order once.
 
     A model that prefers whatever stands first (or second) disagrees with itself, and that is a tie.
@@ -72,11 +65,14 @@ class PairwiseJudge:
         Raises:
             ConfigError: the variable with the key is not set.
         """
-        self.model = ServedModel(settings, where=where)
-        self._show: Shown = show
-        self._with_label = with_label
-        self._max_chars = max_chars
-        self._system = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
+        super().__init__(
+            settings,
+            _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard),
+            show=show,
+            with_label=with_label,
+            max_chars=max_chars,
+            where=where,
+        )
 
     async def __call__(self, task: Task, a: Work, b: Work) -> float:
         """Probability that `a` is the better one: 1, 0, or 0.5 for a tie.
@@ -86,23 +82,12 @@ class PairwiseJudge:
         Raises:
             ServedModelError: the model could not be asked, or gave no verdict of this case.
         """
-        async with asyncio.TaskGroup() as group:
-            orders = [group.create_task(self._safe(task, *pair)) for pair in ((a, b), (b, a))]
-        results = [order.result() for order in orders]
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        forward, backward = results
+        forward, backward = await all_verdicts(
+            self.winner(task, *pair) for pair in ((a, b), (b, a))
+        )
         if (forward, backward) == ("first", "second"):
             return 1.0
         return 0.0 if (forward, backward) == ("second", "first") else 0.5
-
-    async def _safe(self, task: Task, first: Work, second: Work) -> Winner | Exception:
-        """One order; a failure is given back, so that a group of tasks does not wrap it."""
-        try:
-            return await self.winner(task, first, second)
-        except Exception as error:  # raised again by the caller
-            return error
 
     async def winner(self, task: Task, first: Work, second: Work) -> Winner:
         """The verdict in one order.
@@ -110,17 +95,8 @@ class PairwiseJudge:
         Raises:
             ServedModelError: see `__call__`.
         """
-        asked = task_parts(task, with_label=self._with_label)
-        works = (
-            work_parts("first work", first, self._show),
-            work_parts("second work", second, self._show),
-        )
-        text, mark = quote.quoted((asked, *works), self._max_chars)
-        messages = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": text + _LAST},
-        ]
-        return await self.model.ask(messages, lambda said: read_winner(said, mark), schema=_SCHEMA)
+        works = {"first work": first, "second work": second}
+        return await self.ask(task, works, last=_LAST, read=read_winner, schema=_SCHEMA)
 
 
 def read_winner(said: str, mark: str) -> Winner:

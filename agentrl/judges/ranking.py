@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_labelled, check_standard, one_for_each
-from agentrl.judges.material import Shown, Work, task_parts, work_parts
+from agentrl.judges.case import CaseJudge, all_verdicts, verdict_schema
+from agentrl.judges.material import Shown, Work, work_parts
 from agentrl.judges.places import digest_of, parts_in_which_all_meet, scores_of, shuffled
-from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.served import ServedSettings, read_settings
 from agentrl.types import Explanation, RewardValue, Task, Trajectory
 
 MOST_AT_ONCE = 8
@@ -36,15 +36,9 @@ _LAST = """
 
 Now rank the {count} works between the lines above with the mark, by the standard alone. Set \
 "case" to the mark of this case."""
-_PROPERTIES = {
-    quote.MARK_KEY: {"type": "string"},
-    "reason": {"type": "string"},
-    "ranking": {"type": "array", "items": {"type": "integer"}},
-}
-_SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES),
-    "additionalProperties": False,
-}  # fmt: skip
+_SCHEMA = verdict_schema(
+    {"reason": {"type": "string"}, "ranking": {"type": "array", "items": {"type": "integer"}}}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +51,7 @@ class WorkRanking:
     """Words before the order. They may repeat the works: never a prompt."""
 
 
-class RankingJudge:
+class RankingJudge(CaseJudge):
     """Asks a served model to order works from best to worst, each order of showing them twice.
 
     The order in which works are shown follows from a digest of them, and the second prompt has it
@@ -92,12 +86,15 @@ class RankingJudge:
         Raises:
             ConfigError: the variable with the key is not set.
         """
-        self.model = ServedModel(settings, where=where)
-        self._show: Shown = show
-        self._with_label = with_label
-        self._max_chars = max_chars
+        super().__init__(
+            settings,
+            _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard),
+            show=show,
+            with_label=with_label,
+            max_chars=max_chars,
+            where=where,
+        )
         self._at_once = at_once
-        self._system = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
 
     async def values(self, task: Task, works: Sequence[Work]) -> list[RewardValue]:
         """The score of each work in [0, 1], with a mean of 0.5, and the judge's words about it.
@@ -107,24 +104,19 @@ class RankingJudge:
         Raises:
             ServedModelError: the model could not be asked, or gave no ranking of this case.
         """
-        keys = [digest_of(work_parts("work", work, self._show)) for work in works]
+        keys = [digest_of(work_parts("work", work, self.show)) for work in works]
         distinct = dict(zip(keys, works, strict=True))
         parts = [
             order
             for part in parts_in_which_all_meet(sorted(distinct), self._at_once)
             for order in (shuffled(part), shuffled(part)[::-1])
         ]
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._safe(task, [distinct[key] for key in part]))
-                for part in parts
-            ]
+        found = await all_verdicts(
+            self.ranking(task, [distinct[key] for key in part]) for part in parts
+        )
         rankings: list[list[str]] = []
         words: dict[str, list[str]] = {key: [] for key in keys}
-        for part, job in zip(parts, running, strict=True):
-            result = job.result()
-            if isinstance(result, Exception):
-                raise result
+        for part, result in zip(parts, found, strict=True):
             ranking = [part[number - 1] for number in result.numbers]
             rankings.append(ranking)
             for number, key in enumerate(part, start=1):
@@ -137,31 +129,18 @@ class RankingJudge:
             for key, score in zip(keys, scores_of(keys, rankings), strict=True)
         ]
 
-    async def _safe(self, task: Task, works: Sequence[Work]) -> WorkRanking | Exception:
-        """One ranking; a failure is given back, so that a group of tasks does not wrap it."""
-        try:
-            return await self.ranking(task, works)
-        except Exception as error:  # raised again by the caller
-            return error
-
     async def ranking(self, task: Task, works: Sequence[Work]) -> WorkRanking:
         """The order of the works, as shown in this order.
 
         Raises:
             ServedModelError: see `values`.
         """
-        asked = task_parts(task, with_label=self._with_label)
-        shown = (
-            work_parts(f"work {number}", work, self._show)
-            for number, work in enumerate(works, start=1)
-        )
-        text, mark = quote.quoted((asked, *shown), self._max_chars)
-        messages = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": text + _LAST.format(count=len(works))},
-        ]
-        return await self.model.ask(
-            messages, lambda said: read_ranking(said, mark, len(works)), schema=_SCHEMA
+        return await self.ask(
+            task,
+            {f"work {number}": work for number, work in enumerate(works, start=1)},
+            last=_LAST.format(count=len(works)),
+            read=lambda said, mark: read_ranking(said, mark, len(works)),
+            schema=_SCHEMA,
         )
 
 

@@ -11,14 +11,13 @@ from typing import Any
 from agentrl.errors import ConfigError, choices
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_labelled, one_for_each
-from agentrl.judges.material import Shown, Work, task_parts, work_parts
-from agentrl.served import ServedModel, ServedSettings, read_settings
+from agentrl.judges.case import MAX_CHARS, CaseJudge, closed_object, verdict_schema
+from agentrl.judges.material import Shown, Work
+from agentrl.served import ServedSettings, read_settings
 from agentrl.types import Explanation, RewardValue, Task, Trajectory
 
 TOP = 4
 """Grade of a criterion that is met; 0 is that of one that is not."""
-MAX_CHARS = 24_000
-"""Default of `max_chars`."""
 
 _SYSTEM = """\
 You judge how well a piece of work meets each of the criteria below. {quoting}
@@ -61,7 +60,7 @@ class RubricVerdict:
     """Criterion to the words before the grade. They may repeat the answer: never a prompt."""
 
 
-class RubricJudge:
+class RubricJudge(CaseJudge):
     """Asks a served model for the grades of an answer."""
 
     def __init__(
@@ -88,20 +87,24 @@ class RubricJudge:
         Raises:
             ConfigError: the variable with the key is not set.
         """
-        self.model = ServedModel(settings, where=where)
         self.criteria = tuple(criteria)
-        self._show: Shown = show
-        self._with_label = with_label
-        self._max_chars = max_chars
         self._schema = _schema(self.criteria)
         form = ", ".join(
             f'{json.dumps(item.name)}: {{"reason": REASON, "grade": GRADE}}' for item in criteria
         )
-        self._system = _SYSTEM.format(
+        instructions = _SYSTEM.format(
             quoting=quote.INSTRUCTIONS,
             criteria="\n".join(f"- {item.name}: {item.text}" for item in criteria),
             top=TOP,
             form=form,
+        )
+        super().__init__(
+            settings,
+            instructions,
+            show=show,
+            with_label=with_label,
+            max_chars=max_chars,
+            where=where,
         )
 
     async def verdict(self, task: Task, work: Work) -> RubricVerdict:
@@ -110,16 +113,7 @@ class RubricJudge:
         Raises:
             ServedModelError: the model could not be asked, or gave no verdict of this case.
         """
-        asked = task_parts(task, with_label=self._with_label)
-        answer = work_parts("work", work, self._show)
-        text, mark = quote.quoted((asked, answer), self._max_chars)
-        messages = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": text + _LAST},
-        ]
-        return await self.model.ask(
-            messages, lambda said: self.read(said, mark), schema=self._schema
-        )
+        return await self.ask(task, {"work": work}, last=_LAST, read=self.read, schema=self._schema)
 
     def read(self, said: str, mark: str) -> RubricVerdict:
         """The verdict in what the model said.
@@ -265,13 +259,5 @@ def _criteria(values: Any) -> list[Criterion]:
 
 def _schema(criteria: Sequence[Criterion]) -> dict[str, Any]:
     """JSON schema of a verdict; the reason stands before the grade, as it is written in order."""
-    one = _object({"reason": {"type": "string"}, "grade": {"type": "integer"}})
-    grades = _object({item.name: one for item in criteria})
-    return _object({quote.MARK_KEY: {"type": "string"}, "criteria": grades})
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object", "properties": properties, "required": list(properties),
-        "additionalProperties": False,
-    }  # fmt: skip
+    one = closed_object({"reason": {"type": "string"}, "grade": {"type": "integer"}})
+    return verdict_schema({"criteria": closed_object({item.name: one for item in criteria})})

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, choices
 from agentrl.metrics.mlflow import MlflowArgs, MlflowSink
 from agentrl.metrics.names import verl_names
@@ -27,6 +26,7 @@ from agentrl.metrics.tracker import (
     WandbArgs,
     WandbSink,
 )
+from agentrl.plugins.distribution import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
 from agentrl.metrics.guard import SinkGuard
+from agentrl.plugins.distribution import install_command
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 _ATTEMPTS = 3
 """So often a tracker is opened before it is given up."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.finding import Finding
 from agentrl.preflight.checks import (
     machine,
 )
@@ -37,10 +36,11 @@ from agentrl.preflight.reward.answer_player import REPEATS_S
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, MORE_TASKS, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
 from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
+from agentrl.runtime.assembly.teacher import teacher_section
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
-from agentrl.runtime.distill.teacher import teacher_section
 from agentrl.runtime.launch import in_flight
+from agentrl.types.finding import Finding
 
 _MARGIN_S = 5.0
 """Beyond the limit of one call, after which the rollout loop would have given up on it."""

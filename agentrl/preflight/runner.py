@@ -24,9 +24,9 @@ from types import FrameType
 from typing import Any
 
 from agentrl.errors import AgentrlError
-from agentrl.finding import Finding, Status, fail
+from agentrl.machine.processes.child_main import ChildChannel, load
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.processes.child_main import ChildChannel, load
+from agentrl.types.finding import Finding, Status, fail
 
 Step = tuple[str, Callable[[], Awaitable[Finding | str]]]
 """Name of a line and what gives it; a string means `ok`."""

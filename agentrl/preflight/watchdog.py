@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.finding import Finding, fail
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child_main import Frame
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.runner import COMMON, Limit, Order, is_library
-from agentrl.processes.child import ChildEnded, ChildProcess
-from agentrl.processes.child_main import Frame
+from agentrl.types.finding import Finding, fail
 
 _END_S = 5.0
 """For checks that were asked to end, to close their sandboxes."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 from agentrl.reward.temperature import (
     Floats,
     checked_array,

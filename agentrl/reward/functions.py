@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import RewardSection
-from agentrl.explanation import joined, later, read_explanation, reference_of
 from agentrl.reward.group_functions import GroupRewardFunctions
 from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
+from agentrl.types.explanation import joined, later, read_explanation, reference_of
 
 
 def load_reward_functions(

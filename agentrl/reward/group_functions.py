@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import GraderError
-from agentrl.explanation import joined
 from agentrl.reward.target import RewardTarget, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
+from agentrl.types.explanation import joined
 
 
 class GroupRewardFunctions:

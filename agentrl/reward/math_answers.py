@@ -16,10 +16,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, GraderError
-from agentrl.processes.child import ChildEnded, ChildProcess
-from agentrl.processes.child_main import OUT_OF_MEMORY
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child_main import OUT_OF_MEMORY
+from agentrl.plugins.distribution import install_command
 from agentrl.served.waiting import in_line
 from agentrl.types import Explanation, RewardValue, Task, Trajectory
 

@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from agentrl.processes.child_main import ChildChannel, limit, limit_cpu
+from agentrl.machine.processes.child_main import ChildChannel, limit, limit_cpu
 
 CPU_S = 4
 """Processor seconds of a label or an answer. Beyond it the kernel ends the process, in the middle

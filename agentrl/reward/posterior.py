@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 POSTERIOR_FILE = "reward_posterior.npz"
 """File beside the checkpoint of a reward model."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 SCALE_FILE = "reward_scale.json"
 """File beside the checkpoint of a reward model."""

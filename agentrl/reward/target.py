@@ -13,10 +13,10 @@ from typing import Any
 from agentrl.config import resolve_callable
 from agentrl.config.reward import RewardFunction
 from agentrl.errors import ConfigError, GraderError
-from agentrl.explanation import read_explanation
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
 from agentrl.types import RewardValue, Task
+from agentrl.types.explanation import read_explanation
 
 GROUP_PARAMETER = "trajectories"
 """First parameter of a function that is called once for all rollouts of a group."""

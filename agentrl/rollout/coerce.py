@@ -14,8 +14,6 @@ from typing import Any
 
 from agentrl.env import Observation, StepResult
 from agentrl.errors import DataError, EnvError, GraderError, choices
-from agentrl.explanation import read_explanation
-from agentrl.history import read_history
 from agentrl.images import message as message_of
 from agentrl.images import placed
 from agentrl.types import (
@@ -26,6 +24,8 @@ from agentrl.types import (
     SamplingParams,
     Termination,
 )
+from agentrl.types.explanation import read_explanation
+from agentrl.types.history import read_history
 
 STEP_KEYS = (
     "rewards",

@@ -1,6 +1,7 @@
 """The limits of one rollout, and the pure question which of them is reached.
 
-Nothing here has a clock: the loop says how far the rollout has come (`RolloutProgress`). The token
+The loop and the gateway ask here, so that a limit has one rule and one text, whoever drives the
+rollout. Nothing here has a clock: they give how far it has come (`RolloutProgress`). The token
 limits keep a small reserve free, the room that one more environment turn and the answer to it need
 at least. So a rollout ends *before* its last step, which can say so to the environment
 (`Action.last`), and never between a step and the turn that its feedback asked for.
@@ -22,7 +23,7 @@ MIN_TURN_TOKENS = 16
 
 @dataclass(slots=True, kw_only=True)
 class RolloutProgress:
-    """Turns, tokens and time of a rollout so far; kept by the loop."""
+    """Turns and tokens of a rollout so far; kept by the loop or the gateway's session."""
 
     assistant_turns: int = 0
     """Model turns sampled."""
@@ -32,8 +33,6 @@ class RolloutProgress:
     """Sampled and environment tokens after the first prompt, over all rows."""
     context_tokens: int = 0
     """Everything the engine would see now."""
-    elapsed_s: float = 0.0
-    """Wall clock since the rollout began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,13 +146,38 @@ class RolloutLimits:
         """
         return self._turns(progress) or self._tokens(progress, needed=MIN_TURN_TOKENS)
 
+    def before_request(self, progress: RolloutProgress) -> Reached | None:
+        """The limit because of which a turn that an agent asks for is not begun.
+
+        An agent has no environment turns: what it appends is part of its next request.
+
+        Args:
+            progress: the state with that request; its prompt is the context.
+        """
+        return (
+            self.prompt_too_long(progress.context_tokens)
+            or self._model_turns(progress.assistant_turns)
+            or self._tokens(progress, needed=1)
+        )
+
+    def side_calls(self, number: int) -> Reached | None:
+        """The limit on calls that another model answers, after `number` of them."""
+        return self._model_turns(number, f"{number} side calls of {self.max_assistant_turns}")
+
+    def repeats(self, number: int) -> Reached | None:
+        """The limit on requests that were made before: asking the same for ever must end."""
+        same = f"{self.max_assistant_turns} requests were the same as one before"
+        return self._model_turns(number, same)
+
+    def _model_turns(self, number: int, detail: str = "") -> Reached | None:
+        if number < self.max_assistant_turns:
+            return None
+        detail = detail or f"{number} of {self.max_assistant_turns}"
+        return Reached(termination=Termination.MAX_TURNS, detail=f"max_assistant_turns: {detail}")
+
     def _turns(self, progress: RolloutProgress) -> Reached | None:
-        if progress.assistant_turns >= self.max_assistant_turns:
-            return Reached(
-                termination=Termination.MAX_TURNS,
-                detail=f"max_assistant_turns: {progress.assistant_turns} of "
-                f"{self.max_assistant_turns}",
-            )
+        if reached := self._model_turns(progress.assistant_turns):
+            return reached
         if progress.user_turns >= self.max_user_turns:
             return Reached(
                 termination=Termination.MAX_TURNS,

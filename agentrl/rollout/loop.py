@@ -19,7 +19,6 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
-from agentrl.explanation import later
 from agentrl.images import without_images, words
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock, in_ticks
@@ -46,6 +45,7 @@ from agentrl.types import (
     Termination,
     ToolResult,
 )
+from agentrl.types.explanation import later
 
 _NO_MESSAGES = (
     "step: history in a rollout whose Observation has raw=True; its text has no messages, so leave "

@@ -19,7 +19,7 @@ from agentrl.rollout.sandbox_use import SandboxUse
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
 from agentrl.rollout.watch import DeadlineWatch
 from agentrl.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
-from agentrl.sandbox_wrapper import Operation, SandboxWrapper
+from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 
 
 class SharedSandbox:

@@ -1,6 +1,6 @@
 """Use of sandboxes and served models by a rollout, as numbers stored with it and summed into steps.
 
-They are the `usage` of its rows, under the names of `agentrl.usage`.
+They are the `usage` of its rows, under the names of `agentrl.types.usage`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.rollout.clock import in_ticks
 from agentrl.sandbox import Origin, Outcome
 from agentrl.types import Termination
-from agentrl.usage import (
+from agentrl.types.usage import (
     LOST_SECONDS,
     LOST_TOKENS,
     OUTCOMES,
@@ -56,7 +56,7 @@ class SandboxUse:
         self._seconds[LOST_SECONDS] = self._seconds.get(LOST_SECONDS, 0.0) + seconds
 
     def served(self, spent: Mapping[str, float]) -> None:
-        """An attempt has asked served models; see `agentrl.usage.counting_served`."""
+        """An attempt has asked served models; see `agentrl.types.usage.counting_served`."""
         self._served.update(spent)  # type: ignore[arg-type]  # a cost is no whole number
 
     def usage(self) -> dict[str, float]:

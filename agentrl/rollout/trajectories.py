@@ -16,7 +16,7 @@ from agentrl.rollout.endings import crash
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
 from agentrl.types import TERMINATION_RULES, Task, Termination, Trajectory
-from agentrl.usage import counting_served, without_usage
+from agentrl.types.usage import counting_served, without_usage
 
 logger = logging.getLogger(__name__)
 
@@ -152,5 +152,5 @@ def with_score(row: Trajectory) -> Trajectory:
 
 
 def with_usage(rows: Sequence[Trajectory], usage: Mapping[str, float]) -> list[Trajectory]:
-    """The rows of a rollout with what it has used; see `agentrl.usage`."""
+    """The rows of a rollout with what it has used; see `agentrl.types.usage`."""
     return [replace(row, usage=usage) for row in rows] if usage else list(rows)

@@ -45,7 +45,7 @@ from agentrl.rollout.under_way.release import close_all, to_the_end
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.tool import Tool
 from agentrl.types import Message, SamplingParams, Task, Termination, Trajectory, TrajectoryGroup
-from agentrl.usage import counting_served
+from agentrl.types.usage import counting_served
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat, ToolCallParser

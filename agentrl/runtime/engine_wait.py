@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import EngineError, NoEngine, Outage, SyncError, WeightsDoNotFit
+from agentrl.machine.processes.stop import Interrupted
 from agentrl.metrics import MetricBag
-from agentrl.runtime.stop import Interrupted
 
 if TYPE_CHECKING:
     from agentrl.serving import TokenClient

@@ -13,35 +13,35 @@ from agentrl.chat import build_parser
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.task_labels import write_task_labels
+from agentrl.disk.checkpoint import resolve_model_path, sweep
+from agentrl.disk.logs import log_to
+from agentrl.disk.metric_sinks import check_sinks, open_metrics
+from agentrl.disk.rollback import RollBack, begin_rollback, finish_rollbacks
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.run_name import holds_a_run, run_path
 from agentrl.errors import AgentrlError, RunError
+from agentrl.fit.refresh.checks import check_refresh
+from agentrl.fit.refresh.reward_refresh import make_refresh
+from agentrl.fit.reward_models.open import check_reward_models
+from agentrl.machine.processes.heap import frozen_heap
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.reward import load_reward_functions
-from agentrl.runtime.assembly.metric_sinks import check_sinks, open_metrics
+from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
 from agentrl.runtime.assembly.resume_point import resume_point
-from agentrl.runtime.assembly.reward_models import check_reward_models
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
+from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.disk.checkpoint import resolve_model_path, sweep
-from agentrl.runtime.disk.logs import log_to
-from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.run_name import holds_a_run, run_path
-from agentrl.runtime.distill.hints import check_hints, hint_section
-from agentrl.runtime.distill.teacher import ask_server, check_teacher
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
 from agentrl.runtime.health.rules import check_health
-from agentrl.runtime.heap import frozen_heap
 from agentrl.runtime.live_state import LiveState
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.rank_restarts import RankLost, RankRestarts
 from agentrl.runtime.records import Parts, RunResult
-from agentrl.runtime.refresh.checks import check_refresh
-from agentrl.runtime.refresh.reward_refresh import make_refresh
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.sync import find_transfer
 
 logger = logging.getLogger(__name__)

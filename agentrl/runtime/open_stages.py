@@ -13,6 +13,8 @@ from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection, SyncSection
 from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.disk.checkpoint import Checkpoint
+from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
@@ -24,8 +26,6 @@ from agentrl.runtime.assembly.weight_route import device_to_device, own_address,
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
-from agentrl.runtime.disk.checkpoint import Checkpoint
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.disk.rollback import Rollbacks
+from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.health.rules import Rule, RuleAction, Streak
-from agentrl.runtime.disk.rollback import Rollbacks
-from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.evaluate import Comparison
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task

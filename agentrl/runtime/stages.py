@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.batch.ledger import spent_before
+from agentrl.fit.reward_models.versions import RewardModelUsers
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import LookInFlight
 from agentrl.runtime.engine_wait import Guard
-from agentrl.runtime.reward_versions import RewardModelUsers
 from agentrl.serving.records import EngineStats
 from agentrl.types import (
     TERMINATION_RULES,
@@ -31,7 +31,7 @@ from agentrl.types import (
     TerminationRule,
     TrajectoryGroup,
 )
-from agentrl.usage import LOST_SECONDS, LOST_TOKENS
+from agentrl.types.usage import LOST_SECONDS, LOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from agentrl import usage
 from agentrl.errors import ConfigError, ServedModelError
 from agentrl.served import wire
 from agentrl.served.attempts import LARGEST_ANSWER, Attempts, GaveUp, PlainRequest, Schema
@@ -23,8 +22,8 @@ from agentrl.served.cache import AnswerCache, digest_of
 from agentrl.served.settings import ServedSettings
 from agentrl.served.turns import ServedTurn, read_served_turn, turn_body
 from agentrl.served.waiting import in_line
-from agentrl.types import Message
-from agentrl.usage import spend
+from agentrl.types import Message, usage
+from agentrl.types.usage import spend
 
 T = TypeVar("T")
 

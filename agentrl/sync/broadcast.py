@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.compute_threads import run_computing
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, SyncError
+from agentrl.machine.compute_threads import run_computing
 from agentrl.sync.transfer import NotAllCame, WeightSender
 
 if TYPE_CHECKING:

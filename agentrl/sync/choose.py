@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from agentrl.config.fleet import SyncSection
 from agentrl.errors import ConfigError, SyncError
-from agentrl.imports import import_string_of
-from agentrl.registry import Registry
+from agentrl.plugins.imports import import_string_of
+from agentrl.plugins.registry import Registry
 from agentrl.sync.built_in import (
     CollectiveTransfer,
     DiskTransfer,

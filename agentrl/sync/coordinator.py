@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentrl.compute_threads import run_computing
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, SyncError
+from agentrl.machine.compute_threads import run_computing
 from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
 from agentrl.serving.loop_timeout import LoopTimeout

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import RunError
-from agentrl.files import flush, replacing
+from agentrl.machine.files import flush, replacing
+from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.hub_format import save_pretrained
-from agentrl.vision.reader import reader_of
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from agentrl.batch import records
 from agentrl.batch.records import PackedBatch, StepBatch
 from agentrl.errors import RunError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 from agentrl.metrics.bag import MetricBag
 
 FAILED_PART = re.compile(r"\.part-(\d+)-of-(\d+)\.pt$")

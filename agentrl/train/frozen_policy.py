@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.compute_threads import usable_cores
+from agentrl.machine.compute_threads import usable_cores
 from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.lanes import in_lanes, lane_count
 from agentrl.train.backends.lockstep import Whole, with_tower_passes

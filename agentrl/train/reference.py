@@ -14,6 +14,7 @@ from torch import Tensor
 from agentrl.config.schema import AlgorithmSection, ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import RunError, TrainError
+from agentrl.models.vision.reader import VisionReader, attach_reader
 from agentrl.train.backends.choose import divides_weights
 from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
@@ -21,7 +22,6 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.pretrained import load_pretrained
-from agentrl.vision.reader import VisionReader, attach_reader
 
 
 class Reference(LogProbWorker):

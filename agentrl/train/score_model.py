@@ -22,7 +22,6 @@ from agentrl.batch.records import FloatArray, MicroBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.reward.posterior import HeadPosterior
-from agentrl.train.fit.reward_losses import purm_deviation
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import by_row
 from agentrl.train.model.pretrained import check_model_path
@@ -33,6 +32,7 @@ from agentrl.train.model.value_head import (
     heads_of,
     load_value_model,
 )
+from agentrl.train.purm import purm_deviation
 
 BATCH_TOKENS = 8192
 """Most packed tokens of a pass by default."""

@@ -63,7 +63,7 @@ def left_checkpoint(*, small: bool) -> Path | None:
     """The quickstart's checkpoint where an earlier run has left it; never for a small run."""
     if small:
         return None
-    from agentrl.files import cache_dir
+    from agentrl.machine.files import cache_dir
 
     folder = cache_dir() / "SmolLM2-135M-Instruct"
     return folder if (folder / "config.json").is_file() else None

@@ -1,4 +1,4 @@
-"""The results of all parts: as JSON, as Markdown, and as the one sentence README.md may say."""
+"""The results of all parts: as JSON, as Markdown, and as the one sentence docs/fleet.md may say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "benchmarks" / "results" / "gpu.md"
 NOT_RUN = "Nothing here has run on a GPU yet."
-_CLAIM = "README.md may say: "
+_CLAIM = "docs/fleet.md may say: "
 
 
 def _commit() -> str:

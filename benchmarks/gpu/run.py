@@ -127,9 +127,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_report(results: Results, target: Path) -> int:
-    """Write the Markdown, and print the sentence that README.md may say of it."""
+    """Write the Markdown, and print the sentence that docs/fleet.md may say of it."""
     target.write_text(markdown(results))
-    print(f"agentrl: wrote {target}; README.md may say: {claim(results)}")
+    print(f"agentrl: wrote {target}; docs/fleet.md may say: {claim(results)}")
     return 0
 
 

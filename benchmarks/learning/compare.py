@@ -48,8 +48,8 @@ from snapshots import FINISHED_FILE, SnapshotPlan
 
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.files import write_whole
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.stored_groups import stored_groups
+from agentrl.machine.files import write_whole
 from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import report_of
 

@@ -24,13 +24,13 @@ from spurious_pairs import SOURCES, conversations, spurious_pairs, tasks, write_
 from agentrl.config import RunConfig
 from agentrl.config.load import FIT_FILE, parse_config
 from agentrl.data import TrajectoryStore
-from agentrl.data.preferences.load import load_pairs
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.fit.data.preferences.load import load_pairs
+from agentrl.fit.launch import fit
+from agentrl.fit.rating.reward_model import open_reward_model
+from agentrl.fit.rating.scored_pairs import NamedPairs, score_pairs
 from agentrl.metrics.sinks import read_metrics
 from agentrl.reward.scale import RewardScale
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from agentrl.runtime.fit.launch import fit
-from agentrl.runtime.fit.rating.reward_model import open_reward_model
-from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, score_pairs
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 

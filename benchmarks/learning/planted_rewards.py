@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.load import FIT_FILE
+from agentrl.fit.launch import fit
+from agentrl.fit.rating.head_posterior import auroc, measure_posterior, pair_features
+from agentrl.fit.rating.reward_model import open_reward_model
+from agentrl.fit.rating.reward_report import RewardReport, measure_reward_model
+from agentrl.fit.rating.scored_pairs import NamedPairs, ScoredPairs, score_pairs
+from agentrl.fit.session import FitProgress
 from agentrl.reward.calibration import fit_temperature, length_r2, measure_calibration
 from agentrl.reward.scale import RewardScale, ensemble_reward
 from agentrl.reward.temperature import win_logits
-from agentrl.runtime.fit.launch import fit
-from agentrl.runtime.fit.rating.head_posterior import auroc, measure_posterior, pair_features
-from agentrl.runtime.fit.rating.reward_model import open_reward_model
-from agentrl.runtime.fit.rating.reward_report import RewardReport, measure_reward_model
-from agentrl.runtime.fit.rating.scored_pairs import NamedPairs, ScoredPairs, score_pairs
-from agentrl.runtime.fit.session import FitProgress
 from agentrl.runtime.progress import Progress
 from agentrl.testing.preferences import (
     GRAMMARS,

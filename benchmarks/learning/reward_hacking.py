@@ -28,7 +28,7 @@ from typing import Any
 from planted_hacking import Arm, HackingPlan, Seed, curve, measured
 from reward_models import machine
 
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 
 RESULTS = Path(__file__).parents[1] / "results" / "reward_hacking"
 SAME = ("source-0", "same-1", "same-2")

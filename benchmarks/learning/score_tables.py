@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
 
-from agentrl.intervals import Interval, t_quantile
+from agentrl.metrics.intervals import Interval, t_quantile
 
 Scores = Mapping[str, float]
 """Mean score of each task."""

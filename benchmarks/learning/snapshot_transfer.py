@@ -11,9 +11,9 @@ from pathlib import Path
 from snapshots import SnapshotPlan, Snapshots, copy_weights, snapshots_in
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.sync import SenderSetup, WeightSender
 from agentrl.sync.built_in import InProcessTransfer
 from agentrl.sync.inprocess import InProcessSender

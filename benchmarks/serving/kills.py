@@ -53,8 +53,8 @@ from agentrl_sandboxes.leftovers import collect
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from agentrl.data import TrajectoryStore
+from agentrl.machine.processes.tree import children_of, descendants_of
 from agentrl.metrics.sinks import read_metrics
-from agentrl.processes.tree import children_of, descendants_of
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.tiny_project import Agentrl, write_model, write_project
 

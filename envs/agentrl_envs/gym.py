@@ -22,13 +22,13 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
-from agentrl.marked_text import last_between
+from agentrl.plugins.distribution import install_command
 from agentrl.types import Task
 from agentrl_envs.gym_plan import best_moves
 from agentrl_envs.gym_price import IdlePrice, price_of_idling
+from agentrl_envs.marked_text import last_between
 
 _NUMBER = re.compile(r"-?\d+")
 _TEXT_CHARS = 8000

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import EnvError, ToolError
-from agentrl.processes.child import ChildEnded, ChildProcess
-from agentrl.processes.child_main import OUT_OF_MEMORY
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child_main import OUT_OF_MEMORY
 from agentrl.types import Termination
 
 _WALL_S = 60.0

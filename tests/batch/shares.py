@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentrl.batch import StepSettings
 from agentrl.batch.packing import unpack
 from agentrl.batch.records import MicroBatch, PackedBatch, StepBatch
 from agentrl.batch.split.build import build_part
@@ -33,7 +34,11 @@ def planned(
         group.group_id: 0 if first_holds_all else index % ranks
         for index, group in enumerate(groups)
     }
-    return plan_step(outlines, held_by=held_by, ranks=ranks, **settings), checked
+    skip = settings.pop("skip_groups", None)
+    plan = plan_step(
+        outlines, StepSettings(**settings), held_by=held_by, ranks=ranks, skip_groups=skip
+    )
+    return plan, checked
 
 
 def in_shares(

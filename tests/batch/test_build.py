@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.packing import assign_bins
 from agentrl.errors import DataError
 from agentrl.types import TERMINATION_RULES, Termination
@@ -15,7 +15,10 @@ from tests.batch.batch_rows import group, resolved, row
 
 def build(*groups, algorithm=None, tokens=64, **changes):
     return build_step(
-        groups, algorithm=algorithm or resolved(), micro_batch_tokens=tokens, seed=0, **changes
+        groups,
+        StepSettings(
+            algorithm=algorithm or resolved(), micro_batch_tokens=tokens, seed=0, **changes
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.credit import compute_credit
 from agentrl.batch.records import RowKey
 from agentrl.errors import DataError
@@ -31,7 +31,9 @@ def build(*groups, tokens=64, **changes):
         if name in changes
     }
     algorithm = resolved(**changes)
-    step = build_step(groups, algorithm=algorithm, micro_batch_tokens=tokens, seed=0, **chosen)
+    step = build_step(
+        groups, StepSettings(algorithm=algorithm, micro_batch_tokens=tokens, seed=0, **chosen)
+    )
     return step, algorithm
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.ledger import Ledger, TokenUse, step_ledger, teaching_rows
 from agentrl.batch.records import LossNeeds
 from agentrl.metrics.bag import MetricBag
@@ -29,13 +29,15 @@ def ledger(
     algorithm = resolved(**changes)
     batch = build_step(
         groups,
-        algorithm=algorithm,
-        micro_batch_tokens=64,
-        seed=0,
-        epochs=2,
-        oldest_version=oldest,
+        StepSettings(
+            algorithm=algorithm,
+            micro_batch_tokens=64,
+            seed=0,
+            epochs=2,
+            oldest_version=oldest,
+            needs=needs,
+        ),
         skip_groups=skip,
-        needs=needs,
     )
     return step_ledger(
         groups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.records import LossNeeds, MaskCounts
 from agentrl.errors import DataError
 from tests.batch.batch_rows import group, resolved, row, turns
@@ -12,9 +12,13 @@ from tests.batch.batch_rows import group, resolved, row, turns
 ALL = ("response_mask", "final_response_mask", "observation_mask")
 
 
-def build(*groups, algorithm=None, tokens=64, **changes):
+def build(*groups, algorithm=None, tokens=64, skip_groups=None, **changes):
     return build_step(
-        groups, algorithm=algorithm or resolved(), micro_batch_tokens=tokens, seed=0, **changes
+        groups,
+        StepSettings(
+            algorithm=algorithm or resolved(), micro_batch_tokens=tokens, seed=0, **changes
+        ),
+        skip_groups=skip_groups,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.batch import build_minibatch
+from agentrl.batch import StepSettings, build_minibatch
 from agentrl.batch.minibatches import minibatch_places, why_not_early
 from agentrl.train.early_updates import same_update
 from agentrl.types import Termination, TrajectoryGroup
@@ -42,7 +42,7 @@ def test_it_is_the_update_of_the_whole_step(failed: str, minibatches: int) -> No
     made = []
     for part in places:
         needed = {place.group: groups[place.group] for place in part}
-        update = build_minibatch(needed, part, **settings)
+        update = build_minibatch(needed, part, StepSettings(seed=0, **settings))
         made += [] if update is None else [update]
     assert len(made) == len(whole.updates)
     assert all(map(same_update, made, whole.updates))
@@ -54,7 +54,7 @@ def test_a_minibatch_of_failures_alone_is_no_update() -> None:
     places = minibatch_places([4] * 5, minibatches=5, seed=0, epoch=0)
     part = next(part for part in places if part[0].group == 3)
     settings = {"algorithm": algorithm(), "micro_batch_tokens": 64}
-    assert build_minibatch({3: groups[3]}, part, **settings) is None
+    assert build_minibatch({3: groups[3]}, part, StepSettings(seed=0, **settings)) is None
     assert len(make_step(groups, minibatches=5, **settings).updates) == 4
 
 

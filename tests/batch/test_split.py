@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.ledger import step_ledger, teaching_rows
 from agentrl.batch.records import LossNeeds
 from agentrl.batch.split.build import build_part
@@ -86,7 +86,9 @@ def test_shares_hold_every_row_of_the_whole_with_the_same_bits(
         "skip_groups": {groups[1].group_id: "too_easy"} if skip else None,
         "clip_shaped": (-1.0, 0.5),
     }
-    whole = build_step(groups, **cut)
+    skipped = cut.pop("skip_groups")
+    whole = build_step(groups, StepSettings(**cut), skip_groups=skipped)
+    cut["skip_groups"] = skipped
     parts = in_shares(groups, ranks=ranks, first_holds_all=crowded, **cut)
     plan, _ = planned(groups, ranks=ranks, first_holds_all=crowded, **cut)
     for index, update in enumerate(whole.updates):
@@ -152,7 +154,7 @@ def test_a_broken_row_stops_every_rank_with_the_words_of_one(change: Any, messag
     groups[1] = replace(groups[1], trajectories=(rows[0], replace(rows[1], **change), rows[2]))
     cut: dict[str, Any] = {"algorithm": resolved(), "micro_batch_tokens": 64, "seed": 0}
     with pytest.raises(DataError, match=message) as alone:
-        build_step(groups, **cut)
+        build_step(groups, StepSettings(**cut))
     with pytest.raises(DataError) as split:
         planned(groups, ranks=2, **cut)
     assert str(split.value) == str(alone.value)

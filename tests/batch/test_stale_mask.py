@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from tests.batch.batch_rows import group, resolved, row
 
 
@@ -15,10 +15,9 @@ def built(oldest_version: int | None):  # type: ignore[no-untyped-def]
                 row("c", mask="11", reward=0.5, policy_versions=(1, 2)),
             )
         ],
-        algorithm=resolved(),
-        micro_batch_tokens=64,
-        seed=0,
-        oldest_version=oldest_version,
+        StepSettings(
+            algorithm=resolved(), micro_batch_tokens=64, seed=0, oldest_version=oldest_version
+        ),
     )
     return step, step.updates[0]
 

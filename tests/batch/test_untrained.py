@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.records import LossNeeds
 from agentrl.batch.untrained import READ_SHARE
 from agentrl.types import Termination
@@ -25,7 +25,8 @@ def opened(number: int = 99):
 
 def step(groups, **changes):
     settings = {"algorithm": resolved(), "micro_batch_tokens": 64, "seed": 0}
-    return build_step(groups, **{**settings, **changes})
+    skip = changes.pop("skip_groups", None)
+    return build_step(groups, StepSettings(**{**settings, **changes}), skip_groups=skip)
 
 
 def weights(batch) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu/run.py`: children, limits, results, and what README.md may say of them."""
+"""`benchmarks/gpu/run.py`: children, limits, results, and what docs/fleet.md may say of them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def results(**parts: dict[str, object]) -> Results:
     return Results(commit="abc1234", date="2030-01-02", facts=FACTS, parts=parts)
 
 
-def test_readme_says_no_more_of_gpus_than_the_results():
-    """Fails where README.md has another sentence than the one that the results allow."""
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert claim_of(REPORT.read_text()) in readme
-    assert "benchmarks/results/gpu.md" in readme
+def test_the_docs_claim_no_more_of_gpus_than_the_results():
+    """Fails where docs/fleet.md has another sentence than the one that the results allow."""
+    page = " ".join((ROOT / "docs/fleet.md").read_text().split())
+    assert claim_of(REPORT.read_text()) in page
+    assert "benchmarks/results/gpu.md" in page
 
 
 def test_a_claim_names_what_passed_and_what_did_not():
@@ -146,7 +146,7 @@ def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path, capsys):
 
 
 def test_a_run_leaves_the_committed_page_alone(tmp_path: Path, capsys, monkeypatch):
-    """Fails if a run of single parts replaces what README.md is compared with."""
+    """Fails if a run of single parts replaces what docs/fleet.md is compared with."""
     committed = REPORT.read_bytes()
     monkeypatch.setattr(script, "run_child", lambda name, *_, **__: (
         {"state": "passed", "reason": "", "facts": FACTS, "model": None} if name == "facts"

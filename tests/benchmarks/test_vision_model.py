@@ -12,7 +12,7 @@ from agentrl.config.load import load_config
 from agentrl.config.schema import ChatSection
 from agentrl.data import load_tasks
 from agentrl.images import ImageFolder
-from agentrl.vision.reader import load_reader
+from agentrl.models.vision.reader import load_reader
 from benchmarks.learning.vision_model import build
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -7,8 +7,8 @@ import pytest
 from agentrl.chat import build_chat
 from agentrl.chat.conversation import encode_completion
 from agentrl.config.schema import ChatSection
-from agentrl.finding import Status
 from agentrl.types import Message, ToolCall
+from agentrl.types.finding import Status
 from tests.chat.chat_models import model
 from tests.chat.test_append import chat_of, entry, rendered_ids
 from tests.chat.test_conversation import entry as call_entry

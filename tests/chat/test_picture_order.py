@@ -16,7 +16,7 @@ from agentrl.errors import ChatError
 from agentrl.images import decode_image, message
 from agentrl.types import Message
 from tests.chat.chat_models import TEMPLATES, seeing_tokenizer
-from tests.vision.tiny_seeing import picture, processor, reader_for
+from tests.models.vision.tiny_seeing import picture, processor, reader_for
 
 
 def seeing_chat(name: str, folder: Path, *, template: str | None = None) -> ChatFormat:

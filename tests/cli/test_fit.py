@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.fit.fit_project import trained_steps, write_fit
+from tests.fit.fit_project import trained_steps, write_fit
 from tests.runtime.tiny_project import agentrl, write_project
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.inspect.web.library import Library
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from tests.runtime.fit.fit_project import trained_steps, weights, write_fit
+from tests.fit.fit_project import trained_steps, weights, write_fit
 from tests.runtime.tiny_project import agentrl, write_project
 
 KINDS = ("sft", "dpo", "rm")

@@ -11,8 +11,8 @@ import pytest
 from agentrl import cli
 from agentrl.cli import main
 from agentrl.cli.console import failures
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

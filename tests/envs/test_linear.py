@@ -16,6 +16,7 @@ import agentrl_tools
 import pytest
 from agentrl_envs.arithmetic import final_number
 from agentrl_envs.code.extract import defines, extract_code
+from agentrl_envs.marked_text import last_between
 from agentrl_envs.openenv.actions import Actions
 from agentrl_envs.openenv.session import ActionRefused
 from agentrl_envs.reasoning.env import final_answer
@@ -27,8 +28,7 @@ from agentrl_tools.search import _without_braces
 import agentrl.chat
 import agentrl.rollout
 from agentrl.errors import ToolError, choices
-from agentrl.marked_text import last_between
-from agentrl.testing.growth import characters, pieces_of, superlinear
+from tests.testing.growth import characters, pieces_of, superlinear
 
 OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
 """What reads only what we ship or load, and what can be imported only where it runs."""

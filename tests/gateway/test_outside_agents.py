@@ -28,7 +28,7 @@ from agentrl.gateway.asked import MOST_TASK_BYTES
 from agentrl.gateway.outside import AgentDesk
 from agentrl.metrics.sinks import read_metrics
 from agentrl.rollout import RolloutWorker
-from agentrl.runtime.brought_tasks import BroughtTasks
+from agentrl.runtime.sampling.brought_tasks import BroughtTasks
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup

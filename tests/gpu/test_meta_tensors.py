@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.kernels.lm_head import use_float32_head
+from agentrl.models.lm_head import use_float32_head
 from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.kv_cache import KvCache

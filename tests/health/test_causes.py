@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.finding import Status
 from agentrl.health import (
     DETECTORS,
     History,
@@ -25,6 +24,7 @@ from agentrl.health.causes import _EXPLAINS
 from agentrl.health.levers import sampler, system
 from agentrl.health.measures.error_texts import error_line, error_words
 from agentrl.health.records import Dating, Evidence
+from agentrl.types.finding import Status
 
 
 def verdict(name: str, step: int | None, status: Status = Status.FAIL, **levers: object) -> Verdict:

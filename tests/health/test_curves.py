@@ -16,7 +16,7 @@ from agentrl.health.measures.curves import (
     trend,
 )
 from agentrl.health.measures.texts import LetterModel, alike_share, plain_text, repeated_share
-from agentrl.intervals import t_quantile
+from agentrl.metrics.intervals import t_quantile
 
 
 def series(*values: float) -> Series:

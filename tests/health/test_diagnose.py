@@ -9,11 +9,11 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.errors import ConfigError
-from agentrl.finding import Status
 from agentrl.health import DETECTORS, THRESHOLDS, History, Series, diagnose
+from agentrl.types.finding import Status
 
 TOY = '''
-from agentrl.finding import Status
+from agentrl.types.finding import Status
 from agentrl.health import Evidence, bound, detector
 from agentrl.health.findings import fine, found, unknown
 

@@ -8,8 +8,8 @@ from typing import Any
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.metrics.sinks import read_metrics
+from tests.fit.fit_project import pairs, write_fit, write_rows
 from tests.inspect.conftest import HOSTILE
-from tests.runtime.fit.fit_project import pairs, write_fit, write_rows
 from tests.runtime.tiny_project import agentrl
 
 

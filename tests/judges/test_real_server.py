@@ -11,7 +11,7 @@ from agentrl.errors import ServedModelError
 from agentrl.judges.rubric import rubric_of
 from agentrl.served import ServedModel, ServedSettings
 from agentrl.served.settings import Api
-from agentrl.usage import counting_served
+from agentrl.types.usage import counting_served
 from tests.judges.scripted_judges import CRITERIA, TASK
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.distribution import install_command
 from agentrl.metrics import JsonlSink, MetricsLog, TensorBoardSink, read_metrics
+from agentrl.plugins.distribution import install_command
 
 
 def steps_in(path: Path) -> list[int]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config, parse_config
-from agentrl.finding import Finding, Status
 from agentrl.preflight.plan import preflight
+from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.finding import Status
+from agentrl.machine.processes.tree import children_of
 from agentrl.preflight.watchdog import Watched, run_watched
-from agentrl.processes.tree import children_of
+from agentrl.types.finding import Status
 from tests.runtime.tiny_project import agentrl, write_project
 
 PLANS = "tests.preflight.troubled_plans"

@@ -16,7 +16,7 @@ from agentrl.env import StepResult
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardFunctions, load_reward_functions
 from agentrl.types import RewardValue, Task, Termination, Trajectory
-from agentrl.usage import SERVED_COST, SERVED_REQUESTS, spend
+from agentrl.types.usage import SERVED_COST, SERVED_REQUESTS, spend
 from tests.rollout.rollout_fakes import Bench, Talk
 
 Make = Callable[..., Bench]

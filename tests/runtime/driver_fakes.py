@@ -15,22 +15,22 @@ from typing import Any
 from agentrl.batch import PackedBatch, StepBatch
 from agentrl.config import RunConfig, parse_config
 from agentrl.data import TrajectoryStore
+from agentrl.disk.metric_sinks import open_metrics
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, NoEngine, SyncError
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.effort import CancelledWork
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
-from agentrl.runtime.assembly.metric_sinks import open_metrics
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.step_batch import StepMaker
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stages import Stages
-from agentrl.runtime.stop import StopSwitch
 from agentrl.serving.records import EngineStats
 from agentrl.train.early_updates import same_update
 from agentrl.types import SamplingParams, Task, Termination, Trajectory, TrajectoryGroup

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.types import TrajectoryGroup
 
@@ -27,10 +27,12 @@ def plain_batch(config: RunConfig, step: int, groups: list[TrajectoryGroup]) -> 
     """Of a run that neither shapes nor filters rewards."""
     return build_step(
         groups,
-        algorithm=config.resolved_algorithm(),
-        micro_batch_tokens=config.train.micro_batch_tokens,
-        seed=stable_seed(config.run.seed, "batch", step),
-        prefix_sharing=config.train.prefix_sharing,
+        StepSettings(
+            algorithm=config.resolved_algorithm(),
+            micro_batch_tokens=config.train.micro_batch_tokens,
+            seed=stable_seed(config.run.seed, "batch", step),
+            prefix_sharing=config.train.prefix_sharing,
+        ),
     )
 
 

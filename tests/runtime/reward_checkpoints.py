@@ -11,8 +11,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from agentrl.batch.examples import ScoredTokens
 from agentrl.config import RunConfig
+from agentrl.fit.reward_models.open import open_reward_models
 from agentrl.reward.scale import RewardScale, save_scales
-from agentrl.runtime.assembly.reward_models import open_reward_models
 from agentrl.train.model.reward_checkpoint import save_value_model
 from agentrl.train.model.value_head import ValueModel
 from agentrl.types import RewardValue, Task, Termination, Trajectory

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from tests.runtime.tiny_project import write_project
 
 LOSS = '''

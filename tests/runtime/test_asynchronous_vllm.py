@@ -23,10 +23,10 @@ from agentrl.config import load_config
 from agentrl.config.fleet import ScheduleSection
 from agentrl.data import TrajectoryStore
 from agentrl.data.staleness import Pace
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
+from agentrl.machine.processes.tree import children_of, descendants_of
 from agentrl.metrics.sinks import read_metrics
-from agentrl.processes.tree import children_of, descendants_of
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import Trajectory
 from tests.runtime.tiny_project import Agentrl, write_larger_model, write_project
 from tests.serving.tiny_vllm import require_vllm

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from agentrl.disk.checkpoint import list_checkpoints
 from agentrl.engine import Engine, WeightTicket
 from agentrl.errors import EngineError, NoEngine, Outage, SyncError, WeightsDoNotFit
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import LocalEngines
-from agentrl.runtime.disk.checkpoint import list_checkpoints
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.engine_stage import RayEngines
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.export import export
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.export import export
 from tests.runtime.tiny_project import agentrl, write_project
 
 LORA = {

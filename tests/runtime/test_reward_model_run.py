@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from agentrl.chat import build_chat
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import load_config
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
+from agentrl.fit.rating.reward_model import open_reward_model
+from agentrl.fit.reward_models.rollout_rewards import scored_row
 from agentrl.metrics.sinks import read_metrics
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.reward_models import reward_models
 from agentrl.reward.scale import RewardScale, ensemble_reward
-from agentrl.runtime.disk.checkpoint import CheckpointState, save_checkpoint
-from agentrl.runtime.fit.rating.reward_model import open_reward_model
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
 from agentrl.train.model.pretrained import load_tokenizer
-from agentrl.train.reward_models.rollout_rewards import scored_row
 from agentrl.types import Termination, Trajectory
+from tests.fit.vowel_model import write_vowel_model
 from tests.runtime.children.test_whole_run import run_stages
-from tests.runtime.fit.vowel_model import write_vowel_model
 from tests.runtime.reward_checkpoints import write_reward_model
 from tests.runtime.tiny_project import agentrl, write_project
 

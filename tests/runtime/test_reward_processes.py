@@ -13,10 +13,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.assembly.step_batch import StepMaker
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from agentrl.runtime.disk.stored_groups import stored_groups
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 

@@ -17,11 +17,11 @@ from agentrl_sandboxes import (
 
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.errors import ConfigError, SandboxUnavailable
-from agentrl.finding import Status
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.runtime.assembly.parts import open_sandboxes
 from agentrl.sandbox import Isolation, SandboxLimits
 from agentrl.testing.sandbox_check.suite import run_suite
+from agentrl.types.finding import Status
 
 
 class NoBubblewrap(BubblewrapBackend):

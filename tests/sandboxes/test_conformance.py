@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.finding import Status
 from agentrl.sandbox import Isolation
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks
+from agentrl.types.finding import Status
 
 Conformance = Callable[[str], Mapping[str, SuiteFinding]]
 

@@ -19,7 +19,7 @@ from agentrl.served import ServedModel, ServedSettings
 from agentrl.served.attempts import LARGEST_ANSWER
 from agentrl.served.budget import loop_state
 from agentrl.served.wire import request_body
-from agentrl.usage import counting_served
+from agentrl.types.usage import counting_served
 from tests.served.scripted_server import raw_server, scripted_server
 
 HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello?"}]

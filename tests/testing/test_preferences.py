@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.data.preferences.check import check_pairs
-from agentrl.data.preferences.load import load_pairs
 from agentrl.errors import DataError
-from agentrl.finding import Status
+from agentrl.fit.data.preferences.check import check_pairs
+from agentrl.fit.data.preferences.load import load_pairs
 from agentrl.reward.calibration import length_r2, measure_calibration
 from agentrl.testing.preferences import (
     GRAMMARS,
@@ -25,6 +24,7 @@ from agentrl.testing.preferences import (
     planted_pairs,
 )
 from agentrl.types import PreferencePair
+from agentrl.types.finding import Status
 
 ALL = {"quality": 0.8, "length": 0.05, "praise": 0.7}
 

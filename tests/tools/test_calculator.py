@@ -7,7 +7,7 @@ import pytest
 from agentrl_tools.calculator import _FUNCTIONS, MAX_BITS, calculator, computed, evaluate
 
 from agentrl.errors import ToolError
-from agentrl.processes.shared_host import HostFailed, HostLimitReached, SharedHost
+from agentrl.machine.processes.shared_host import HostFailed, HostLimitReached, SharedHost
 from agentrl.tool import FunctionTool
 
 
@@ -138,7 +138,11 @@ async def test_the_event_loop_goes_on_while_it_computes():
 async def test_what_takes_too_long_all_the_same_is_stopped_and_said():
     """The next operation somebody adds without a bound costs its call and nothing else."""
     host = SharedHost(
-        "tests.processes.children:PowerHost", what="it", cpu_s=1, memory_bytes=1 << 29, wall_s=60
+        "tests.machine.processes.children:PowerHost",
+        what="it",
+        cpu_s=1,
+        memory_bytes=1 << 29,
+        wall_s=60,
     )
     try:
         with pytest.raises(HostLimitReached, match="took too long"):

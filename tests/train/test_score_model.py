@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.train.model.reward_checkpoint import save_value_model
 from agentrl.train.model.value_head import ValueModel, load_value_model
 from agentrl.train.score_model import ScoreModel, load_score_model, reward_head
-from tests.train.fit.fit_examples import value_model
+from tests.fit.losses.fit_examples import value_model
 from tests.train.model.test_reward_checkpoint import float32_model, tokenizer
 from tests.train.tiny_llama import VOCABULARY, tiny_model
 

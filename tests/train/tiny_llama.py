@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.train.backends.torch_backend import TorchBackend
@@ -153,7 +153,8 @@ def replaced(row: Trajectory, **changes: Any) -> Trajectory:
 
 def make_step(groups: Sequence[TrajectoryGroup], **changes: Any) -> StepBatch:
     settings = {"algorithm": algorithm(), "micro_batch_tokens": 64, "seed": 0}
-    return build_step(groups, **{**settings, **changes})
+    skip = changes.pop("skip_groups", None)
+    return build_step(groups, StepSettings(**{**settings, **changes}), skip_groups=skip)
 
 
 class KeepGradient(TorchBackend):

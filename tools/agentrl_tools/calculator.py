@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentrl.errors import EnvError, ToolError
-from agentrl.processes.shared_host import HostFailed, HostLimitReached, SharedHost
+from agentrl.machine.processes.shared_host import HostFailed, HostLimitReached, SharedHost
 
 MAX_CHARS = 300
 MAX_BITS = 4096

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, EnvError
+from agentrl.plugins.distribution import install_command
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from agentrl.config import RunConfig
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object
+from agentrl.disk.checkpoint import Checkpoint, list_checkpoints
+from agentrl.disk.run_directory import read_identity, resolved_models
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import AgentrlError, RunError
 from agentrl.metrics import read_metrics
-from agentrl.runtime.disk.checkpoint import Checkpoint, list_checkpoints
-from agentrl.runtime.disk.run_directory import read_identity, resolved_models
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import TrainedTokens, TrajectoryGroup
 
 _DAMAGED = (AgentrlError, OSError, LookupError, TypeError, ValueError)

@@ -25,10 +25,10 @@ from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
 from agentrl.config import RunConfig
 from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore
+from agentrl.disk.checkpoint import Checkpoint
 from agentrl.errors import AgentrlError, RunError, TrainError
 from agentrl.runtime.assembly.parts import load_trained
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-from agentrl.runtime.disk.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from agentrl.train import Trainer
@@ -224,8 +224,8 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
 @contextmanager
 def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Iterator[Trainer]:
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
+    from agentrl.models.vision.checks import open_images
     from agentrl.runtime.assembly.trainer import make_trainer
-    from agentrl.runtime.checks.vision import open_images
 
     config = _alone(run.config)
     checkpoint = None if start is None else start.path

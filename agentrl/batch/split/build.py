@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from agentrl.batch.plan import pack
-from agentrl.batch.records import MicroBatch, PackedBatch, Row, RowKey, RowNumbers, StepBatch
+from agentrl.batch.plan import count_packed, pack_sample
+from agentrl.batch.records import PackedBatch, Row, RowKey, RowNumbers, StepBatch
 from agentrl.batch.rows import CheckedRow, check_row
 from agentrl.batch.split.outline import CheckedRows, OutlinedRow
 from agentrl.batch.split.planned_step import StepPlan, rollout_credit
@@ -34,58 +34,35 @@ def build_part(
     Raises:
         DataError: a broken row, naming it; or a group that is not there.
     """
-    rows = _Rows(plan, groups, checked)
-    settings = plan.settings
+    rows, settings = _Rows(plan, groups, checked), plan.settings
     updates = tuple(
-        PackedBatch(
-            micro_batches=rows.packed(
-                [
-                    rows.of_update(row, rollout, weight=weight)
-                    for rollout, weight in zip(
-                        update.shares[rank], update.weights(rank, settings), strict=True
-                    )
-                    for row in rollout.computed_rows(settings)
-                ]
-            ),
-            global_tokens=update.counts.global_tokens,
-            global_sequences=update.counts.global_sequences,
-            horizon=update.counts.horizon,
-            counts=update.masks,
-            epoch=update.epoch,
-            whole=update.whole,
+        planned.update.packed(
+            [
+                rows.of_update(row, rollout, weight=planned.update.weight(rollout, settings))
+                for rollout in planned.shares[rank]
+                for row in rollout.computed_rows(settings)
+            ],
+            settings,
+            whole=planned.whole,
         )
-        for update in plan.updates
+        for planned in plan.updates
     )
     untrained = _untrained(plan, rows, rank)
     metrics = MetricBag()
-    metrics.sum("batch/micro_batches", sum(len(update.micro_batches) for update in updates))
-    metrics.sum("batch/tokens", sum(update.num_tokens for update in updates))
-    if untrained is not None:
-        metrics.sum("batch/tokens_measured", untrained.num_tokens)
+    count_packed(metrics, updates, untrained)
     return StepBatch(
         updates=updates, advantages=plan.advantages, metrics=metrics, untrained=untrained
     )
 
 
 def _untrained(plan: StepPlan, rows: _Rows, rank: int) -> PackedBatch | None:
-    sample = plan.untrained
-    if sample is None:
+    planned = plan.untrained
+    if planned is None:
         return None
-    assert plan.settings.algorithm.horizon is not None
-    return PackedBatch(
-        micro_batches=rows.packed(
-            [
-                rows.of_sample(row, weight=weight)
-                for unit, weight in sample.shares[rank]
-                for row in unit
-            ]
-        ),
-        global_tokens=sample.global_tokens,
-        global_sequences=sample.global_sequences,
-        horizon=plan.settings.algorithm.horizon,
-        counts=sample.counts,
-        whole=sample.whole,
-    )
+    read = [
+        rows.of_sample(row, weight=weight) for unit, weight in planned.shares[rank] for row in unit
+    ]
+    return pack_sample(planned.sample, read, plan.settings, whole=planned.whole)
 
 
 class _Rows:
@@ -116,10 +93,6 @@ class _Rows:
         found = self._found(row)
         return found.with_numbers(advantages_R=np.zeros(len(found.mask_R)), weight=weight)
 
-    def packed(self, rows: list[Row]) -> tuple[MicroBatch, ...]:
-        """Micro-batches of some rows."""
-        return pack(rows, self._plan.settings)
-
     def _found(self, outlined: OutlinedRow) -> CheckedRow:
         key = outlined.key
         if key not in self._checked:
@@ -131,8 +104,8 @@ class _Rows:
                 )
             self._checked[key] = check_row(
                 trajectory,
-                oldest_version=self._plan.oldest_version,
-                looked_at=self._plan.looked_at,
+                oldest_version=self._plan.settings.oldest_version,
+                looked_at=self._plan.settings.looked_at,
             )
         found = self._checked[key]
         if found is None or (found.length, found.num_trained) != (

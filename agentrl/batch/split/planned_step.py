@@ -14,22 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.batch.credit import FinalCredit, finish_credit, plan_rollout
-from agentrl.batch.plan import (
-    PlannedRollout,
-    UpdateSettings,
-    check_resolved,
-    count_rows,
-    plan_untrained,
-    update_parts,
-)
-from agentrl.batch.records import FloatArray, LossNeeds, RowKey
+from agentrl.batch.plan import PlannedRollout, StepSettings, check_resolved, decide_step
+from agentrl.batch.records import FloatArray, RowKey
 from agentrl.batch.rows import RowFacts
 from agentrl.batch.select import SelectedRollout, select_rollouts
 from agentrl.batch.split.outline import OutlinedRow, outlined_rows
 from agentrl.batch.split.shares import Assigner, Planned, PlannedSample, PlannedUpdate
 from agentrl.batch.untrained import UntrainedRollout
 from agentrl.config.algorithm import AlgorithmSection
-from agentrl.config.presets import Bounds
 from agentrl.metrics.bag import MetricBag
 from agentrl.types import TrajectoryGroup
 
@@ -48,12 +40,8 @@ class StepPlan:
     """As `agentrl.batch.ledger.teaching_rows` finds them in a whole batch."""
     metrics: MetricBag
     """Metrics of the batch stage but for those of the packing, which each rank counts itself."""
-    settings: UpdateSettings
-    """Settings of the updates."""
-    oldest_version: int | None
-    """Tokens sampled by older weights are masked."""
-    looked_at: tuple[str, ...]
-    """Masks whose tokens matter although they are not trained."""
+    settings: StepSettings
+    """Settings of the step."""
 
     def groups_of(self, rank: int) -> set[str]:
         """Ids of the groups of which a rank computes something."""
@@ -81,19 +69,10 @@ def why_not_split(algorithm: AlgorithmSection) -> str:
 
 def plan_step(
     groups: Sequence[TrajectoryGroup],
+    settings: StepSettings,
     *,
     held_by: Mapping[str, int],
     ranks: int,
-    algorithm: AlgorithmSection,
-    micro_batch_tokens: int,
-    minibatches: int = 1,
-    epochs: int = 1,
-    seed: int,
-    oldest_version: int | None = None,
-    needs: LossNeeds | None = None,
-    prefix_sharing: bool = False,
-    image_tokens: int | None = None,
-    clip_shaped: Bounds | None = None,
     skip_groups: Mapping[str, str] | None = None,
 ) -> StepPlan:
     """Decide what `build_step` decides, and which rank computes which rows.
@@ -101,33 +80,20 @@ def plan_step(
     Args:
         groups: outlines of all groups of the step, made with `oldest_version` and the masks of
             `needs`.
+        settings: of the step, with an algorithm that `why_not_split` has nothing against.
         held_by: by group id, the rank that has fetched it.
         ranks: how many there are.
-        algorithm: as in `build_step`, and one that `why_not_split` has nothing against.
-        micro_batch_tokens: as in `build_step`.
-        minibatches: likewise.
-        epochs: likewise.
-        seed: likewise.
-        oldest_version: likewise.
-        needs: likewise.
-        prefix_sharing: likewise.
-        image_tokens: likewise.
-        clip_shaped: likewise.
-        skip_groups: likewise.
+        skip_groups: as in `build_step`.
 
     Raises:
         DataError: as `build_step`.
     """
+    algorithm = settings.algorithm
     assert not why_not_split(algorithm), why_not_split(algorithm)
     check_resolved(algorithm)
-    settings = UpdateSettings(
-        algorithm=algorithm,
-        micro_batch_tokens=micro_batch_tokens,
-        needs=needs or LossNeeds(),
-        prefix_sharing=prefix_sharing,
-        image_tokens=image_tokens,
+    selection = select_rollouts(
+        groups, algorithm, clip_shaped=settings.clip_shaped, skip_groups=skip_groups
     )
-    selection = select_rollouts(groups, algorithm, clip_shaped=clip_shaped, skip_groups=skip_groups)
     advantages: dict[str, float] = {}
     known = MetricBag()
     planned: list[Planned] = []
@@ -141,32 +107,23 @@ def plan_step(
         UntrainedRollout(trajectories=rows, rows=outlined_rows(rows))
         for rows in selection.untrained
     ]
+    decided = decide_step(
+        groups, selection, planned, left_out, settings, credit=known, skip_groups=skip_groups
+    )
     assign = Assigner(held_by, ranks, settings, advantages)
-    updates = [
-        assign.update(part, epoch=epoch)
-        for epoch in range(epochs)
-        for part in update_parts(
-            groups, planned, skip_groups, minibatches=minibatches, seed=seed, epoch=epoch
-        )
-    ]
-    metrics = selection.metrics
-    count_rows(metrics, planned, advantages_known=True, aged=oldest_version is not None)
-    metrics.merge(known)
-    sample = plan_untrained(planned, left_out, settings, seed=seed)
+    sample = decided.untrained
     return StepPlan(
-        updates=tuple(updates),
+        updates=tuple(map(assign.update, decided.updates)),
         untrained=None if sample is None else assign.sample(sample),
         advantages=advantages,
         teaching=frozenset(
             row.key
             for rollout in planned
             for row, signal in zip(rollout.rows, rollout.signal, strict=True)
-            if signal or settings.needs.teaches_without_advantage
+            if signal or settings.declared.teaches_without_advantage
         ),
-        metrics=metrics,
+        metrics=decided.metrics,
         settings=settings,
-        oldest_version=oldest_version,
-        looked_at=() if needs is None else needs.mask_keys,
     )
 
 

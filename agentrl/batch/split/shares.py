@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agentrl.batch.denominators import GlobalCounts, count_masks
 from agentrl.batch.packing import refuse_long_row
-from agentrl.batch.plan import PlannedRollout, UpdateSettings, update_counts, weight_of
-from agentrl.batch.records import MaskCounts, WholeUpdate
+from agentrl.batch.plan import DecidedUpdate, PlannedRollout, StepSettings
+from agentrl.batch.records import WholeUpdate
 from agentrl.batch.split.assignment import Piece, assign_pieces
 from agentrl.batch.split.outline import OutlinedRow
 from agentrl.batch.untrained import UntrainedSample
@@ -25,34 +24,22 @@ SampleUnit = tuple[tuple[OutlinedRow, ...], float]
 class PlannedUpdate:
     """One update, and who computes what of it."""
 
-    epoch: int
-    """Which pass over the step's rollouts it belongs to."""
-    counts: GlobalCounts
-    """Counts that its loss is divided by."""
-    masks: Mapping[str, MaskCounts]
-    """Counts by mask key."""
+    update: DecidedUpdate[OutlinedRow]
+    """The update of all ranks."""
     shares: tuple[tuple[Planned, ...], ...]
     """By rank the rollouts of which it computes rows."""
     whole: WholeUpdate
     """Facts that every rank is given."""
-
-    def weights(self, rank: int, settings: UpdateSettings) -> list[float]:
-        """By rollout of a share the weight of each of its tokens."""
-        return [weight_of(rollout, self.counts, settings) for rollout in self.shares[rank]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
     """Rows that are read for metrics alone, and who reads them."""
 
+    sample: UntrainedSample[OutlinedRow]
+    """Rows of all ranks."""
     shares: tuple[tuple[SampleUnit, ...], ...]
     """By rank."""
-    global_tokens: int
-    """As in `UntrainedSample`."""
-    global_sequences: int
-    """Likewise."""
-    counts: Mapping[str, MaskCounts]
-    """Likewise."""
     whole: WholeUpdate
     """Facts that every rank is given."""
 
@@ -65,31 +52,23 @@ class Assigner:
     """By group id, the rank that has fetched it."""
     ranks: int
     """How many ranks there are."""
-    settings: UpdateSettings
-    """Settings of the updates."""
+    settings: StepSettings
+    """Settings of the step."""
     advantages: Mapping[str, float]
     """Mean advantage by rollout."""
 
-    def update(self, part: Sequence[Planned], *, epoch: int) -> PlannedUpdate:
+    def update(self, update: DecidedUpdate[OutlinedRow]) -> PlannedUpdate:
         """One update, divided by rollouts."""
-        counts = update_counts(part, self.settings)
-        computed = [rollout for rollout in part if any(rollout.computed(self.settings))]
-        shares = self._shares(computed, lambda rollout: rollout.computed_rows(self.settings))
+        settings = self.settings
+        computed = [rollout for rollout in update.rollouts if any(rollout.computed(settings))]
+        shares = self._shares(computed, lambda rollout: rollout.computed_rows(settings))
         lines = [
-            (row, rank, weight_of(rollout, counts, self.settings))
+            (row, rank, update.weight(rollout, settings))
             for rank, own in enumerate(shares)
             for rollout in own
-            for row in rollout.computed_rows(self.settings)
+            for row in rollout.computed_rows(settings)
         ]
-        return PlannedUpdate(
-            epoch=epoch,
-            counts=counts,
-            masks=count_masks(
-                ((r.selected.rows, r.rows) for r in part), keys=self.settings.needs.mask_keys
-            ),
-            shares=shares,
-            whole=self._whole(lines),
-        )
+        return PlannedUpdate(update=update, shares=shares, whole=self._whole(lines))
 
     def sample(self, sample: UntrainedSample[OutlinedRow]) -> PlannedSample:
         """The rows that are read for metrics, divided likewise."""
@@ -100,13 +79,7 @@ class Assigner:
             for rows, weight in own
             for row in rows
         ]
-        return PlannedSample(
-            shares=shares,
-            global_tokens=sample.global_tokens,
-            global_sequences=sample.global_sequences,
-            counts=sample.counts,
-            whole=self._whole(lines),
-        )
+        return PlannedSample(sample=sample, shares=shares, whole=self._whole(lines))
 
     def _shares(
         self, units: Sequence[Unit], rows_of: Callable[[Unit], Sequence[OutlinedRow]]

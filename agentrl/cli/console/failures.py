@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.distribution import how_to_install
 from agentrl.errors import AgentrlError
+from agentrl.plugins.distribution import how_to_install
 
 
 def report(error: BaseException, *, debug: bool) -> int:

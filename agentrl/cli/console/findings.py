@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from agentrl.finding import Finding, Status
 from agentrl.inspect.read.safe_terminal import visible
+from agentrl.types.finding import Finding, Status
 
 STYLES: Mapping[Status, str] = {
     Status.OK: "green",

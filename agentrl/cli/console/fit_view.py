@@ -10,7 +10,7 @@ from rich.table import Table
 from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.plain import QUIET_S, QuietLines
 from agentrl.cli.console.report import clock
-from agentrl.runtime.fit.progress import FitProgress, FitResult
+from agentrl.fit.progress import FitProgress, FitResult
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.scoring.evaluate import EvalSummary
 

@@ -21,12 +21,12 @@ from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock
 from agentrl.cli.console.run_page import RunPage
 from agentrl.cli.console.start import open_console, show_warnings
-from agentrl.finding import Status
 from agentrl.health.records import Verdict
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.scoring.evaluate import EvalSummary
 from agentrl.serving.records import EngineState, EngineStats
+from agentrl.types.finding import Status
 
 _BARS = "_.-=*#"
 _TREND = 24

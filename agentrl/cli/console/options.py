@@ -34,7 +34,7 @@ def watched(
 ) -> _T:
     """Run `work` under a live view; Ctrl-C and SIGTERM say `stopped` and exit as shells expect."""
     from agentrl.cli.console.live import watch
-    from agentrl.runtime.stop import Interrupted
+    from agentrl.machine.processes.stop import Interrupted
 
     try:
         with watch(console) as progress:

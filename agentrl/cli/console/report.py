@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.console.findings import findings_table
-from agentrl.finding import Finding, Status
-from agentrl.intervals import paired_difference
+from agentrl.metrics.intervals import paired_difference
+from agentrl.types.finding import Finding, Status
 
 if TYPE_CHECKING:
-    from agentrl.intervals import Interval
-    from agentrl.runtime.api import ApiUse
+    from agentrl.metrics.intervals import Interval
     from agentrl.runtime.records import RunResult
+    from agentrl.runtime.sampling.api import ApiUse
     from agentrl.runtime.scoring.evaluate import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 

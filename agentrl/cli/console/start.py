@@ -14,10 +14,10 @@ from rich.text import Text
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
+from agentrl.disk.logs import quiet_libraries
+from agentrl.disk.run_directory import models_of_run, read_fit_identity, read_identity
+from agentrl.disk.run_name import free_name
 from agentrl.inspect.read.safe_terminal import visible
-from agentrl.runtime.disk.logs import quiet_libraries
-from agentrl.runtime.disk.run_directory import models_of_run, read_fit_identity, read_identity
-from agentrl.runtime.disk.run_name import free_name
 
 _OF_A_KIND = 3
 """Warnings with the same template shown on the terminal."""

@@ -23,10 +23,10 @@ from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.env import ProgramEnv
 from agentrl.errors import ConfigError
-from agentrl.finding import Finding
 from agentrl.testing.env_check.episode import CheckLimits, TriedCounts
 from agentrl.testing.env_check.suite import check_env
 from agentrl.types import Task
+from agentrl.types.finding import Finding
 
 app = typer.Typer(help="Make and check environments.", no_args_is_help=True)
 app.command()(attack)

@@ -11,7 +11,7 @@ import yaml
 from agentrl.cli.env.scaffold import TASKS_FILE
 from agentrl.config import resolve
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.imports import load_module
+from agentrl.plugins.imports import load_module
 
 
 def with_class(target: str) -> str:

@@ -15,10 +15,10 @@ from rich.table import Table
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
 from agentrl.cli.sandbox import image as image_commands
 from agentrl.errors import ConfigError
-from agentrl.finding import Status, any_failed
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
+from agentrl.types.finding import Status, any_failed
 
 app = typer.Typer(help="See which sandboxes work on this machine.", no_args_is_help=True)
 app.add_typer(image_commands.app, name="image", help="Make and list images for Docker sandboxes.")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 
 app = typer.Typer(help="Make and list images for Docker sandboxes.", no_args_is_help=True)
 

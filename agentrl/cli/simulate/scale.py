@@ -12,7 +12,7 @@ from rich.table import Table
 from agentrl.errors import RunError
 
 if TYPE_CHECKING:
-    from agentrl.runtime.scale.simulation import ScaleReport
+    from agentrl.cli.simulate.fleet.simulation import ScaleReport
 
 _MIB = 2**20
 
@@ -45,8 +45,8 @@ def scale(
     Nothing is trained. CPU is that of the driver: on a machine whose cores are shared it says more
     than wall time does. Ends with 1 if a rollout failed.
     """
-    from agentrl.runtime.scale.case import ScaleCase
-    from agentrl.runtime.scale.simulation import simulate_scale
+    from agentrl.cli.simulate.fleet.case import ScaleCase
+    from agentrl.cli.simulate.fleet.simulation import simulate_scale
 
     case = ScaleCase(
         servers=servers,

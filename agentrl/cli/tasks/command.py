@@ -222,7 +222,7 @@ def validate(
 
 def _maker() -> Any:
     """The module that makes repair tasks; the core does not import environments."""
-    from agentrl.imports import load_module
+    from agentrl.plugins.imports import load_module
 
     return load_module(_MAKER)
 

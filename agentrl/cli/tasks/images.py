@@ -18,7 +18,7 @@ from agentrl.cli.console.start import read_config
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
 from agentrl.errors import ConfigError
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.types import Task
 
 _PULL = "agentrl_sandboxes.image"

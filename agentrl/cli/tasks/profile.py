@@ -12,7 +12,7 @@ from agentrl.cli.console.options import Model, Overrides, RunFile, model_of, wat
 from agentrl.cli.console.start import open_console, prepare, read_config
 
 if TYPE_CHECKING:
-    from agentrl.runtime.profile import Profile
+    from agentrl.cli.tasks.measure import Profile
 
 
 def command(
@@ -29,8 +29,8 @@ def command(
     Each task is written down as soon as it is done. A killed profile goes on where it stopped when
     the same command is given again.
     """
+    from agentrl.cli.tasks.measure import profile
     from agentrl.data.tasks.pass_rates import profile_file
-    from agentrl.runtime.profile import profile
 
     prepare()
     settings, base = read_config(config, overrides or [])
@@ -54,7 +54,7 @@ def command(
 
 
 def _lines(found: Profile) -> list[str]:
-    from agentrl.runtime.profile import BAND
+    from agentrl.cli.tasks.measure import BAND
 
     low, high = BAND
     easy, hard = found.share(high + 1e-9, 9e9), found.share(-9e9, low - 1e-9)

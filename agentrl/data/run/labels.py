@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.data.run.read import read_objects
 from agentrl.errors import DataError
-from agentrl.files import append_line
+from agentrl.machine.files import append_line
 
 JUDGE = "judge:"
 """Before the name of a judge where a reviewer's name stands."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentrl.errors import DataError
-from agentrl.files import replacing
+from agentrl.machine.files import replacing
 
 _ABANDONED_S = 3600.0
 """A temporary file this old has lost its writer; no single file takes an hour to write."""

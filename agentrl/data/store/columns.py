@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import DataError
-from agentrl.explanation import FIELDS
 from agentrl.types import (
     AgentRequest,
     CallStatus,
@@ -38,7 +37,8 @@ from agentrl.types import (
     Trajectory,
     Turn,
 )
-from agentrl.usage import usage_of, without_usage
+from agentrl.types.explanation import FIELDS
+from agentrl.types.usage import usage_of, without_usage
 
 SCHEMA_VERSION = 1
 """Raised when an older reader would misread a file."""

@@ -37,8 +37,8 @@ from agentrl.data.store.columns import (
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.step_files import part_name, step_name, step_of, stored_steps
 from agentrl.errors import DataError
-from agentrl.explanation import FIELDS
 from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types.explanation import FIELDS
 
 logger = logging.getLogger(__name__)
 

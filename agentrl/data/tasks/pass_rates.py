@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError
-from agentrl.intervals import wilson_interval
+from agentrl.metrics.intervals import wilson_interval
 from agentrl.types import Task
 
 _SUFFIX = ".pass-rates.jsonl"

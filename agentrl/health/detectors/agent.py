@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -30,6 +29,7 @@ from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types import ToolStatus
+from agentrl.types.finding import Status
 
 
 @detector(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import fmean
 
 from agentrl.estimators import ESTIMATORS
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -26,6 +25,7 @@ from agentrl.health.levers import sampler, system
 from agentrl.health.measures.curves import Stretch, change, number, smoothed
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
+from agentrl.types.finding import Status
 
 
 @detector(

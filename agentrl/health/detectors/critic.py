@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 from statistics import median, pstdev
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -22,6 +21,7 @@ from agentrl.health.levers import system
 from agentrl.health.measures.curves import medians, number, since, smoothed
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 
 @detector(

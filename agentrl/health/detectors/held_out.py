@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from statistics import fmean
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     dated_by_best,
@@ -33,6 +32,7 @@ from agentrl.health.measures.curves import (
 from agentrl.health.movement import movement
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 _REWARD = "reward"
 _ENOUGH = 6

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from statistics import fmean
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import fine, found, moved, share, shown, steps_text, trained, unknown
 from agentrl.health.levers import system
@@ -16,6 +15,7 @@ from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types import TERMINATION_RULES
+from agentrl.types.finding import Status
 
 
 @detector(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fall_of,
@@ -24,6 +23,7 @@ from agentrl.health.measures.curves import Change, change
 from agentrl.health.own_score import own_score
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 _SECTION = re.compile(r"(reward\.(?:functions|models))\.([^.]+)\.(?:args\.model(?:\..*)?|path)")
 """Keys of a config that name a served model as a judge, or a reward model."""

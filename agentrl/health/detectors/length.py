@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -34,6 +33,7 @@ from agentrl.health.movement import movement
 from agentrl.health.records import History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types import Termination
+from agentrl.types.finding import Status
 
 
 @detector(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -28,6 +27,7 @@ from agentrl.health.measures.curves import change, levels, number, since, smooth
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
+from agentrl.types.finding import Status
 
 _ALL_EQUAL = 0.95
 """Share of rollouts in groups with zero advantage that leaves no gradient."""

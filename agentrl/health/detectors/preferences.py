@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -31,6 +30,7 @@ from agentrl.health.measures.curves import (
 )
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 _LEAST_STEPS = 20
 _RIGHT = 0.95

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from statistics import fmean
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fall_of,
@@ -36,6 +35,7 @@ from agentrl.health.measures.curves import (
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
+from agentrl.types.finding import Status
 
 _REWARD = "reward"
 _KEPT = 0.8

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -27,6 +26,7 @@ from agentrl.health.measures.onset import onset
 from agentrl.health.own_score import own_change, own_score
 from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
+from agentrl.types.finding import Status
 
 _MODEL = re.compile(r"reward\.models\.([^.]+)\.path")
 _LEAST_STEPS = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import fine, found, moved, reward_range, score_rise, share, unknown
 from agentrl.health.levers import policy
@@ -13,6 +12,7 @@ from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import own_score
 from agentrl.health.records import Dating, Evidence, History, Lever, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 _LEAST_STEPS = 10
 _LEAST_LOST = 0.05

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, pstdev
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     ends,
@@ -28,6 +27,7 @@ from agentrl.health.measures.texts import LetterModel, alike_share, repeated_sha
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.text_onset import texts_since
 from agentrl.health.thresholds import OURS, Limits, bound
+from agentrl.types.finding import Status
 
 _TEXTS = 32
 """Texts of one side of a comparison."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from agentrl.finding import Status
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -23,6 +22,7 @@ from agentrl.health.levers import policy
 from agentrl.health.measures.curves import difference, number
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
+from agentrl.types.finding import Status
 
 
 @detector(

@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import fmean, median, pvariance
 
 from agentrl.health.records import Series
-from agentrl.intervals import t_quantile
+from agentrl.metrics.intervals import t_quantile
 
 _Z = 1.959963984540054
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, read_objects
-from agentrl.finding import Status
 from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
 from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
@@ -25,6 +24,7 @@ from agentrl.inspect.read.run_labels import run_labels
 from agentrl.inspect.read.runs import pause_of, run_state
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.metrics import find_metric
+from agentrl.types.finding import Status
 
 _MOST_BYTES = 2**20
 """Read of the journal's end."""

@@ -86,7 +86,7 @@ def told_apart(
     """The parts of an explanation, each with `paid`: whether what it explains is in the reward.
 
     Texts of functions stand below those of the environment, each under the name of its function
-    (`agentrl.explanation.joined`); they are divided where the environment is not paid.
+    (`agentrl.types.explanation.joined`); they are divided where the environment is not paid.
     """
     if env_paid(weights):
         return [{**part, "paid": True} for part in explained]

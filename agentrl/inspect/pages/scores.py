@@ -11,7 +11,7 @@ from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import number, shown
 from agentrl.inspect.read.safe_terminal import number as digits
 from agentrl.inspect.read.task_scores import task_scores
-from agentrl.intervals import paired_difference
+from agentrl.metrics.intervals import paired_difference
 
 _MOVED = 3
 """Tasks named of those that gained most, and of those that lost most."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.inspect.query.database import OutOfMemory, RunDatabase
-from agentrl.processes.child_main import ChildChannel, limit
+from agentrl.machine.processes.child_main import ChildChannel, limit
 
 OVERHEAD_MB = 1024
 """Above what DuckDB counts: the libraries, the stacks of threads, an answer on its way out."""

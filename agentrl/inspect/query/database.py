@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, RunError
 from agentrl.inspect.query.tables import VIEWS, metric_table, view_statements
 from agentrl.inspect.read.run_files import RunFiles, metric_values
+from agentrl.plugins.distribution import install_command
 
 MOST_THREADS = 8
 """Each takes a stack and buffers of its own out of what the process may take."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from agentrl.errors import ConfigError, RunError
 from agentrl.inspect.query.database import took_too_long, took_too_much
 from agentrl.inspect.query.result import Answer
-from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 
 GIVEN_UP = "the query was given up, since nobody waits for its answer"
 _LOOKING_S = 300.0

@@ -19,15 +19,15 @@ from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.example_store import ExampleStore
 from agentrl.data.store.token_store import TokenStore
-from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.inspect.read.task_labels import TaskLabels
 from agentrl.inspect.read.token_text import token_pieces
+from agentrl.plugins.distribution import install_command
 from agentrl.types import TrainedTokens
+from agentrl.types.finding import Status
 
 _TOKENIZER_BYTES = 200 * 2**20
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from agentrl.distribution import install_command
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.inspect.pages.overview import run_entry, run_overview
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_terminal import number, visible
 from agentrl.inspect.read.step_list import step_list
+from agentrl.plugins.distribution import install_command
 
 _LISTED_STEPS = 20
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from agentrl.inspect.web.library import Library
 from agentrl.inspect.web.serve import serve
-from agentrl.processes.child_main import ChildChannel
+from agentrl.machine.processes.child_main import ChildChannel
 
 _NICE = 10
 """The run comes first: what the page costs is what the run leaves."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentrl.errors import RunError
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.preflight.attack.attack import Attack, AttackClass
 from agentrl.preflight.attack.library import (
     AttackOutcome,
@@ -27,7 +28,6 @@ from agentrl.preflight.attack.library import (
     changed,
     verdict_of,
 )
-from agentrl.processes.child import ChildEnded, ChildProcess
 
 _PLAYER = "agentrl.preflight.attack.player:serve"
 _START_S = 300.0

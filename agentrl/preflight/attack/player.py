@@ -20,13 +20,13 @@ from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import ChatSection, DatasetSection, EnvSection, RolloutSection
 from agentrl.data import load_tasks
 from agentrl.env import EnvContext, Solution
-from agentrl.imports import resolve
+from agentrl.machine.processes.child_main import ChildChannel
+from agentrl.plugins.imports import resolve
 from agentrl.preflight.attack.attack import NO_WALLS, AttackedTask
 from agentrl.preflight.attack.library import AttackOutcome, TaskWorth, attacks
 from agentrl.preflight.loop_time import held_up
 from agentrl.preflight.reward.known_answers import find_solutions, spread
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
-from agentrl.processes.child_main import ChildChannel
 from agentrl.rollout import RolloutWorker, adapt_env
 from agentrl.rollout.adapters.adapt import load_env_class
 from agentrl.runtime.assembly.parts import open_sandboxes

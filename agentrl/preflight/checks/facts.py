@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentrl.finding import Finding, warn
+from agentrl.types.finding import Finding, warn
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.preflight.reward.known_answers import TriedAnswer
     from agentrl.preflight.reward.leaks import AnswerLeak, ShownText
     from agentrl.runtime.assembly.parts import TaskSets
     from agentrl.tool import Tool
-    from agentrl.vision.reader import VisionReader
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.finding import Finding, fail, warn
 from agentrl.judges.agreement import JudgeAgreement, agreement
 from agentrl.preflight.reward.judge_check import LabelledAnswers, judge_answers
+from agentrl.types.finding import Finding, fail, warn
 
 NAME = "judges"
 _CHECK = "check"

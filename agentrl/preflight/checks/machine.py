@@ -12,15 +12,15 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection
+from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.run_name import run_path
 from agentrl.errors import AgentrlError, RunError
-from agentrl.finding import Finding, fail, warn
+from agentrl.fit.reward_models.open import reward_model_bytes
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.assembly.reward_models import reward_model_bytes
-from agentrl.runtime.disk.checkpoint import resolve_model_path
-from agentrl.runtime.disk.run_name import run_path
-from agentrl.runtime.distill.teacher import teacher_bytes
+from agentrl.runtime.assembly.teacher import teacher_bytes
+from agentrl.types.finding import Finding, fail, warn
 
 _TOKEN_BYTES = 8
 """Of a response token on disk, trajectories and what the trainer made of them together."""

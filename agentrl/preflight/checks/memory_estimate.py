@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.compute_threads import usable_cores
 from agentrl.config import RunConfig
 from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import AdapterSection, TrainSection
+from agentrl.machine.compute_threads import usable_cores
 
 GIB = 2**30
 _PROCESS = int(0.75 * GIB)

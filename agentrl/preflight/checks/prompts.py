@@ -13,7 +13,6 @@ from agentrl.config import RunConfig
 from agentrl.config.schema import RolloutSection
 from agentrl.env import EnvContext
 from agentrl.errors import RunError
-from agentrl.finding import Finding, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.reward.known_answers import SOLVED, AnswerKind, find_solutions, label_text
 from agentrl.preflight.reward.leaks import (
@@ -30,6 +29,7 @@ from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
+from agentrl.types.finding import Finding, warn
 
 _SAMPLE = 32
 """Tasks whose prompts are measured."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
-from agentrl.finding import Finding, warn
+from agentrl.fit.refresh.checks import check_refresh
+from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.runtime.assembly.reward_models import check_reward_models
-from agentrl.runtime.refresh.checks import check_refresh
+from agentrl.types.finding import Finding, warn
 
 
 async def reward_models(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:

@@ -16,11 +16,11 @@ from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import EvalSection, RolloutSection
 from agentrl.config.training import TrainSection
-from agentrl.finding import Finding, fail, warn
+from agentrl.disk.other_models import other_model_source
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.health.rules import check_health
-from agentrl.runtime.other_models import other_model_source
+from agentrl.types.finding import Finding, fail, warn
 
 GROUP = 8
 """Rollouts of a prompt below which its mean is a noisy baseline; 16 is comfortable."""

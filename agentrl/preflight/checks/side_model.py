@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agentrl.config.schema import RolloutSection
 from agentrl.errors import ServedModelError
-from agentrl.finding import Finding, fail, warn
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import FunctionTool
 from agentrl.types import Message
+from agentrl.types.finding import Finding, fail, warn
 
 NAME = "side model"
 _WHERE = "rollout.side_model"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from agentrl.chat.hint import prompt_ends
 from agentrl.config import RunConfig
-from agentrl.finding import Finding, fail
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
-from agentrl.runtime.distill.hints import check_hints, hint_section
-from agentrl.runtime.distill.teacher import ask_server, check_teacher
+from agentrl.runtime.assembly.hints import check_hints, hint_section
+from agentrl.runtime.assembly.teacher import ask_server, check_teacher
+from agentrl.types.finding import Finding, fail
 
 
 async def teacher(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:

@@ -12,7 +12,6 @@ from agentrl.config import RunConfig
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import ChatSection
 from agentrl.errors import SandboxError
-from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.checks.prompts import leak_of_prompts
 from agentrl.preflight.reward.answer_player import try_answers
@@ -24,6 +23,7 @@ from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
+from agentrl.types.finding import Finding, fail, warn
 
 _WORD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
 """A string argument that careless writing or reading of calls damages."""

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, DataError, GraderError, choices
 from agentrl.judges.agreement import LabelledCase
 from agentrl.reward import RewardFunctions, load_reward_functions
 from agentrl.types import Task, Termination, Trajectory, Turn
-from agentrl.usage import counting_served
+from agentrl.types.usage import counting_served
 
 _AT_ONCE = 64
 
@@ -61,7 +61,7 @@ class JudgedAnswers:
     failures: tuple[str, ...]
     """Reasons of answers that could not be scored, one each."""
     spent: dict[str, float]
-    """Use of served models, by the names of `agentrl.usage.SERVED`."""
+    """Use of served models, by the names of `agentrl.types.usage.SERVED`."""
 
 
 async def judge_answers(

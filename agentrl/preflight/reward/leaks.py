@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.finding import Finding, fail, warn
 from agentrl.preflight.reward.spellings import coded_patterns, normal, plain_pattern
 from agentrl.types import Task
+from agentrl.types.finding import Finding, fail, warn
 
 NAME = "leak"
 """The line about answers in prompts."""

@@ -9,6 +9,7 @@ from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.preflight.reward.known_answers import find_solutions
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.runtime.assembly.parts import (
@@ -23,8 +24,7 @@ from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.sample import Collection, collection_of
-from agentrl.runtime.stop import StopSwitch
+from agentrl.runtime.sampling.sample import Collection, collection_of
 
 _NAME = "solutions"
 
@@ -56,8 +56,8 @@ async def record_solutions(
         AgentrlError: anything else that does not fit.
         Interrupted: SIGINT or SIGTERM.
     """
+    from agentrl.models.vision.reader import load_reader
     from agentrl.train.model.pretrained import load_tokenizer
-    from agentrl.vision.reader import load_reader
 
     source = model_source(config.model, path=model_path)
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))

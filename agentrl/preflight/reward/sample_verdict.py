@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from agentrl.finding import Finding, Status
 from agentrl.preflight.reward.known_answers import LIMITS, TriedAnswer
 from agentrl.preflight.reward.repeats import reason_of
+from agentrl.types.finding import Finding, Status
 
 SAMPLES = "reward samples"
 """The line about what a model wrote."""

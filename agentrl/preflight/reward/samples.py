@@ -8,7 +8,6 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
-from agentrl.finding import Finding
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.sample_verdict import judge_samples
 from agentrl.runtime.assembly.policy import open_policy
@@ -17,6 +16,7 @@ from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.types import SamplingParams, Task
+from agentrl.types.finding import Finding
 
 _NAME = "preflight-samples"
 

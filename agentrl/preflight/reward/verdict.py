@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from agentrl.finding import Finding, Status
 from agentrl.preflight.reward.causes import (
     RewardCause,
     constant,
@@ -24,6 +23,7 @@ from agentrl.preflight.reward.causes import (
 )
 from agentrl.preflight.reward.known_answers import LIMITS, NOTHING, SOLVED, AnswerKind, TriedAnswer
 from agentrl.preflight.reward.repeats import find_flaky, first_verdicts, reason_of, surely_broken
+from agentrl.types.finding import Finding, Status
 
 NAME = "reward test"
 """The line about known answers."""

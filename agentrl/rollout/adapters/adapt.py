@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.rollout.adapters.peer_imports import others_importable
 from agentrl.rollout.adapters.text_envs import text_env_of
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result

@@ -19,18 +19,18 @@ from urllib.parse import urlsplit
 
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection
-from agentrl.engine import Engine
-from agentrl.errors import AgentrlError, ConfigError
-from agentrl.runtime.assembly.engine_care import beside
-from agentrl.runtime.assembly.engines import UNKNOWN_VERSION
-from agentrl.runtime.assembly.weight_route import urls_are_local
-from agentrl.runtime.disk.server_requests import (
+from agentrl.disk.server_requests import (
     RequestAnswer,
     ServerAction,
     ServerRequest,
     answer_request,
     read_requests,
 )
+from agentrl.engine import Engine
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.runtime.assembly.engine_care import beside
+from agentrl.runtime.assembly.engines import UNKNOWN_VERSION
+from agentrl.runtime.assembly.weight_route import urls_are_local
 from agentrl.serving.client import TokenClient
 from agentrl.serving.connect import connect_engine
 from agentrl.serving.vllm import VllmEngine

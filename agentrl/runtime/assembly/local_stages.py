@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from agentrl.compute_threads import run_computing
 from agentrl.errors import StepAbandoned
+from agentrl.machine.compute_threads import run_computing
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat
-from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
+from agentrl.fit.reward_models.versions import RewardModelUsers
+from agentrl.machine.compute_threads import reserve_cores, run_computing
+from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
     OpenEngines,
@@ -30,19 +33,16 @@ from agentrl.runtime.assembly.parts import (
     open_sandboxes,
     served_source,
 )
-from agentrl.runtime.assembly.reward_models import OpenRewardModels, open_reward_models
 from agentrl.runtime.assembly.tools import open_tools
-from agentrl.runtime.checks.vision import open_images
-from agentrl.runtime.reward_versions import RewardModelUsers
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
-    from agentrl.vision.reader import VisionReader
 
 
 logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ async def _open_children(
 
 def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> VisionReader | None:
     """The image processor of the model, also where the model itself is with servers only."""
-    from agentrl.vision.reader import load_reader
+    from agentrl.models.vision.reader import load_reader
 
     if pretrained is not None:
         return pretrained.images

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.data import TaskCursor
+from agentrl.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
+from agentrl.disk.rollback import logged_metrics, read_rollbacks
+from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.assembly.parts import TaskSets
-from agentrl.runtime.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
-from agentrl.runtime.disk.rollback import logged_metrics, read_rollbacks
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.records import RunHistory
 
 _ELAPSED = "timing_s/elapsed"

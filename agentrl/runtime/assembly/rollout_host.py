@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.compute_threads import reserve_cores
 from agentrl.config import RunConfig
+from agentrl.disk.logs import quiet_transformers
 from agentrl.errors import EngineError
+from agentrl.fit.reward_models.versions import UsedRewardModel
+from agentrl.machine.compute_threads import reserve_cores
+from agentrl.machine.processes.heap import frozen_heap
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
-from agentrl.runtime.disk.logs import quiet_transformers
-from agentrl.runtime.heap import frozen_heap
-from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import GroupReport, report_of
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.fit.reward_models.open import OpenRewardModels
+    from agentrl.models.vision.reader import VisionReader
     from agentrl.rollout import RolloutWorker
-    from agentrl.runtime.assembly.reward_models import OpenRewardModels
     from agentrl.serving import TokenClient
-    from agentrl.vision.reader import VisionReader
 
 ENDED_KEPT = 256
 """Groups whose cost a worker remembers; one is cancelled while its report is on the way, or never.
@@ -114,8 +114,8 @@ class RolloutHost:
         Raises:
             AgentrlError: one of them cannot be opened; call `close`.
         """
+        from agentrl.fit.reward_models.open import open_reward_models
         from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
-        from agentrl.runtime.assembly.reward_models import open_reward_models
         from agentrl.runtime.assembly.tools import open_tools
 
         config, base, stack = self._config, self._base, self._stack

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agentrl.batch import build_minibatch, build_step
+from agentrl.batch import StepSettings, build_minibatch, build_step
 from agentrl.batch.ledger import step_ledger, teaching_rows
 from agentrl.batch.minibatches import minibatch_places
 from agentrl.batch.split.build import build_part
@@ -30,7 +30,7 @@ from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.reward import RewardShaper
 from agentrl.rollout import rollout_metrics
-from agentrl.runtime.distill.hints import open_hints
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 
@@ -107,7 +107,7 @@ class StepMaker:
         """
 
         held, shaped, bag = self._shaped(step, groups)
-        batch = build_step(shaped.groups, skip_groups=shaped.skip_groups, **self._settings(step))
+        batch = build_step(shaped.groups, self._settings(step), skip_groups=shaped.skip_groups)
         if self._hints is not None:
             batch = self._hints.added_to(batch, held)
         bag.merge(batch.metrics)
@@ -140,10 +140,10 @@ class StepMaker:
         _, shaped, bag = self._shaped(step, [group for part in outlines for group in part])
         plan = plan_step(
             shaped.groups,
+            self._settings(step),
             skip_groups=shaped.skip_groups,
             held_by={group.group_id: rank for rank, part in enumerate(outlines) for group in part},
             ranks=len(outlines),
-            **self._settings(step),
         )
         bag.merge(plan.metrics)
         self._count_waste(step, shaped, plan.teaching, bag)
@@ -214,12 +214,7 @@ class StepMaker:
         return build_minibatch(
             dict(zip(positions, shaped.groups, strict=True)),
             places,
-            algorithm=self._algorithm,
-            micro_batch_tokens=self._train.micro_batch_tokens,
-            needs=self._needs,
-            prefix_sharing=self._train.prefix_sharing,
-            image_tokens=self._train.micro_batch_image_tokens,
-            clip_shaped=self._clip_shaped,
+            self._settings(step),
         )
 
     def save(self, folder: Path) -> None:
@@ -255,21 +250,20 @@ class StepMaker:
         schedule = self._schedule
         return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
 
-    def _settings(self, step: int) -> dict[str, Any]:
-        """Arguments of `build_step` and `plan_step` beside the groups."""
+    def _settings(self, step: int) -> StepSettings:
         train = self._train
-        return {
-            "algorithm": self._algorithm,
-            "micro_batch_tokens": train.micro_batch_tokens,
-            "minibatches": train.minibatches,
-            "epochs": train.epochs_per_batch,
-            "seed": batch_seed(self._seed, step),
-            "oldest_version": self._oldest_unmasked(step),
-            "needs": self._needs,
-            "prefix_sharing": train.prefix_sharing,
-            "image_tokens": train.micro_batch_image_tokens,
-            "clip_shaped": self._clip_shaped,
-        }
+        return StepSettings(
+            algorithm=self._algorithm,
+            micro_batch_tokens=train.micro_batch_tokens,
+            seed=batch_seed(self._seed, step),
+            minibatches=train.minibatches,
+            epochs=train.epochs_per_batch,
+            oldest_version=self._oldest_unmasked(step),
+            needs=self._needs,
+            prefix_sharing=train.prefix_sharing,
+            image_tokens=train.micro_batch_image_tokens,
+            clip_shaped=self._clip_shaped,
+        )
 
 
 def drop_too_old(

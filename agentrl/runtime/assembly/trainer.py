@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.data import TokenStore
+from agentrl.disk.other_models import other_model_source
 from agentrl.estimators import find_estimator
+from agentrl.models.vision.checks import check_seeing
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.checks.vision import check_seeing
-from agentrl.runtime.distill.teacher import make_teacher
-from agentrl.runtime.other_models import other_model_source
+from agentrl.runtime.assembly.teacher import make_teacher
 
 if TYPE_CHECKING:
     from agentrl.config.schema import CriticSection
@@ -49,12 +49,12 @@ def make_trainer(
         RunError: a checkpoint that does not fit.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
+    from agentrl.models.vision.reader import reader_of
     from agentrl.train import Trainer, load_reference
     from agentrl.train.backends.choose import make_backend
     from agentrl.train.critic import Critic
     from agentrl.train.losses import needs_of
     from agentrl.train.model.value_head import load_critic
-    from agentrl.vision.reader import reader_of
 
     reader = reader_of(model)
     if reader is not None:

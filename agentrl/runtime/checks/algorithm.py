@@ -11,10 +11,10 @@ from agentrl.config.blocks import describe_blocks
 from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
-from agentrl.finding import Finding, Status
 from agentrl.runtime.checks.rarely_meant import rarely_meant
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.scoring.evaluate import metric_keys
+from agentrl.types.finding import Finding, Status
 
 if TYPE_CHECKING:
     from agentrl.train.losses import LossSpec

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.compute_threads import run_computing
 from agentrl.config import RunConfig
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.finding import Finding, Status
+from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
@@ -22,6 +21,7 @@ from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahea
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
+from agentrl.types.finding import Finding, Status
 
 _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14", "  a  b")
 """Texts that distinguish tokenizers."""

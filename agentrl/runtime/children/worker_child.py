@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import AgentrlError
-from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import HostReport
 from agentrl.runtime.children.packed_group import PROTOCOL

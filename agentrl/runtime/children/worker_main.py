@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.processes.child_main import ChildChannel, Frame
+from agentrl.disk.logs import log_to, quiet_libraries
+from agentrl.machine.processes.child_main import ChildChannel, Frame
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import HostReport, PolicyCopy, RolloutHost
 from agentrl.runtime.children.packed_group import PROTOCOL, PackedGroup
-from agentrl.runtime.disk.logs import log_to, quiet_libraries
 from agentrl.types import SamplingParams, Task
 
 logger = logging.getLogger(__name__)

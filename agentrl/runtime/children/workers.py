@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import RunError
+from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
 from agentrl.runtime.assembly.rollout_host import HostReport
 from agentrl.runtime.children.worker_child import WorkerChild, WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup
-from agentrl.runtime.reward_versions import UsedRewardModel
 
 logger = logging.getLogger(__name__)
 

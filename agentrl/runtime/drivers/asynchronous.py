@@ -43,8 +43,8 @@ from agentrl.config.schema import RolloutSection
 from agentrl.data.queue import Entry, TrajectoryQueue
 from agentrl.data.staleness import BackPressure, Pace, choose_batch, oldest_allowed
 from agentrl.data.tasks.cursor import Claim
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.filters.dynamic_filter import Refill
 from agentrl.runtime.drivers.filters.token_ages import age_metrics

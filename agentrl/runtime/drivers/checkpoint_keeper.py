@@ -8,24 +8,24 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.compute_threads import run_computing
 from agentrl.config.schema import CheckpointSection
-from agentrl.runtime.disk.checkpoint import (
+from agentrl.disk.checkpoint import (
     CheckpointState,
     save_checkpoint,
     score_checkpoint,
     would_be_kept,
 )
+from agentrl.fit.reward_models.versions import RewardRefresher
+from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import LearnStage
 
 if TYPE_CHECKING:
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
 from agentrl.errors import ConfigError
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.driver import make_driver_parts
 from agentrl.runtime.drivers.mini_batches import MiniBatchPlan, why_whole_steps
@@ -17,10 +18,9 @@ from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory, RunResult
 from agentrl.runtime.scoring.evaluation_beside import why_training_stops
-from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 
 class Driver(Protocol):

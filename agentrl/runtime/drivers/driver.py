@@ -32,10 +32,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
+from agentrl.disk.stored_groups import stored_names
 from agentrl.errors import Outage, RunError
+from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.health.history import flat_config
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_names
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper, disk_full
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
@@ -55,14 +57,12 @@ from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.records import Parts, RunHistory, RunResult
-from agentrl.runtime.reward_versions import RewardRefresher
 from agentrl.runtime.scoring.score_book import ScoreBook, last_value
 from agentrl.runtime.stages import Stages
-from agentrl.runtime.stop import Interrupted, StopSwitch
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
 

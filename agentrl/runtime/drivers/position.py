@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.data.tasks.cursor import Claim
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.stages import GroupReport
 from agentrl.types import TrajectoryGroup
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.cursor import Claim
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
 from agentrl.runtime.drivers.position import group_name
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import GroupHandle, RolloutStage
-from agentrl.runtime.stop import StopSwitch
 from agentrl.types import SamplingParams, Task
 
 

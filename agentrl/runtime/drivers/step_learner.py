@@ -8,13 +8,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from agentrl.errors import StepAbandoned
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import GroupHandle, Stages
-from agentrl.runtime.stop import StopSwitch
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from agentrl.errors import Outage
+from agentrl.machine.processes.stop import Interrupted
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.stop import Interrupted
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_rollouts, stable_seed

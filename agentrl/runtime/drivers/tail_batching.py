@@ -31,8 +31,8 @@ from agentrl.config.fleet import ScheduleSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection
 from agentrl.data.tasks.cursor import Claim
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 from agentrl.errors import EngineError, Outage, RunError
+from agentrl.machine.processes.stop import Interrupted
 from agentrl.metrics import MetricBag
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
-from agentrl.runtime.stop import Interrupted
 
 
 class EngineWeights:

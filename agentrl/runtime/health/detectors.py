@@ -26,7 +26,7 @@ from agentrl.health.watch import Look, RunWatch
 from agentrl.runtime.progress import Progress
 
 if TYPE_CHECKING:
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.config.health import HealthSection
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.rollback import Rollbacks
 from agentrl.health.diagnose import limits
 from agentrl.health.journal import Event, HealthJournal
 from agentrl.health.rules import (
@@ -24,14 +26,12 @@ from agentrl.health.rules import (
     silence_of,
     streak_of,
 )
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.rollback import Rollbacks
 from agentrl.runtime.records import Ruling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.health import HealthSection
+from agentrl.disk.pause import PauseState, clear_pause, wait_for_answer
+from agentrl.disk.rollback import RollBack, RollbackPlan
 from agentrl.health.rules import RuleAction
-from agentrl.runtime.disk.pause import PauseState, clear_pause, wait_for_answer
-from agentrl.runtime.disk.rollback import RollBack, RollbackPlan
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.health.detectors import StepWatch
 from agentrl.runtime.health.rules import RunRules
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Ruling, RunHistory
-from agentrl.runtime.stop import StopSwitch
 
 if TYPE_CHECKING:
-    from agentrl.runtime.disk.run_directory import RunDir
+    from agentrl.disk.run_directory import RunDir
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.disk.logs import log_to, quiet_libraries
 from agentrl.errors import RunError
-from agentrl.runtime.disk.logs import log_to, quiet_libraries
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.fleet import RayRuntime, ServingSection
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 from agentrl.runtime.assembly.layout import Layout, Resources, describe, missing, plan
 
 logger = logging.getLogger(__name__)

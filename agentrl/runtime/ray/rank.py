@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.weight_stream import sent_weights
-from agentrl.runtime.checks.vision import open_images
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.step_parts import StepParts
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from agentrl.errors import AgentrlError, EngineError, RanksParted
+from agentrl.machine.processes.stop import Interrupted
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
-from agentrl.runtime.stop import Interrupted
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, RolloutHost
 from agentrl.runtime.ray.actor import ActorLocation, ActorSpec, actor_location, set_up_actor
 from agentrl.runtime.ray.worker_group import Mode, dispatch
-from agentrl.runtime.reward_versions import UsedRewardModel
 from agentrl.runtime.stages import GroupReport
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup

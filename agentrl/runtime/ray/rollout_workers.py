@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentrl.errors import RunError
+from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, until_served
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, ask
-from agentrl.runtime.reward_versions import UsedRewardModel
 
 logger = logging.getLogger(__name__)
 

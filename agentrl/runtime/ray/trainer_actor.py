@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.compute_threads import reserve_cores, run_computing
 from agentrl.errors import RunError, StepAbandoned
+from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import ABANDONED

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentrl.intervals import (
+from agentrl.metrics.intervals import (
     Interval,
     clipped_t_interval,
     mean_interval,

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from agentrl.config.schema import CheckpointSection
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.stop import StopSwitch
 
 Evaluate = Callable[[int], Coroutine[Any, Any, dict[str, float]]]
 """Scores a step with the weights that the engines have; returns the metrics to log."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary, summarise
 from agentrl.runtime.stages import GroupHandle, report_of
 from agentrl.types import Task

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import ConfigError
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
 from agentrl.runtime.stages import report_of
 

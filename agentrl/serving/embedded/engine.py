@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.compute_threads import run_computing, usable_cores
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import TURN_CLOCK, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import ConfigError, EngineError, EngineRefused
+from agentrl.machine.compute_threads import run_computing, usable_cores
+from agentrl.models.vision.reader import reader_of
 from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.lane import Lane
 from agentrl.serving.embedded.pictures import ImageNumbers
 from agentrl.serving.embedded.request import Request
 from agentrl.types import Generation, ImageSpan, SamplingParams
-from agentrl.vision.reader import reader_of
 
 FULL_LANE = 16
 """Sequences a lane should have: with fewer, reading the weights takes longer than the products."""

@@ -18,9 +18,11 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.kernels.attention_layers import layer_window, unsupported
-from agentrl.kernels.fused_attention import without_plans
-from agentrl.kernels.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.models.attention_layers import layer_window, unsupported
+from agentrl.models.fused_attention import without_plans
+from agentrl.models.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.models.vision.embed import PlacedFeatures, embeddings, language_model
+from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.serving.embedded.cache_attention import (
     CacheAttention,
     CacheSegment,
@@ -31,8 +33,6 @@ from agentrl.serving.embedded.cache_attention import (
 )
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.row_attention import FEW
-from agentrl.vision.embed import PlacedFeatures, embeddings, language_model
-from agentrl.vision.reader import VisionReader, reader_of
 
 ATTENTION = "agentrl_kv_rows"
 _VECTOR = 64

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from agentrl.compute_threads import compute_thread
 from agentrl.errors import EngineError
+from agentrl.machine.compute_threads import compute_thread
 from agentrl.serving.embedded.batch import Batch
 from agentrl.serving.embedded.request import Request, deliver
 

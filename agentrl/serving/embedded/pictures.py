@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.errors import EngineRefused
+from agentrl.models.vision.embed import PlacedFeatures, rotary_positions
+from agentrl.models.vision.reader import VisionReader
 from agentrl.types import ImageSpan
-from agentrl.vision.embed import PlacedFeatures, rotary_positions
-from agentrl.vision.reader import VisionReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ConfigError, EngineError, EngineRefused
-from agentrl.finding import Finding, fail
 from agentrl.serving.vllm.command import SERVED_NAME
 from agentrl.serving.vllm.http import Http, HttpAnswer
 from agentrl.serving.vllm.wire import TORN, generate_body, read_generation
 from agentrl.types import FinishReason, Generation, SamplingParams
+from agentrl.types.finding import Finding, fail
 
 Score = Callable[[Sequence[int], Sequence[int], float], Sequence[float]]
 """`(prompt_ids, ids, temperature)` to the log-probability of each id under the expected model."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.config.fleet import VllmServing
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 
 Device = Literal["cpu", "cuda"]
 

@@ -1,7 +1,7 @@
 """Starts vLLM servers on this machine and ends them, every process of them.
 
     launch_servers ---> VllmServer.start    tree ---> API server ---> engine core ---> worker
-                        VllmServer.stop     (see processes/tree.py: nothing outlives its parent)
+                        VllmServer.stop     (see machine/processes/tree.py: nothing stays)
 
 A server counts as started once it answers `/v1/models` with a name that only this start knows, so
 that a stranger on the same port is never taken for it.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.processes import scratch, tree
+from agentrl.machine.processes import scratch, tree
 from agentrl.serving.vllm.command import SERVED_NAME, ServerCommand
 from agentrl.serving.vllm.http import Http
 

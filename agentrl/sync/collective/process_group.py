@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
 
 from agentrl.errors import SyncError
-from agentrl.nccl import make_nccl_group
+from agentrl.machine.nccl import make_nccl_group
 from agentrl.sync.transfer import MemberLost
 
 

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, SyncError
+from agentrl.plugins.distribution import install_command
 from agentrl.sync.transfer import Weights
 
 Described = Sequence[tuple[str, str, Sequence[int]]]

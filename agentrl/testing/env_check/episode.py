@@ -10,9 +10,8 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext
 from agentrl.errors import SandboxError
-from agentrl.finding import Finding
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
-from agentrl.sandbox_wrapper import Operation, SandboxWrapper
+from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.values import (
     check_observation,
@@ -28,6 +27,7 @@ from agentrl.testing.env_check.values import (
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
+from agentrl.types.finding import Finding
 
 _COMMANDS_END_S = 10.0
 """Time that commands get to end once their sandbox is closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.finding import Finding, fail
+from agentrl.types.finding import Finding, fail
 
 FIXES: Mapping[str, str] = {
     "E101": "Make the constructor and reset work for every task of the dataset.",

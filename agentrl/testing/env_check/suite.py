@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agentrl.env import Action, AgentInstance
-from agentrl.finding import Finding
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
 from agentrl.testing.env_check.episode import (
@@ -33,6 +32,7 @@ from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
 from agentrl.tool import Tool
 from agentrl.types import Task
+from agentrl.types.finding import Finding
 
 _GRACE_S = 0.3
 """Time that what close has cancelled gets to end."""

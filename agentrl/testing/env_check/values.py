@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.env import Observation, StepResult
-from agentrl.explanation import read_explanation
-from agentrl.finding import Finding
-from agentrl.history import read_history
 from agentrl.images import message, placed, words
 from agentrl.testing.env_check.findings import broken
 from agentrl.types import Message
+from agentrl.types.explanation import read_explanation
+from agentrl.types.finding import Finding
+from agentrl.types.history import read_history
 
 
 def check_observation(value: Any) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentrl.finding import Finding
-from agentrl.processes.tree import children_of
+from agentrl.machine.processes.tree import children_of
 from agentrl.testing.env_check.findings import broken
+from agentrl.types.finding import Finding
 
 _TICK_S = 0.1
 

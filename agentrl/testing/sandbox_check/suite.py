@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
-from agentrl.finding import Finding, Status
 from agentrl.sandbox import Isolation, SandboxBackend
+from agentrl.types.finding import Finding, Status
 
 # The modules below register their checks when they are imported, in this order.
 from agentrl.testing.sandbox_check import (  # isort: skip

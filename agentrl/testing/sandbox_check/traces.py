@@ -101,7 +101,7 @@ async def nothing_is_left_after_a_crash(backend: SandboxBackend) -> None:
 
 VICTIM = """
 import asyncio, sys, time
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.sandbox import SandboxLimits
 
 async def main():

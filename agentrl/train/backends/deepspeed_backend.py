@@ -21,8 +21,9 @@ from torch import Tensor
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.training import DeepspeedTraining, TrainSection
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.models.vision.reader import reader_of
+from agentrl.plugins.distribution import install_command
 from agentrl.train.backends.contract import compensation
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
@@ -37,7 +38,6 @@ from agentrl.train.optim.optimizer import (
     check_same_kind,
     check_same_parameters,
 )
-from agentrl.vision.reader import reader_of
 
 
 class DeepspeedBackend(LockstepBackend):

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from agentrl.batch.records import MicroBatch
-from agentrl.compute_threads import compute_thread, usable_cores
+from agentrl.machine.compute_threads import compute_thread, usable_cores
 from agentrl.train.backends.shares import least_loaded
 from agentrl.train.model.supported import reads_length
 

@@ -29,7 +29,7 @@ from torch.distributed import (
 )
 
 from agentrl.errors import RanksParted, TrainError
-from agentrl.nccl import make_nccl_group
+from agentrl.machine.nccl import make_nccl_group
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A rank waits this long for the slowest: longer than the forward and backward of an update."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.allocator import keep_freed_memory, share_one_heap
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
-from agentrl.compute_threads import usable_cores
 from agentrl.config.schema import TrainSection
+from agentrl.machine.allocator import keep_freed_memory, share_one_heap
+from agentrl.machine.compute_threads import usable_cores
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign

@@ -13,6 +13,7 @@ from agentrl.batch.tensors import TopIds
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import TrainError
+from agentrl.models.vision.reader import VisionReader, share_reader
 from agentrl.train.backends.choose import divides_weights
 from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
@@ -22,7 +23,6 @@ from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbPasses, PolicyModel, check_finite
 from agentrl.train.model.logprobs import TokenLogProbs
 from agentrl.train.model.pretrained import load_pretrained
-from agentrl.vision.reader import VisionReader, share_reader
 
 TRAINED = ("final_response_mask",)
 """Mask of the tokens that a teacher is asked about."""

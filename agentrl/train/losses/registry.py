@@ -9,8 +9,8 @@ from typing import Any
 from agentrl.batch.records import MASK_KEYS, LossNeeds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError, choices
-from agentrl.imports import require_callable
-from agentrl.registry import Registry
+from agentrl.plugins.imports import require_callable
+from agentrl.plugins.registry import Registry
 from agentrl.train.losses.contract import LossFunction, LossSpec
 
 

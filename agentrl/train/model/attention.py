@@ -25,8 +25,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
-from agentrl.kernels.attention_layers import layer_window, unsupported
-from agentrl.kernels.fused_attention import without_plans
+from agentrl.models.attention_layers import layer_window, unsupported
+from agentrl.models.fused_attention import without_plans
+from agentrl.models.vision.embed import language_model
+from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.flex import flexible_attention, is_flexible
 from agentrl.train.model.segments import (
     Block,
@@ -40,8 +42,6 @@ from agentrl.train.model.segments import (
     query_block,
     starts,
 )
-from agentrl.vision.embed import language_model
-from agentrl.vision.reader import reader_of
 
 ATTENTION = "agentrl_packed_rows"
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from agentrl.errors import ConfigError, choices
-from agentrl.vision.reader import reader_of
+from agentrl.models.vision.reader import reader_of
 
 VISION_TOWER = "vision_tower"
 """Stands for the modules of a vision-language model that read pixels."""

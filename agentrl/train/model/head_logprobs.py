@@ -3,7 +3,7 @@
 The language-model head is by far the widest layer. Here its output exists once, in the model's own
 dtype, while the softmax runs through a small float32 buffer that stays in the processor's cache.
 With `float32_logits` that buffer is filled with logits that were never rounded to the model's
-dtype (`agentrl.kernels.lm_head`); probabilities that are kept, and their products, have it still.
+dtype (`agentrl.models.lm_head`); probabilities that are kept, and their products, have it still.
 Where the loss is known beforehand (`gradient_of`) not even that: a chunk's logits become its share
 of the gradient at once. Where it is not and one copy is too much, the head runs in chunks and the
 backward pass computes each chunk again.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from agentrl.batch.tensors import TopIds
-from agentrl.kernels.lm_head import float32_product, is_narrow
+from agentrl.models.lm_head import float32_product, is_narrow
 from agentrl.train.model.head_gradients import HeadGradients, rows_of_block
 from agentrl.train.model.more_tokens import MoreGradient, MoreTokens
 

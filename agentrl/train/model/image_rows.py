@@ -18,10 +18,10 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
+from agentrl.models.vision.embed import PlacedFeatures, count_passes, embeddings, rotary_positions
+from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.train.model.segments import Segments, starts
 from agentrl.train.model.stateful_layers import carries_state
-from agentrl.vision.embed import PlacedFeatures, count_passes, embeddings, rotary_positions
-from agentrl.vision.reader import VisionReader, reader_of
 
 
 def tower_passes(model: Any, batch: TensorBatch) -> int:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
-from agentrl.kernels.lm_head import has_float32_head
+from agentrl.models.lm_head import has_float32_head
+from agentrl.models.vision.embed import language_model
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.image_rows import image_arguments
 from agentrl.train.model.segments import Segments, path_ranges, starts
 from agentrl.train.model.stateful_layers import carries_state
-from agentrl.vision.embed import language_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

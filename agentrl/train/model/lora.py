@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from agentrl.config.training import AdapterSection
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.models.vision.embed import language_model
+from agentrl.models.vision.reader import reader_of
+from agentrl.plugins.distribution import install_command
 from agentrl.train.model.hub_format import save_pretrained
-from agentrl.vision.embed import language_model
-from agentrl.vision.reader import reader_of
 
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""

@@ -23,10 +23,10 @@ import torch
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.files import cache_dir
-from agentrl.kernels.lm_head import use_float32_head
+from agentrl.machine.files import cache_dir
+from agentrl.models.lm_head import use_float32_head
+from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
 from agentrl.train.model.hub_format import save_pretrained
-from agentrl.vision.reader import VisionReader, attach_reader, load_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
@@ -29,7 +30,6 @@ from agentrl.train.model.pretrained import (
     pick_device,
     quickstart_checkpoint,
 )
-from agentrl.vision.reader import VisionReader, reader_of, share_reader
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
-from agentrl.finding import Status, any_failed
 from agentrl.train.losses import needs_of
 from agentrl.train.prove.bench import WHOLE, Bench, top_k_of, with_few_likeliest
 from agentrl.train.prove.compare import (
@@ -43,6 +42,7 @@ from agentrl.train.prove.rollouts import random_groups, shuffled, split_rollouts
 from agentrl.train.prove.sizes import ProbeSizes, size_checks
 from agentrl.train.prove.tokens import tokens_of
 from agentrl.types import TrajectoryGroup
+from agentrl.types.finding import Status, any_failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

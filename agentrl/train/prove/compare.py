@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.finding import Finding, Status
 from agentrl.train.prove.evaluate import UpdateOutcome
 from agentrl.train.prove.precision import apart, narrower, tolerance_of
+from agentrl.types.finding import Finding, Status
 
 MOST_NAMED = 3
 """Tokens or metrics named in a message."""

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from agentrl.batch.records import MaskCounts, PackedBatch
-from agentrl.finding import Status
 from agentrl.train.prove.bench import Bench
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding, failed
 from agentrl.train.prove.evaluate import UpdateOutcome, covered_R
 from agentrl.train.prove.precision import apart, tolerance_of
 from agentrl.train.prove.tokens import TokenKey, tokens_of
+from agentrl.types.finding import Status
 
 
 def counting_check(bench: Bench, update: PackedBatch) -> ProofFinding:

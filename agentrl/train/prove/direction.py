@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from agentrl.batch.records import PackedBatch
-from agentrl.finding import Status
 from agentrl.train.prove.bench import Bench
 from agentrl.train.prove.compare import MOST_NAMED, ProofFinding
 from agentrl.train.prove.evaluate import UpdateOutcome
 from agentrl.train.prove.precision import apart, tolerance_of
 from agentrl.train.prove.tokens import TokenKey, tokens_of
+from agentrl.types.finding import Status
 
 _SIZES = (1.0, 0.5, 2.0)
 """Advantages of the rollouts in turn; the sign changes from rollout to rollout."""

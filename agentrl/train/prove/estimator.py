@@ -14,18 +14,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.advantages import estimate, group_rewards
 from agentrl.batch.records import FloatArray
 from agentrl.config.presets import Bounds
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import DataError
 from agentrl.estimators import EstimatorSpec, GroupRewards
-from agentrl.finding import Status
 from agentrl.train.prove.compare import ProofFinding, failed
 from agentrl.train.prove.precision import tolerance_of
 from agentrl.train.prove.rollouts import shuffled
 from agentrl.types import TrajectoryGroup
+from agentrl.types.finding import Status
 
 _SIZES = (2, 3, 5, 8)
 
@@ -72,10 +72,10 @@ def _checks(
     """Name of each check, and a function that says what is wrong; empty if nothing is."""
 
     def advantages(step: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        built = build_step(
-            step, algorithm=algorithm, micro_batch_tokens=1 << 20, seed=0, clip_shaped=clip_shaped
+        settings = StepSettings(
+            algorithm=algorithm, micro_batch_tokens=1 << 20, seed=0, clip_shaped=clip_shaped
         )
-        return dict(built.advantages)
+        return dict(build_step(step, settings).advantages)
 
     def other_groups() -> str:
         whole, other = advantages(groups), advantages(shuffled(groups, seed=3))
@@ -110,8 +110,6 @@ def _random_rewards(
         [[rng.choice((0.0, 0.25, 1.0)) + rng.random() for _ in range(n)] for n in turns],
         turn_tokens=[[rng.randint(1, 5) for _ in range(n)] for n in turns],
         gamma=algorithm.gamma,
-        std_ddof=algorithm.std_ddof,
-        std_eps=algorithm.std_eps,
     )
 
 

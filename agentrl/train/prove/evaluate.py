@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.credit import compute_credit
 from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.records import (
@@ -80,13 +80,15 @@ def build_update(
     """The only update of a step, with its advantages."""
     step = build_step(
         groups,
-        algorithm=algorithm,
-        micro_batch_tokens=division.micro_batch_tokens,
-        seed=0,
-        oldest_version=OLDEST_VERSION,
-        needs=needs,
-        prefix_sharing=division.prefix_sharing,
-        clip_shaped=clip_shaped,
+        StepSettings(
+            algorithm=algorithm,
+            micro_batch_tokens=division.micro_batch_tokens,
+            seed=0,
+            oldest_version=OLDEST_VERSION,
+            needs=needs,
+            prefix_sharing=division.prefix_sharing,
+            clip_shaped=clip_shaped,
+        ),
     )
     if step.credit is not None:
         micros = step.updates[0].micro_batches

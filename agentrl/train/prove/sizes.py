@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from agentrl.finding import Status
 from agentrl.train.prove.bench import WHOLE, Bench, top_k_of
 from agentrl.train.prove.compare import ProofFinding, compared, failed, not_finite
 from agentrl.train.prove.direction import direction_check
@@ -21,6 +20,7 @@ from agentrl.train.prove.model import VOCABULARY
 from agentrl.train.prove.policies import table_policies
 from agentrl.train.prove.rollouts import OLDEST_VERSION, split_rollouts
 from agentrl.types import Termination, Trajectory, TrajectoryGroup, Turn
+from agentrl.types.finding import Status
 
 LARGEST = 32768
 """Tokens of the largest micro-batch and of twice the longest rollout; more takes long."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.batch.records import StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.train.backends.choose import make_backend
@@ -36,10 +36,12 @@ def make_batch(
     )  # fmt: skip
     return build_step(
         groups,
-        algorithm=algorithm(),
-        micro_batch_tokens=budget or (128 if small else 8192),
-        seed=0,
-        prefix_sharing=sharing,
+        StepSettings(
+            algorithm=algorithm(),
+            micro_batch_tokens=budget or (128 if small else 8192),
+            seed=0,
+            prefix_sharing=sharing,
+        ),
     )
 
 

@@ -7,8 +7,8 @@ import importlib
 import json
 from pathlib import Path
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 from agentrl.types import Task
 
 _ASK = "Complete this Python function. Reply with the whole function in one code block.\n"

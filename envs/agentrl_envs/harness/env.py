@@ -21,7 +21,7 @@ from agentrl.env import (
     StepResult,
 )
 from agentrl.errors import ConfigError
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl.sandbox import Sandbox
 from agentrl.types import Explanation, Task
 from agentrl_envs.harness.agents import HarnessAgent, find_agent, installed

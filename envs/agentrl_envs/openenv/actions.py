@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from agentrl.errors import ConfigError
-from agentrl.marked_text import last_between
+from agentrl_envs.marked_text import last_between
 from agentrl_envs.openenv.session import ActionRefused
 
 _PLACEHOLDER = re.compile(r"\{(text|action)\}")

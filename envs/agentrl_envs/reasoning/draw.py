@@ -17,8 +17,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 
 NEVER_ENDS = frozenset({("jugs", 3), ("number_sequence", 3), ("sokoban", 0), ("zebra_puzzles", 5)})
 """Levels at which a generator looks for a puzzle for minutes."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
-from agentrl.marked_text import last_between
 from agentrl.types import Explanation, Task
+from agentrl_envs.marked_text import last_between
 from agentrl_envs.reasoning.judge import judge
 
 LONGEST = 20_000

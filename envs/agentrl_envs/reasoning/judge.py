@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import GraderError
-from agentrl.processes.child import ChildEnded, ChildProcess
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 
 START_S = 60.0
 """Importing the generators takes about a second."""

@@ -19,7 +19,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from agentrl.processes.child_main import ChildChannel, limit
+from agentrl.machine.processes.child_main import ChildChannel, limit
 from agentrl_envs.reasoning.forms import refusal
 
 NUMBERS = ("Float", "Integer", "Rational", "Symbol")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentrl.errors import DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl.sandbox import Sandbox
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import GraderError
-from agentrl.processes.shared_host import HostFailed, HostLimitReached, SharedHost
+from agentrl.machine.processes.shared_host import HostFailed, HostLimitReached, SharedHost
 from agentrl.types import Termination
 from agentrl_envs.host_process import LIMIT_REACHED
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, SandboxUnavailable, choices
+from agentrl.plugins.distribution import install_command
 from agentrl_sandboxes.docker.address import Address, find_address
 from agentrl_sandboxes.docker.failures import MISSING, daemon_errors
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
+from agentrl.plugins.distribution import install_command
 from agentrl_sandboxes.kubernetes.failures import (
     BUSY,
     ApiRefusal,

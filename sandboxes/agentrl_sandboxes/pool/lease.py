@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import Origin, Sandbox, SandboxLimits
-from agentrl.sandbox_wrapper import Operation, SandboxWrapper
+from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from agentrl.audit.mismatch.token_table import GapTable, read_gaps
 from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.types import TrajectoryGroup
 from tests.runtime.tiny_project import agentrl, write_project
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
-from agentrl.finding import Finding, Status, any_failed, fail, warn
+from agentrl.types.finding import Finding, Status, any_failed, fail, warn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

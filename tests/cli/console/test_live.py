@@ -9,12 +9,12 @@ from rich.console import Console
 from agentrl.cli.console.live import LiveView, trend, watch
 from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock, result_table
-from agentrl.finding import Status
 from agentrl.health.records import Verdict
-from agentrl.intervals import mean_interval
+from agentrl.metrics.intervals import mean_interval
 from agentrl.runtime.progress import RunPlan
 from agentrl.runtime.records import RunResult
 from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary
+from agentrl.types.finding import Status
 
 PLAN = RunPlan(
     run_dir=Path("runs/[odd]"),

@@ -12,9 +12,9 @@ from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.data import load_tasks
 from agentrl.env import Action
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, ToolError
 from agentrl.rollout.adapters.adapt import load_env_class
-from agentrl.types import Task
+from agentrl.types import Task, ToolCall
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -115,16 +115,33 @@ def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
     assert run("env", "check", good, "--dataset", "none.jsonl") == 2
 
 
-def test_the_example_is_short_clean_and_its_run_file_loads():
-    assert 20 <= len((EXAMPLES / "my_env.py").read_text().splitlines()) <= 32
-    assert 10 <= len((EXAMPLES / "my_env.yaml").read_text().splitlines()) <= 20
-    config = load_config(EXAMPLES / "my_env.yaml")
+@pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 48)])
+def test_the_example_is_short_clean_and_its_run_file_loads(name, lines):
+    assert 20 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
+    assert 10 <= len((EXAMPLES / f"{name}.yaml").read_text().splitlines()) <= 20
+    config = load_config(EXAMPLES / f"{name}.yaml")
     train = load_tasks(config.dataset, base=EXAMPLES)
     test = load_tasks(config.eval.datasets["new_tasks"], base=EXAMPLES)
     assert {task.split for task in train} == {"train"}
     assert {task.split for task in test} == {"test"}
-    words = ("env", "check", f"{EXAMPLES}/my_env.py", "--sandbox", "none")
-    assert run(*words, "--dataset", f"{EXAMPLES}/my_env.py:tasks") == 0
+    words = ("env", "check", f"{EXAMPLES}/{name}.py", "--sandbox", "none")
+    assert run(*words, "--dataset", f"{EXAMPLES}/{name}.py:tasks") == 0
+
+
+async def test_the_example_of_a_tool_answers_queries_and_nothing_else():
+    env = load_env_class(f"{EXAMPLES}/my_tools.py:CityQuestions")()
+    observation = await env.reset(Task(id="0", prompt="Oslo and Lyon?", label="1231"))
+    (tool,) = observation.tools
+    answer = await tool.call({"query": "select sum(thousands) from cities where name < 'N'"}, None)
+    assert answer.text == "[(1079,)]"
+    endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
+    for query in ("drop table cities", "attach '/tmp/x' as x", "select nothing", endless):
+        with pytest.raises(ToolError):
+            await tool.call({"query": query}, None)
+    call = ToolCall(id="1", name="run_sql", arguments={"query": "select 1"}, raw="")
+    assert not (await env.step(Action(text="", tool_calls=(call,)))).done
+    assert (await env.step(Action(text="That is 1231"))).rewards == 1.0
+    assert (await env.step(Action(text="That is 12310"))).rewards == 0.0
 
 
 async def test_the_agent_file_for_openrlhf_runs_unchanged():

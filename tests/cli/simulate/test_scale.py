@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from tests.runtime.scale.tiny_tokenizer import save_tokenizer
+from tests.cli.simulate.fleet.tiny_tokenizer import save_tokenizer
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.step_files import part_name, stored_steps
+from agentrl.disk.stored_groups import stored_groups, stored_names
 from agentrl.inspect.read.run_files import RunFiles
-from agentrl.runtime.disk.stored_groups import stored_groups, stored_names
 from agentrl.types import TrajectoryGroup
 from tests.data.records import group, trajectory
 

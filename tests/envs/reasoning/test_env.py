@@ -199,7 +199,7 @@ async def test_an_answer_that_hangs_the_verifier_costs_itself_and_nobody_else() 
 
 def test_a_child_that_sends_no_frame_costs_its_answer_and_nothing_else() -> None:
     """Fails if what cannot be read is an error of the run."""
-    judge = Judge("tests.processes.children:answers_once_then_lies")
+    judge = Judge("tests.machine.processes.children:answers_once_then_lies")
     try:
         verdict = judge.ask("basic_arithmetic", "3", {"question": "1 + 2", "answer": "3"})
     finally:

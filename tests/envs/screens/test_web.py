@@ -175,7 +175,7 @@ async def test_episodes_share_one_chromium_which_is_started_again_when_it_has_en
 _PARENT = """
 import os, time
 from agentrl_envs.screens.web import chromium
-from agentrl.processes.tree import descendants_of
+from agentrl.machine.processes.tree import descendants_of
 chromium.shared()
 print(*descendants_of(os.getpid()), flush=True)
 time.sleep(60)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.config import parse_config
-from agentrl.finding import Status
 from agentrl.health import History, Verdict, diagnose, flat_config
+from agentrl.types.finding import Status
 from tests.health.detectors.test_shapes import curve, held_out, wobble
 
 STEPS = 100

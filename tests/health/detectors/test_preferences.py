@@ -11,8 +11,8 @@ import yaml
 
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import leaves
-from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose, read_history
+from agentrl.types.finding import Status
 from tests.health.detectors.test_shapes import curve, held_out, wobble
 
 STEPS = 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.finding import Status
 from agentrl.health import History, RolloutFacts, Verdict, diagnose
+from agentrl.types.finding import Status
 from tests.health.detectors.test_judge_hacking import FALLS, FLAT, RISES, level
 from tests.health.detectors.test_shapes import curve, held_out
 

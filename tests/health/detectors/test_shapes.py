@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose
+from agentrl.types.finding import Status
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.task_labels import write_task_labels
-from agentrl.explanation import Explanation
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
 from agentrl.inspect.pages.compare.pairs import question
 from agentrl.inspect.pages.compare.words import behaviour
@@ -16,6 +15,7 @@ from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.types import Role, Task, Termination
+from agentrl.types.explanation import Explanation
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from agentrl.errors import RunError
-from agentrl.finding import Status
 from agentrl.health import History, Series, Verdict, diagnose, read_history
 from agentrl.health.measures.paid_wrong import count_paid_wrong, paid_limits
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
@@ -29,6 +28,7 @@ from agentrl.inspect.read.safe_json import jsonable
 from agentrl.inspect.read.sketches import BINS, EMPTY, answer_sketches, likeness
 from agentrl.inspect.web.library import Library
 from agentrl.types import Explanation, Role, Termination
+from agentrl.types.finding import Status
 from tests.inspect.hacked_runs import SAME, write_hacked_run
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 

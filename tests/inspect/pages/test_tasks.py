@@ -20,7 +20,7 @@ from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer, usual_ranges
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
 from agentrl.inspect.read.task_scores import rows_by_rollout, task_scores
-from agentrl.intervals import paired_difference
+from agentrl.metrics.intervals import paired_difference
 from agentrl.types import (
     CallStatus,
     Role,

@@ -10,11 +10,11 @@ import pytest
 
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError, DataError
-from agentrl.finding import Finding, Status
 from agentrl.judges.rubric import check_rubric
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
 from agentrl.preflight.plan import dry_run_plan, full_plan
+from agentrl.types.finding import Finding, Status
 from tests.judges.scripted_judges import CRITERIA, rubric_reply
 from tests.served.scripted_server import scripted_server
 

@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import setup
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.assembly.parts import load_task_sets
+from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
 

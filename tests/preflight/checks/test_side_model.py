@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl.config.schema import RolloutSection
-from agentrl.finding import Finding, Status
 from agentrl.preflight.checks.side_model import side_model
+from agentrl.types.finding import Finding, Status
 from tests.served.scripted_server import Reply, scripted_server
 
 

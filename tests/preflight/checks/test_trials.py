@@ -12,7 +12,6 @@ import pytest
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import EmbeddedServing
-from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import machine, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.memory_estimate import (
@@ -23,6 +22,7 @@ from agentrl.preflight.checks.memory_estimate import (
 )
 from agentrl.tool import Tool
 from agentrl.train.model.pretrained import load_tokenizer
+from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
 

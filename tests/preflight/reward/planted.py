@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import load_config
-from agentrl.finding import Finding
 from agentrl.preflight.checks import parts, prompts, trials
 from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.types.finding import Finding
 from tests.runtime.tiny_project import write_project
 
 ENVS = '''

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.finding import Finding, Status
 from agentrl.preflight.checks import trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.loop_time import held_up
@@ -19,6 +18,7 @@ from agentrl.preflight.reward.leaks import ShownText, answer_texts, find_leak
 from agentrl.preflight.reward.repeats import find_flaky, surely_broken
 from agentrl.preflight.reward.verdict import judge_answers
 from agentrl.types import Task
+from agentrl.types.finding import Finding, Status
 from tests.preflight.reward.planted import looked_at, planted, write_planted
 
 NAMES = (

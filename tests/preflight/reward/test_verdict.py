@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
-from agentrl.finding import Finding, Status
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.plan import full_preflight
 from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
 from agentrl.preflight.reward.sample_verdict import judge_samples
 from agentrl.preflight.reward.verdict import judge_answers
+from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
 ENVS = '''

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import parse_config
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, follow
 from agentrl.runtime.assembly.rollout_host import RolloutHost
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import ImageSpan, SamplingParams

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.disk.run_directory import RunDir
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
 from agentrl.runtime.assembly import engines, weight_route
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.launch import in_flight
 from agentrl.runtime.open_stages import syncing
 from agentrl.serving import LoadBalancer, TokenClient
@@ -97,7 +97,11 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
     """Fails if servers on other machines are told to meet the trainer on their own."""
     config = config_of(
         run={"dir": str(tmp_path)},
-        serving={"engine": "external", "urls": ["http://192.0.2.7:8000"], "devices_per_server": 2},
+        serving={
+            "engine": "external",
+            "urls": ["http://192.0.2.7:8000"],
+            "args": {"tensor_parallel_size": 2},
+        },
     )
     try:
         own = weight_route.own_address(config.serving.urls)

@@ -22,7 +22,7 @@ from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.sample import evaluate
+from agentrl.runtime.sampling.sample import evaluate
 from agentrl.sync import WeightSync
 from tests.runtime.assembly.fake_vllm import fake_vllm
 from tests.runtime.driver_fakes import fake_config

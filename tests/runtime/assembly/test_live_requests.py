@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.server_requests import RequestAnswer, ServerAction, ask_run
 from agentrl.engine import Engine
 from agentrl.errors import EngineError
 from agentrl.runtime.assembly.engine_care import beside
 from agentrl.runtime.assembly.live_servers import LOOK_S, LiveServers
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.server_requests import RequestAnswer, ServerAction, ask_run
 from agentrl.serving import TokenClient
 from agentrl.serving.vllm import VllmEngine
 from agentrl.testing import ByteTokenizer, ScriptedEngine
@@ -125,7 +125,7 @@ def test_an_answer_of_a_run_that_then_ends_is_read(
             asked.with_suffix(".answer").write_text('{"done": true, "text": "it left"}')
         return looks == 1
 
-    monkeypatch.setattr("agentrl.runtime.disk.server_requests._is_alive", ends)
+    monkeypatch.setattr("agentrl.disk.server_requests._is_alive", ends)
     answer = ask_run(directory.path, ServerAction.REMOVE, "a", limit_s=5)
     assert answer == RequestAnswer(done=True, text="it left")
     assert looks == 2

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import parse_config
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.server_requests import RequestAnswer, ServerAction, ask_run
 from agentrl.errors import ConfigError, RunError
 from agentrl.runtime.assembly.live_servers import live_servers
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.server_requests import RequestAnswer, ServerAction, ask_run
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
 from agentrl.serving import TokenClient
 from agentrl.serving.vllm import VllmEngine
 from agentrl.sync import WeightSync

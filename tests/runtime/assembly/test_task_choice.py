@@ -10,12 +10,12 @@ import pytest
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError, RunError
-from agentrl.finding import Status
 from agentrl.preflight.plan import preflight
 from agentrl.runtime.assembly.parts import Chosen, TaskSets, load_task_sets
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.launch import open_run, train
 from agentrl.runtime.progress import Progress
+from agentrl.types.finding import Status
 
 
 def write_rows(folder: Path, rates: dict[str, float]) -> None:

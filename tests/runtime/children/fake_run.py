@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agentrl.chat import build_chat
+from agentrl.cli.simulate.fleet.case import GROUP, ScaleCase, run_config
+from agentrl.cli.simulate.fleet.conversation import call_of
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.children.open_workers import OpenWorkers, open_workers
-from agentrl.runtime.scale.case import GROUP, ScaleCase, run_config
-from agentrl.runtime.scale.conversation import call_of
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
 from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import SamplingParams, Task
-from tests.runtime.scale.tiny_tokenizer import save_tokenizer
+from tests.cli.simulate.fleet.tiny_tokenizer import save_tokenizer
 
 TASK = Task(id="t", prompt="Read it.")
 SAMPLING = SamplingParams(max_tokens=256)

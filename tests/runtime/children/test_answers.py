@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config import parse_config
 from agentrl.errors import EngineError
-from agentrl.processes.child_main import Frame
+from agentrl.machine.processes.child_main import Frame
 from agentrl.runtime.children.worker_child import WorkerChild, WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup, _portable
 

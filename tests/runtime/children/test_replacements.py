@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.children.stages import EngineNews
 from agentrl.runtime.children.worker_child import WorkerLost
 from agentrl.runtime.children.worker_main import WorkerSetup
 from agentrl.runtime.children.workers import RESTARTS, ChildWorkers
-from agentrl.runtime.reward_versions import UsedRewardModel
 
 A, B = (EngineAddress(name=name, address=f"http://{name}:1") for name in "ab")
 

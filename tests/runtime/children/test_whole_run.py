@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.chat import build_chat
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
+from agentrl.disk.metric_sinks import open_metrics
+from agentrl.disk.run_directory import RunDir
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.assembly.metric_sinks import open_metrics
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
-from agentrl.runtime.stop import StopSwitch
 from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import write_project
 

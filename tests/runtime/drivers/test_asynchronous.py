@@ -14,12 +14,12 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,

@@ -10,18 +10,18 @@ from typing import cast
 
 import pytest
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig
 from agentrl.data import TaskCursor, TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
@@ -43,12 +43,14 @@ def digest_of_store(config: RunConfig) -> str:
     for step in store.steps("train"):
         batch = build_step(
             stored_groups(store, "train", step),
-            algorithm=config.resolved_algorithm(),
-            micro_batch_tokens=config.train.micro_batch_tokens,
-            minibatches=config.train.minibatches,
-            epochs=config.train.epochs_per_batch,
-            seed=stable_seed(config.run.seed, "batch", step),
-            prefix_sharing=config.train.prefix_sharing,
+            StepSettings(
+                algorithm=config.resolved_algorithm(),
+                micro_batch_tokens=config.train.micro_batch_tokens,
+                minibatches=config.train.minibatches,
+                epochs=config.train.epochs_per_batch,
+                seed=stable_seed(config.run.seed, "batch", step),
+                prefix_sharing=config.train.prefix_sharing,
+            ),
         )
         digest = chain(digest, batch)
     return digest

@@ -13,14 +13,14 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.config.schema import RewardSection
 from agentrl.data import TaskCursor, TrajectoryStore
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.stored_groups import stored_groups
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.reward import RunningMoments
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.step_batch import StepMaker
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.position import stream_index
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from agentrl.types import Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,

@@ -13,13 +13,13 @@ import torch
 from agentrl.config import RunConfig
 from agentrl.config.schema import RewardSection
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import ConfigError, TrainError
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import read_metrics
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.drivers.choose import early_plan
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.driver_fakes import (
     FakeTrainer,
     Fuse,

@@ -14,8 +14,8 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.config.schema import SelectionSection
 from agentrl.data import TaskCursor
+from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.assembly.parts import TaskSets
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.drivers.position import stream_index
 from agentrl.types import Task, Trajectory
 from tests.runtime.driver_fakes import (

@@ -13,8 +13,8 @@ import pytest
 
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.stored_groups import stored_names
-from agentrl.runtime.stop import Interrupted, StopSwitch
+from agentrl.disk.stored_groups import stored_names
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.data.small_steps import small_step
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config

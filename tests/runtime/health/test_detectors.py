@@ -7,12 +7,12 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
-from agentrl.finding import Status
 from agentrl.health.journal import HealthJournal
 from agentrl.health.records import Verdict
 from agentrl.health.watch import RunWatch
 from agentrl.runtime.progress import Progress
 from agentrl.types import Trajectory
+from agentrl.types.finding import Status
 from tests.runtime.driver_fakes import FakeWorker, Fuse, drive, fake_config
 
 STEPS = 16

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig
+from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.errors import Outage
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
 from agentrl.runtime.health.outage_retries import TRIES
 from agentrl.serving.records import EngineState, EngineStats, Routed, Served
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup

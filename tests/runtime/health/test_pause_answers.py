@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.disk.pause import Pause, PauseState, answer, read_pause, write_pause
+from agentrl.disk.rollback import RollbackPlan, begin_rollback, read_rollbacks
 from agentrl.errors import RunError
 from agentrl.runtime import launch
-from agentrl.runtime.disk.pause import Pause, PauseState, answer, read_pause, write_pause
-from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, read_rollbacks
 from agentrl.runtime.progress import Progress
 from tests.runtime.driver_fakes import FakeWorker, Killed, drive
 from tests.runtime.health.test_rules import (

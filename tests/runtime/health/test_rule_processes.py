@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.pause import read_pause
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.pause import read_pause
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.tiny_project import Agentrl, agentrl, write_model, write_project
 

@@ -14,19 +14,19 @@ import pytest
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.pause import PauseState, answer, read_pause
+from agentrl.disk.rollback import RollBack, begin_rollback, finish_rollbacks
+from agentrl.disk.run_directory import RunDir
 from agentrl.errors import RunError
-from agentrl.files import is_temporary
 from agentrl.health import read_history, silent_rules
 from agentrl.health.journal import Event, HealthJournal
+from agentrl.machine.files import is_temporary
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.pause import PauseState, answer, read_pause
-from agentrl.runtime.disk.rollback import RollBack, begin_rollback, finish_rollbacks
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import RunResult
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.driver_fakes import (
     FakeTrainer,
     FakeWorker,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from agentrl.config import RunConfig, load_config
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.assembly.metric_sinks import open_metrics
+from agentrl.disk.metric_sinks import open_metrics
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.run_name import holds_a_run, run_path
+from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.run_name import holds_a_run, run_path
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.ray.launch import RayStages, open_ray_stages
 from agentrl.runtime.records import Parts, RunResult
-from agentrl.runtime.stop import StopSwitch
 from tests.runtime.tiny_project import Agentrl
 
 Watch = Callable[[RayStages, RunDir], Awaitable[None]]

@@ -13,8 +13,8 @@ import pytest
 
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import RayRuntime, ServingSection
+from agentrl.disk.run_directory import RunDir
 from agentrl.errors import ConfigError
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages, check_cluster
 from tests.runtime.ray.ray_runs import children, drive, gone
 from tests.runtime.tiny_project import write_project

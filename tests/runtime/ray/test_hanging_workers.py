@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.run_directory import RunDir
 from agentrl.metrics.sinks import read_metrics
 from agentrl.rollout.under_way.in_flight import InFlightReport
-from agentrl.runtime.disk.run_directory import RunDir
 from agentrl.runtime.ray.launch import RayStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.ray.ray_runs import drive, gone

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from agentrl.runtime.disk.stored_groups import stored_groups
 from tests.runtime.one_pass import (
     assert_state_is_about_one_pass_over_the_store,
     stored_tasks,

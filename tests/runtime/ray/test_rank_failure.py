@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from agentrl.errors import EngineError, RanksParted, SyncError, TrainError
+from agentrl.machine.processes.stop import Interrupted
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray import rank_failure
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.worker_group import ActorLost, Mode, WorkerGroup, dispatch
-from agentrl.runtime.stop import Interrupted
 
 
 class Living:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.pause import PauseState, answer, read_pause
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import list_checkpoints
-from agentrl.runtime.disk.pause import PauseState, answer, read_pause
 from tests.runtime.health.test_rule_processes import project
 from tests.runtime.one_pass import assert_state_is_about_one_pass_over_the_store
 from tests.runtime.test_ppo_run import PPO, states

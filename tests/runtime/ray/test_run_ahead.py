@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentrl.data import TrajectoryStore
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.ray.launch import RayStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.ray.ray_runs import drive, gone

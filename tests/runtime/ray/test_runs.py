@@ -13,10 +13,10 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.step_files import stored_steps
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.run_directory import RunDir
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from agentrl.runtime.disk.run_directory import RunDir
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.ray.launch import RayStages
 from agentrl.runtime.ray.stages import RemoteGroup

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.disk.checkpoint import latest_checkpoint
-from agentrl.runtime.disk.rollback import RollbackPlan, begin_rollback, finish_rollbacks
 from tests.runtime.one_pass import assert_state_is_about_one_pass_over_the_store
 from tests.runtime.ray.ray_runs import drive
 from tests.runtime.tiny_project import write_larger_model, write_project

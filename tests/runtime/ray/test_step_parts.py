@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from agentrl.batch import StepBatch
 from agentrl.data import TrajectoryStore
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import DataError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.disk.stored_groups import stored_groups
 from agentrl.runtime.ray.actor import ActorSpec
 from agentrl.runtime.ray.rank import Rank, RankSpec
 from agentrl.runtime.ray.stages import RayLearner, RemoteGroup

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.run_directory import RunDir
+from agentrl.disk.run_directory import RunDir
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.ray.launch import RayStages
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.ray.ray_runs import children, drive, gone, line_of
 from tests.runtime.tiny_project import write_larger_model, write_project
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.stored_groups import stored_groups
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.types import Trajectory
 from tests.runtime.tiny_project import Agentrl, write_larger_model, write_project
 

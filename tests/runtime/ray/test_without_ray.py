@@ -18,6 +18,7 @@ from agentrl.config.fleet import (
     VllmServing,
 )
 from agentrl.errors import ConfigError, RunError
+from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.layout import missing, plan
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
@@ -33,7 +34,6 @@ from agentrl.runtime.ray.worker_group import (
     least_loaded,
     partition,
 )
-from agentrl.runtime.reward_versions import UsedRewardModel
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))

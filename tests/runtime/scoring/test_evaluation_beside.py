@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
-from agentrl.runtime.disk.checkpoint import list_checkpoints
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside, why_training_stops
-from agentrl.runtime.stop import Interrupted, StopSwitch
 from tests.runtime.driver_fakes import Fuse, StreamingWorker, drive, fake_config
 from tests.runtime.drivers.test_asynchronous import check_stream
 from tests.runtime.drivers.test_driver import digest_of_store, lines

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from agentrl.intervals import mean_interval, paired_difference, t_quantile
+from agentrl.metrics.intervals import mean_interval, paired_difference, t_quantile
 from agentrl.runtime.scoring.evaluate import pass_at_k
 
 

@@ -33,9 +33,9 @@ from agentrl_sandboxes.image.daemon import daemon
 from agentrl_sandboxes.leftovers import collect
 
 from agentrl.errors import SandboxUnavailable
-from agentrl.finding import Status
 from agentrl.sandbox import Outcome, Sandbox, SandboxLimits, SandboxSpec
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
+from agentrl.types.finding import Status
 
 pytestmark = pytest.mark.docker
 

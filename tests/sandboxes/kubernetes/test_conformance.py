@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from agentrl.finding import Status
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
+from agentrl.types.finding import Status
 from tests.sandboxes.kubernetes.fake import OnFake, RunningFake
 
 pytestmark = pytest.mark.docker

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.finding import Finding
 from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.check import Expected, check_server, require
 from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.types import SamplingParams
+from agentrl.types.finding import Finding
 from tests.serving.tiny_vllm import CONTEXT, VOCABULARY, log_probs, transfer_backend, write_model
 from tests.serving.vllm.test_launcher import tree, until_gone
 

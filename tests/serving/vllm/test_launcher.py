@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.processes.scratch import torch_cache
+from agentrl.machine.processes.scratch import torch_cache
 from agentrl.serving.vllm.command import ServerCommand
 from agentrl.serving.vllm.launcher import VllmServer, launch_servers, stop_servers
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.processes.scratch import torch_cache
-from agentrl.processes.tree import children_of, descendants_of
+from agentrl.machine.processes.scratch import torch_cache
+from agentrl.machine.processes.tree import children_of, descendants_of
 
 pytestmark = [pytest.mark.fleet, pytest.mark.slow]
 
@@ -76,7 +76,7 @@ def test_nothing_is_left_of_a_killed_server_and_of_a_killed_owner(
 ) -> None:
     """Fails if what is killed is left to vLLM: 160 MiB and 7 sockets and files for each server.
 
-    `tests/processes/test_scratch.py` ends trees in every other way.
+    `tests/machine/processes/test_scratch.py` ends trees in every other way.
     """
     before = segments()
     with subprocess.Popen(

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from agentrl.runtime.scale.fake_fleet import fake_fleet
-from agentrl.runtime.scale.fake_servers import FakeTurn
+from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
+from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 
 CHILD = """
 import asyncio, json, resource, sys

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.finding import Status
 from agentrl.sandbox import (
     ExecResult,
     Isolation,
@@ -29,6 +28,7 @@ from agentrl.sandbox import (
     Snapshot,
 )
 from agentrl.testing.sandbox_check.suite import run_suite
+from agentrl.types.finding import Status
 
 
 class CarelessProcess(Process):

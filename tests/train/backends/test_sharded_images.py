@@ -13,15 +13,15 @@ import torch
 
 from agentrl.batch.packing import unpack
 from agentrl.errors import TrainError
+from agentrl.models.vision.reader import attach_reader
 from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.model.freeze import freeze_parts
-from agentrl.vision.reader import attach_reader
+from tests.models.vision.seeing_rows import exact_rotation, exact_seeing_model, seeing_groups
+from tests.models.vision.tiny_seeing import processor, reader_for, seeing_model
 from tests.train.backends.sharded_trainers import KINDS, needs, section
 from tests.train.crew import Crew, joined
 from tests.train.tiny_llama import make_step, relative_error
-from tests.vision.seeing_rows import exact_rotation, exact_seeing_model, seeing_groups
-from tests.vision.tiny_seeing import processor, reader_for, seeing_model
 
 PATCHES = "model.visual.patch_embed.proj.weight"
 

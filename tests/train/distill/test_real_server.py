@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from agentrl.batch import build_step
+from agentrl.batch import StepSettings, build_step
 from agentrl.config.distill import ServedTeacher
 from agentrl.config.schema import ModelSection
 from agentrl.train.distill.teacher_model import TRAINED, TeacherModel
@@ -34,7 +34,9 @@ async def test_a_served_teacher_says_what_its_checkpoint_says(
     server = TeacherServer(section, top_k=TOP_K, vocabulary=BYTES)
     model = load_pretrained(ModelSection(path=str(vllm_model_dir), dtype="float32", device="cpu"))
     await server.check(model.tokenizer, context=CONTEXT - 1)
-    step = build_step(make_groups(), algorithm=algorithm(), micro_batch_tokens=64, seed=0)
+    step = build_step(
+        make_groups(), StepSettings(algorithm=algorithm(), micro_batch_tokens=64, seed=0)
+    )
     micros = step.updates[0].micro_batches
     served = await asyncio.to_thread(server.ask, micros, prompts=None)
     frozen = FrozenPolicy(model.model, mask_keys=TRAINED)

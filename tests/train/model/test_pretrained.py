@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.kernels.lm_head import has_float32_head
+from agentrl.models.lm_head import has_float32_head
 from agentrl.train.model.pretrained import (
     check_model_path,
     load_pretrained,

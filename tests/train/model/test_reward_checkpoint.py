@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.reward.scale import RewardScale, save_scales
 from agentrl.train.model.reward_checkpoint import save_value_model
 from agentrl.train.model.value_head import ValueModel, load_critic, load_value_model
-from tests.train.fit.fit_examples import examples, scores
+from tests.fit.losses.fit_examples import examples, scores
 from tests.train.tiny_llama import VOCABULARY
 
 

@@ -14,11 +14,11 @@ from agentrl.cli import main
 from agentrl.config.presets import PRESETS
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
-from agentrl.finding import Status
 from agentrl.train import losses, objective
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.losses.penalty import entropy_loss
 from agentrl.train.prove import ProbeSizes, Proof, prove
+from agentrl.types.finding import Status
 
 MASKS = ("response_mask", "observation_mask")
 

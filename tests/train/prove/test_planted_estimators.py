@@ -7,8 +7,8 @@ import pytest
 
 from agentrl.config.schema import AlgorithmSection
 from agentrl.estimators import GroupRewards, advantage_estimator, find_estimator
-from agentrl.finding import Status
 from agentrl.train.prove.estimator import estimator_checks
+from agentrl.types.finding import Status
 
 
 def failures(name: str) -> dict[str, str]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from agentrl.config.schema import AlgorithmSection
-from agentrl.finding import Status
 from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.prove import ProbeSizes, Proof, prove
+from agentrl.types.finding import Status
 
 MASKS = ("response_mask", "observation_mask")
 LARGE = "micro-batches to 2048 tokens"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from agentrl.config.schema import AlgorithmSection
-from agentrl.finding import Status
 from agentrl.train import objective
 from agentrl.train.distill.terms import DistillTerms, distill_terms
 from agentrl.train.prove import ProbeSizes, Proof, prove
+from agentrl.types.finding import Status
 
 ASSEMBLIES: dict[str, dict[str, Any]] = {
     "sampled": {},

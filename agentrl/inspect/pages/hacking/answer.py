@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import RunError, choices
-from agentrl.finding import Status
 from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, no_rise, reward_change
@@ -34,6 +33,7 @@ from agentrl.inspect.pages.scores import eval_answers, interval_text
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import shown
 from agentrl.inspect.read.task_scores import last_rows, rollout_scores
+from agentrl.types.finding import Status
 
 SIGNS = (
     "score_falls",

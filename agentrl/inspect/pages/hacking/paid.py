@@ -27,7 +27,7 @@ from agentrl.inspect.read.row_facts import public_only
 from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.task_scores import last_rows, numbered
-from agentrl.intervals import paired_difference
+from agentrl.metrics.intervals import paired_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.files import cache_dir, write_whole
+from agentrl.machine.files import cache_dir, write_whole
 from agentrl_envs.harness.agents.record import HarnessAgent
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.errors import ConfigError, choices
-from agentrl.imports import resolve
+from agentrl.plugins.imports import resolve
 from agentrl_envs.harness.agents.claude_code import CLAUDE_CODE
 from agentrl_envs.harness.agents.codex import CODEX
 from agentrl_envs.harness.agents.mini_swe_agent import MINI_SWE_AGENT

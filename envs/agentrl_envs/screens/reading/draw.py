@@ -6,8 +6,8 @@ import functools
 import threading
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError
+from agentrl.plugins.distribution import install_command
 from agentrl_envs.screens.reading.sheets import UNIT, Sheet
 
 WIDTH, HEIGHT = 336, 252

@@ -1,9 +1,9 @@
 """One Chromium for all rollouts of a process, driven over a pipe by the DevTools protocol.
 
-Chromium runs below `agentrl.processes.tree`, which gives it a temporary folder and ends all of its
-processes, however this process ended. The protocol goes over two pipes, so no port is open, and no
-other program can drive it. No name resolves in it, so nothing is ever asked of a network. Each
-episode has a browser context of its own: pages share neither storage nor processes of a page.
+Chromium runs below `agentrl.machine.processes.tree`, which gives it a temporary folder and ends all
+of its processes, however this process ended. The protocol goes over two pipes, so no port is open,
+and no other program can drive it. No name resolves in it, so nothing is ever asked of a network.
+Each episode has a browser context of its own: pages share neither storage nor processes of a page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from concurrent.futures import TimeoutError as WaitedTooLong
 from typing import Any
 
 from agentrl.errors import ConfigError, EnvError
-from agentrl.processes import tree
+from agentrl.machine.processes import tree
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs looked for on PATH."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.distribution import install_command
 from agentrl.errors import ConfigError, DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
+from agentrl.plugins.distribution import install_command
 
 PYPI = "https://pypi.org/simple"
 """The default index."""

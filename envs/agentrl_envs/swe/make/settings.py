@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.files import write_whole
+from agentrl.machine.files import write_whole
 from agentrl_envs.swe.make.library import canonical
 from agentrl_envs.swe.record import TASKS_FILE, read_tasks
 

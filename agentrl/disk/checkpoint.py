@@ -1,0 +1,284 @@
+"""Checkpoints that are either complete or not there.
+
+A checkpoint is written into a folder with a temporary name, every file is flushed to the disk,
+`state.json` with the sizes of all files goes in last, and one rename makes it visible. Which one
+is the latest, and which are the best, is found by looking, never by trusting a pointer file.
+Invariant: a folder named `step-N` whose `state.json` matches its files can be resumed from;
+anything else is debris.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentrl.config.schema import CheckpointSection
+from agentrl.errors import RunError
+from agentrl.machine.files import flush, write_whole
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"^step-(\d+)$")
+_SCORE = re.compile(r"^eval/.+/score$")
+STATE_FILE = "state.json"
+"""File that makes a folder a checkpoint; written last."""
+_MAKING = ".making-"
+_DELETING = ".deleting-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """State of a run beside weights and optimizer, with which it goes on."""
+
+    step: int
+    """Training steps done."""
+    version: int
+    """Policy version of the weights."""
+    cursor: dict[str, Any]
+    """`TaskCursor.state()` after the last task of `step`."""
+    elapsed_s: float
+    """Wall time spent on the run so far, over all its processes, in seconds."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """`eval/...` metrics of the evaluation at this step; none if there was none."""
+    rm_version: int = 0
+    """Version of the refreshed reward model that paid when it was saved; 0 where none is."""
+
+    def score(self, best_by: str) -> float | None:
+        """The score of this checkpoint; None without an evaluation.
+
+        Args:
+            best_by: as `checkpoint.best_by`: a metric, or empty for the mean of all
+                `eval/NAME/score`.
+        """
+        if best_by:
+            values = [self.scores[best_by]] if best_by in self.scores else []
+        else:
+            values = [self.scores[name] for name in self.scores if _SCORE.match(name)]
+        score = fmean(values) if values else math.nan
+        return None if math.isnan(score) else score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on the disk."""
+
+    path: Path
+    """A folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    state: CheckpointState
+    """State that was saved with it."""
+
+
+def save_checkpoint(
+    root: Path,
+    state: CheckpointState,
+    write: Callable[[Path], None],
+    section: CheckpointSection,
+    *,
+    keep: Collection[int] = (),
+) -> Path:
+    """Write one checkpoint and delete those that the section does not keep.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        state: saved as `state.json`.
+        write: fills the folder it is given with weights, tokenizer and trainer state.
+        section: says how many of the last and of the best are left afterwards.
+        keep: steps of checkpoints that stay besides.
+
+    Raises:
+        OSError: as while writing (a full disk); nothing half-written stays and earlier checkpoints
+            are untouched.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    sweep(root)
+
+    def write_all(making: Path) -> None:
+        write(making)
+        flush_tree(making)
+        sizes = {
+            str(path.relative_to(making)): path.stat().st_size
+            for path in sorted(making.rglob("*"))
+            if path.is_file()
+        }
+        document = {**asdict(state), "files": sizes}
+        write_whole(making / STATE_FILE, json.dumps(document, indent=1).encode())
+
+    target = make_folder(root / f"step-{state.step}", write_all)
+    _prune(root, section, keep)
+    return target
+
+
+def score_checkpoint(
+    root: Path, state: CheckpointState, section: CheckpointSection, *, keep: Collection[int] = ()
+) -> None:
+    """Give the checkpoint of `state.step` its scores, where it was saved before they were known.
+
+    That is so where a signal ended the evaluation of its step early. Without such a checkpoint, and
+    without scores, nothing is done. Afterwards those that the section does not keep are deleted.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        state: its `scores` are written; all else stays as it was saved.
+        section: says how many of the last and of the best are left.
+        keep: steps of checkpoints that stay besides.
+
+    Raises:
+        OSError: as while writing; the checkpoint stays as it was.
+    """
+    ours = next((item for item in list_checkpoints(root) if item.state.step == state.step), None)
+    if ours is None or not state.scores or ours.state.scores == state.scores:
+        return
+    file = ours.path / STATE_FILE
+    document = {**json.loads(file.read_bytes()), "scores": dict(state.scores)}
+    write_whole(file, json.dumps(document, indent=1).encode())
+    _prune(root, section, keep)
+
+
+def _prune(root: Path, section: CheckpointSection, keep: Collection[int]) -> None:
+    found = list_checkpoints(root)
+    kept = {item.path for item in (*found[-section.keep_last :], *_best(found, section))}
+    kept |= {item.path for item in found if item.state.step in keep}
+    for old in found:
+        if old.path not in kept:
+            _remove(old.path)
+
+
+def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
+    """Fill a folder so that it is there whole or not at all; one of that name is replaced.
+
+    Args:
+        target: the folder; its parent exists.
+        write: fills the folder it is given, and flushes what must be on the disk.
+
+    Raises:
+        OSError: as while writing; what stood there stays.
+    """
+    making = target.with_name(f"{_MAKING}{target.name}")
+    shutil.rmtree(making, ignore_errors=True)  # what a kill left
+    try:
+        making.mkdir()
+        write(making)
+        if target.exists():
+            _remove(target)
+        making.rename(target)
+        flush(target.parent)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return target
+
+
+def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection) -> bool:
+    """A checkpoint of this state would be among the best that are kept."""
+    if section.keep_best == 0 or state.score(section.best_by) is None:
+        return False
+    found = [item for item in list_checkpoints(root) if item.state.step != state.step]
+    ours = Checkpoint(path=root / f"step-{state.step}", state=state)
+    return ours in _best([*found, ours], section)
+
+
+def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Checkpoint]:
+    """The best by score, at most `keep_best`; of equal scores the later steps."""
+    scored = [item for item in found if item.state.score(section.best_by) is not None]
+    scored.sort(key=lambda item: (item.state.score(section.best_by), item.state.step), reverse=True)
+    return scored[: section.keep_best]
+
+
+def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
+    """The complete checkpoint with the highest score.
+
+    Raises:
+        RunError: none below `root` has that score.
+    """
+    found = list_checkpoints(root)
+    best = _best(found, CheckpointSection(keep_best=1, best_by=best_by))
+    if not best:
+        known = sorted({name for item in found for name in item.state.scores})
+        raise RunError(
+            f"no checkpoint in {root} has {best_by or 'a score eval/NAME/score'}; "
+            f"{len(found)} are complete, and their metrics are: {', '.join(known) or 'none'}. A "
+            "checkpoint has scores if the run was evaluated at its step (eval.every_steps, "
+            "checkpoint.keep_best)"
+        )
+    return best[0]
+
+
+def list_checkpoints(root: Path) -> list[Checkpoint]:
+    """Every complete checkpoint below `root`, by step. Incomplete ones are passed over."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        if _NAME.match(path.name) and (state := _read_state(path)) is not None:
+            found.append(Checkpoint(path=path, state=state))
+    return sorted(found, key=lambda checkpoint: checkpoint.state.step)
+
+
+def latest_checkpoint(root: Path) -> Checkpoint | None:
+    """The complete checkpoint with the most steps, if there is one."""
+    found = list_checkpoints(root)
+    return found[-1] if found else None
+
+
+def damaged_after(root: Path, step: int) -> tuple[Path, ...]:
+    """Folders of checkpoints of later steps; `step` is that of the newest complete one."""
+    found = {int(match[1]): path for path in root.glob("*") if (match := _NAME.match(path.name))}
+    return tuple(found[number] for number in sorted(found) if number > step)
+
+
+def resolve_model_path(path: str) -> str:
+    """A run directory stands for its latest checkpoint; everything else for itself.
+
+    Raises:
+        RunError: a run directory without a complete checkpoint.
+    """
+    root = Path(path).expanduser() / "checkpoints"
+    if not root.is_dir():
+        return path
+    latest = latest_checkpoint(root)
+    if latest is None:
+        raise RunError(f"run {path} has no complete checkpoint below {root} yet")
+    return str(latest.path)
+
+
+def sweep(root: Path) -> None:
+    """Delete what an interrupted save or delete left behind."""
+    for pattern in (f"{_MAKING}*", f"{_DELETING}*"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_state(path: Path) -> CheckpointState | None:
+    try:
+        document = json.loads((path / STATE_FILE).read_bytes())
+        sizes = document.pop("files")
+        state = CheckpointState(**document)
+        wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("checkpoint %s is not complete and is passed over: %s", path, error)
+        return None
+    if wrong:
+        logger.warning("checkpoint %s is passed over: %s changed size", path, ", ".join(wrong))
+        return None
+    return state
+
+
+def _remove(path: Path) -> None:
+    """Out of sight in one rename first: a kill half-way leaves no half checkpoint."""
+    doomed = path.with_name(f"{_DELETING}{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def flush_tree(root: Path) -> None:
+    """Bring a folder and everything in it onto the disk."""
+    for path in sorted(root.rglob("*")):
+        flush(path)
+    flush(root)

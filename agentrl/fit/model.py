@@ -1,0 +1,346 @@
+"""The model of a fit: loaded, handed to a backend, written out in Hugging Face format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.batch.examples import Example
+from agentrl.batch.records import RowKey
+from agentrl.batch.update_terms import Mismatch
+from agentrl.config.fit import FitConfig
+from agentrl.config.schema import ChatSection, ModelSection
+from agentrl.data.run.paths import RunPaths
+from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.logs import quiet_transformers
+from agentrl.disk.other_models import other_model_source
+from agentrl.errors import ConfigError
+from agentrl.fit.data.sources import RUN
+from agentrl.fit.heads import draw_heads
+from agentrl.fit.reference import Ask, reference_sums
+from agentrl.fit.shown import keep_reference_tokens
+from agentrl.images import ImageFolder
+from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
+
+CHAT_FILE = "chat_section.json"
+"""Section `chat` of the fit that made a reward model, beside its weights."""
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from agentrl.fit.losses.fitter import FitLoss, Fitter
+    from agentrl.train.backends.contract import TrainBackend
+    from agentrl.train.backends.ranks import Ranks
+    from agentrl.train.model.pretrained import Pretrained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitModel:
+    """A model that is being trained, with all that it needs."""
+
+    model: Any
+    """A causal language model, or a `ValueModel`; the backend may have divided it."""
+    tokenizer: Any
+    """Tokenizer of the model."""
+    fitter: Fitter
+    """Trains it."""
+    text: str
+    """Describes it."""
+    chat: ChatSection
+    """How it reads a conversation; a reward model keeps it beside its weights."""
+    adapted: bool
+    """It is a policy with adapters, which a checkpoint holds alone beside the merged weights."""
+
+    def gather(self) -> FitState:
+        """All that `write` writes, on rank 0; all ranks call, and nothing here touches a disk."""
+        from agentrl.train.backends.choose import full_weights, trained_parameters
+
+        backend = self.fitter.backend
+        return FitState(
+            weights=full_weights(backend) if backend.lockstep else None,
+            trained=trained_parameters(backend) if backend.lockstep and self.adapted else None,
+            optimizer=backend.state_dict(),
+        )
+
+    def write(self, state: FitState, folder: Path) -> None:
+        """Write weights, tokenizer and trainer state; what fails here keeps no rank waiting."""
+        from agentrl.train.model.lora import save_policy
+        from agentrl.train.model.reward_checkpoint import save_value_model
+        from agentrl.train.model.value_head import ValueModel
+
+        if isinstance(self.model, ValueModel):
+            save_value_model(self.model, self.tokenizer, folder, weights=state.weights)
+            (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")
+        else:
+            save_policy(
+                self.model, self.tokenizer, folder, weights=state.weights, trained=state.trained
+            )
+        self.fitter.save(folder, state.optimizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitState:
+    """State of a fit, gathered from all ranks."""
+
+    weights: Mapping[str, Tensor] | None
+    """By name, where a backend has divided the model; None where the model has them."""
+    trained: Mapping[str, Tensor] | None
+    """A and B of all adapters of a policy, where a backend has divided it; None otherwise."""
+    optimizer: dict[str, Any]
+    """Moments and masters by name."""
+
+
+def open_fit_model(
+    config: FitConfig,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+    checkpoint: Path | None,
+    reference: FitReference | None,
+    mismatches: Sequence[Mismatch],
+    shown: Sequence[Example] = (),
+    open_ranks: Callable[[], Ranks | None],
+    on_reference: Callable[[int, int], None] = lambda pairs, total: None,
+) -> FitModel:
+    """Load the model of a fit, and whatever its objective needs beside it.
+
+    Args:
+        config: `model.path` is what the fit began with.
+        examples: all that are trained on or evaluated, for the reference.
+        base: folder that relative paths start from.
+        run_dir: gets the log-probabilities of the reference.
+        checkpoint: to go on from; None begins.
+        reference: of `find_reference`.
+        mismatches: what `kto` asks of it beside the examples.
+        shown: examples of which every token's log-probability under it is kept.
+        open_ranks: joins the ranks, once the reference is known; None for one process.
+        on_reference: see `reference_sums`.
+
+    Raises:
+        ConfigError: a model that cannot be loaded, or settings that do not go together.
+        RunError: a checkpoint that does not fit.
+    """
+    from agentrl.fit.losses.fitter import Fitter
+    from agentrl.train.backends.choose import make_backend
+
+    # Before the ranks meet: rank 0 may take long, and the others read what it has written.
+    known = None
+    if reference is not None:
+        known = _sums(
+            config, examples, mismatches, shown, reference, base=base, run_dir=run_dir,
+            on_progress=on_reference,
+        )  # fmt: skip
+    loss = _loss(config, examples, known, base=base)
+    ranks = open_ranks()
+    model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
+    backend: TrainBackend = make_backend(
+        model,
+        train=config.train,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+    )
+    fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
+    if checkpoint is not None:
+        fitter.load(checkpoint)
+    return FitModel(
+        model=model,
+        tokenizer=tokenizer,
+        fitter=fitter,
+        text=text,
+        chat=config.chat,
+        adapted=config.train.lora is not None and config.objective.kind != "rm",
+    )
+
+
+def _load(
+    config: FitConfig,
+    checkpoint: Path | None,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+) -> tuple[Any, Any, str]:
+    quiet_transformers()
+    if config.objective.kind == "rm":
+        from agentrl.config.schema import CriticSection
+        from agentrl.train.model.pretrained import load_tokenizer
+        from agentrl.train.model.reward_checkpoint import require_padding
+        from agentrl.train.model.value_head import load_value_model
+
+        # Adapters belong on the model they were begun on; the trainer's state brings them back.
+        fresh = checkpoint is None or config.train.lora is not None
+        path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
+        section = config.model.model_copy(update={"path": path})
+        outputs, heads = config.objective.outputs, config.objective.heads
+        model = load_value_model(CriticSection(path=path), section, outputs=outputs, heads=heads)
+        draw_heads(model.value_head.weight, config)
+        # Differences of two scores have no use for it, and what loads the checkpoint has none.
+        model.value_head.bias.requires_grad_(False)
+        # Nothing is padded here, so the padding token, which a reward model must have, is a token
+        # as others and learns; otherwise a resumed fit would go another way.
+        model.body.get_input_embeddings().padding_idx = None
+        if config.train.lora is not None:
+            from agentrl.train.model.lora import add_adapters
+
+            add_adapters(model.body, config.train.lora, base=model_source(section))
+        elif config.train.freeze:
+            from agentrl.train.model.freeze import freeze_parts
+
+            freeze_parts(model.body, config.train.freeze)
+        tokenizer = load_tokenizer(section)
+        require_padding(tokenizer)
+        if bool(model.value_head.bias.any()):
+            raise ConfigError(
+                f"model.path {config.model.path!r} has a head with a bias, which no checkpoint of "
+                "a reward model keeps; begin with one whose head has none, or a language model"
+            )
+        several = f" of {heads} heads" if heads > 1 else ""
+        return model, tokenizer, f"reward model{several} on {config.model.path}"
+    pretrained = load_trained(
+        config.model, config.train, checkpoint=str(checkpoint) if checkpoint else None
+    )
+    _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
+    return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
+
+
+def _open_images(
+    config: FitConfig,
+    pretrained: Pretrained,
+    examples: Sequence[Example],
+    *,
+    base: Path,
+    run_dir: Path,
+) -> None:
+    """Let a vision-language model read the images of its data: of runs, or beside pairs of them."""
+    if pretrained.images is None:
+        shown = (e for e in examples if any(answer.images for answer in e.answers))
+        if first := next(shown, None):
+            raise ConfigError(
+                f"example {first.id!r} has images, and the model {pretrained.path!r} reads text "
+                "only; give the vision-language model that the run began with"
+            )
+        return
+    sources = [section.source for section in (config.data, *config.eval.datasets.values())]
+    paths = [base / Path(s.removeprefix(RUN)).expanduser() for s in sources]
+    folders = [path.parent if path.is_file() else path for path in paths]
+    pretrained.images.folder = ImageFolder(
+        RunPaths(run_dir).images, others=[RunPaths(folder).images for folder in folders]
+    )
+
+
+def _loss(
+    config: FitConfig,
+    examples: Sequence[Example],
+    known: Mapping[RowKey, float] | None,
+    *,
+    base: Path,
+) -> FitLoss:
+    from agentrl.fit.losses.kto import KtoLoss
+    from agentrl.fit.losses.objectives import LikelihoodLoss, PreferenceLoss
+    from agentrl.fit.losses.pair_registry import find_pair_loss
+    from agentrl.fit.losses.reward_objective import RewardLoss
+
+    objective, by_id = config.objective, {example.id: example for example in examples}
+    if objective.kind == "sft":
+        return LikelihoodLoss()
+    if objective.kind == "rm":
+        return RewardLoss(objective, by_id)
+    if objective.unpaired:
+        assert known is not None
+        return KtoLoss(objective, reference=known, examples=by_id)
+    spec = find_pair_loss(objective.loss, base=base)
+    return PreferenceLoss(objective, spec, reference=known, examples=by_id)
+
+
+def _sums(
+    config: FitConfig,
+    examples: Sequence[Example],
+    mismatches: Sequence[Mismatch],
+    shown: Sequence[Example],
+    reference: FitReference,
+    *,
+    base: Path,
+    run_dir: Path,
+    on_progress: Callable[[int, int], None],
+) -> Mapping[RowKey, float]:
+    section = config.model.model_copy(update={"path": reference.path})
+
+    @cache
+    def open_reference() -> Ask:
+        from agentrl.train.backends.lanes import lane_count
+        from agentrl.train.model.pretrained import load_pretrained
+        from agentrl.train.reference import Reference
+
+        pretrained = load_pretrained(section)
+        _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
+        loaded = pretrained.model
+        return Reference(loaded, lanes=lane_count(loaded, None)).row_log_probs
+
+    name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens
+    sharing = config.train.prefix_sharing
+    found = reference_sums(
+        run_dir,
+        examples,
+        mismatches,
+        model=name,
+        micro_batch_tokens=tokens,
+        prefix_sharing=sharing,
+        open_reference=open_reference,
+        on_progress=on_progress,
+    )
+    keep_reference_tokens(
+        run_dir, shown, model=name, micro_batch_tokens=tokens, prefix_sharing=sharing,
+        open_reference=open_reference,
+    )  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReference:
+    """The model that a fit compares with, as it is now."""
+
+    path: str
+    """Folder or hub name; a run directory is resolved to a checkpoint."""
+    digest: str
+    """Of its dtype and its weights, where they are files here."""
+
+
+def find_reference(
+    config: FitConfig, *, base: Path, pinned: str | None = None
+) -> FitReference | None:
+    """The reference of a fit; None without one. Reads its weights once.
+
+    Args:
+        config: of the fit.
+        base: folder that relative paths of the config start from.
+        pinned: path that it had when the fit began; None while it has not.
+    """
+    from agentrl.fit.losses.pair_registry import find_pair_loss
+
+    section = reference_section(config, base=base)
+    if section is None or config.objective.kind != "dpo":
+        return None
+    unpaired = config.objective.unpaired
+    if not unpaired and not find_pair_loss(config.objective.loss, base=base).needs_reference:
+        return None
+    path = pinned or model_source(section)
+    folder, found = Path(path), hashlib.sha256(section.dtype.encode())
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        with file.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
+    return FitReference(path=path, digest=found.hexdigest())
+
+
+def reference_section(config: FitConfig, *, base: Path) -> ModelSection | None:
+    """The model that a fit is to compare with; None without one."""
+    if config.objective.kind != "dpo" or config.objective.reference == "none":
+        return None
+    named = config.objective.reference
+    if named == "model":
+        return config.model
+    return config.model.model_copy(update={"path": other_model_source(named, base)})

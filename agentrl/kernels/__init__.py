@@ -1,1 +1,0 @@
-"""Arithmetic of the model that engine and trainer share, so that both compute the same numbers."""

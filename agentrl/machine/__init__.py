@@ -1,0 +1,1 @@
+"""The machine under a process: whole files, killable processes, threads and memory that compute."""

@@ -1,5 +1,0 @@
-"""A model behind someone else's API as the policy of an evaluation; nothing of it is trained."""
-
-from agentrl.runtime.api.policy import ApiPolicy, ApiUse, open_api_policy, write_evaluation
-
-__all__ = ["ApiPolicy", "ApiUse", "open_api_policy", "write_evaluation"]

@@ -1,1 +1,0 @@
-"""Teachers of a run: checked before it, opened for its trainer, and given their hints."""

@@ -1,0 +1,1 @@
+"""Samples tasks without training: `agentrl eval`, `agentrl rollout`, and scores of a fit."""

@@ -1,5 +1,0 @@
-"""Proofs on the objective of a fit: one gradient, the right direction, known values."""
-
-from agentrl.train.prove.fit.checks import prove_fit
-
-__all__ = ["prove_fit"]

@@ -1,0 +1,234 @@
+"""Which checkpoints stay: the last, and the best by their evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config import parse_config
+from agentrl.config.schema import CheckpointSection
+from agentrl.data import TrajectoryStore
+from agentrl.disk.checkpoint import (
+    CheckpointState,
+    best_checkpoint,
+    latest_checkpoint,
+    list_checkpoints,
+    save_checkpoint,
+    score_checkpoint,
+    would_be_kept,
+)
+from agentrl.errors import ConfigError, RunError
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.scoring.score_book import ScoreBook
+from agentrl.runtime.stages import HeldGroup
+from agentrl.types import SamplingParams, Task, Trajectory
+from tests.runtime.driver_fakes import FakeWorker, Fuse, drive, fake_config
+
+
+def state(step: int, **scores: float) -> CheckpointState:
+    named = {f"eval/{name}/score": value for name, value in scores.items()}
+    return CheckpointState(step=step, version=step, cursor={}, elapsed_s=0.0, scores=named)
+
+
+def fill(folder: Path) -> None:
+    (folder / "weights.bin").write_bytes(b"w")
+
+
+def steps(root: Path) -> list[int]:
+    return [item.state.step for item in list_checkpoints(root)]
+
+
+def test_the_best_stay_beside_the_last(tmp_path: Path) -> None:
+    # Fails if the best are taken from among the last, or the last from among the scored.
+    section = CheckpointSection(keep_last=1, keep_best=2)
+    for step, score in enumerate((0.5, 0.9, 0.1, 0.8, 0.2, 0.3), start=1):
+        save_checkpoint(tmp_path, state(step, held=score), fill, section)
+    save_checkpoint(tmp_path, state(7), fill, section)
+    assert steps(tmp_path) == [2, 4, 7]
+    assert best_checkpoint(tmp_path, "").state.step == 2
+    latest = latest_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.state.step == 7
+
+
+def test_scores_survive_the_disk(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1, held=0.25), fill, CheckpointSection())
+    (found,) = list_checkpoints(tmp_path)
+    assert found.state == state(1, held=0.25)
+
+
+def test_a_checkpoint_without_the_key_is_still_read(tmp_path: Path) -> None:
+    # Fails if `scores` must be there: runs begun before it could not be resumed.
+    path = save_checkpoint(tmp_path, state(1), fill, CheckpointSection())
+    text = (path / "state.json").read_text()
+    assert '"scores": {},' in text
+    (path / "state.json").write_text(text.replace('"scores": {},', ""))
+    assert steps(tmp_path) == [1]
+
+
+def test_several_datasets_count_alike_and_one_may_be_named(tmp_path: Path) -> None:
+    section = CheckpointSection(keep_last=9)
+    save_checkpoint(tmp_path, state(1, easy=1.0, hard=0.0), fill, section)
+    save_checkpoint(tmp_path, state(2, easy=0.6, hard=0.6), fill, section)
+    save_checkpoint(tmp_path, state(3, easy=0.0, hard=0.9), fill, section)
+    assert best_checkpoint(tmp_path, "").state.step == 2
+    assert best_checkpoint(tmp_path, "eval/easy/score").state.step == 1
+    assert best_checkpoint(tmp_path, "eval/hard/score").state.step == 3
+
+
+def test_of_equal_scores_the_later_step_is_the_best(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step, held=0.5), fill, CheckpointSection())
+    assert best_checkpoint(tmp_path, "").state.step == 2
+
+
+def test_without_scores_there_is_no_best(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1, held=0.5), fill, CheckpointSection())
+    with pytest.raises(
+        RunError, match=r"has eval/other/score; 1 are .*: eval/held/score\. .*every"
+    ):
+        best_checkpoint(tmp_path, "eval/other/score")
+
+
+def test_a_step_is_saved_for_its_score_alone(tmp_path: Path) -> None:
+    section = CheckpointSection(keep_last=1, keep_best=2)
+    assert not would_be_kept(tmp_path, state(1), section)
+    assert would_be_kept(tmp_path, state(1, held=0.1), section)
+    for step, score in ((1, 0.5), (2, 0.7)):
+        save_checkpoint(tmp_path, state(step, held=score), fill, section)
+    assert would_be_kept(tmp_path, state(3, held=0.6), section)
+    assert would_be_kept(tmp_path, state(3, held=0.5), section)
+    assert not would_be_kept(tmp_path, state(3, held=0.4), section)
+    assert not would_be_kept(tmp_path, state(3, held=0.6), CheckpointSection(keep_best=0))
+
+
+class BestInTheMiddle(FakeWorker):
+    """Evaluations score 0.9 at step 3 and less and less after it."""
+
+    def make_row(self, task: Task, group_id: str, index: int, seed: int) -> Trajectory:
+        row = super().make_row(task, group_id, index, seed)
+        if not group_id.startswith("eval-held-"):
+            return row
+        step = int(group_id.removeprefix("eval-held-").split("/")[0])
+        return replace(row, reward=0.9 - 0.1 * abs(step - 3))
+
+
+async def test_a_run_keeps_its_best_step_though_no_save_was_due(tmp_path: Path) -> None:
+    """Every step is evaluated, and no save is due before the last. Fails if scores do not reach
+    the checkpoints, or if only every_steps saves."""
+    settings = {"every_steps": 99, "keep_last": 1, "keep_best": 1}
+    config = changed(fake_config(tmp_path), checkpoint=settings, eval={"every_steps": 1})
+    await drive(config, worker=BestInTheMiddle(Fuse()))
+    found = list_checkpoints(tmp_path / "fake" / "checkpoints")
+    scores = {item.state.step: item.state.score("") for item in found}
+    assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
+
+
+class StopInEvaluation(Progress):
+    """Presses Ctrl-C when the evaluation of a step begins."""
+
+    def __init__(self, stop: StopSwitch, step: int) -> None:
+        self.stop, self.step, self.done = stop, step, 0
+
+    def phase(self, name: str, total: int = 0) -> None:
+        if name == "eval held" and self.done == self.step:
+            self.stop.request()
+
+    def step_done(self, step: int, metrics: object) -> None:
+        self.done = step
+
+
+@pytest.mark.parametrize("step", [3, 7])
+async def test_a_step_whose_evaluation_was_cut_short_is_scored_later(
+    tmp_path: Path, step: int
+) -> None:
+    """Step 3 is the best, 7 the last. Fails if what the resume finds out stays out of the
+    checkpoint that was saved without a score."""
+    settings = {"every_steps": 99, "keep_last": 1, "keep_best": 1}
+    config = changed(fake_config(tmp_path), checkpoint=settings, eval={"every_steps": 1})
+    stop = StopSwitch()
+    with pytest.raises(Interrupted):
+        await drive(
+            config,
+            worker=BestInTheMiddle(Fuse()),
+            stop=stop,
+            progress=StopInEvaluation(stop, step),
+        )
+    root = tmp_path / "fake" / "checkpoints"
+    saved = latest_checkpoint(root)
+    assert saved is not None
+    assert (saved.state.step, saved.state.score("")) == (step, None)
+    await drive(config, worker=BestInTheMiddle(Fuse()))
+    scores = {item.state.step: item.state.score("") for item in list_checkpoints(root)}
+    assert scores == {3: pytest.approx(0.9), 7: pytest.approx(0.5)}
+
+
+def test_a_score_that_comes_later_changes_which_are_kept(tmp_path: Path) -> None:
+    """Fails if a former best stays, or if anything but the scores of a checkpoint changes."""
+    section = CheckpointSection(keep_last=1, keep_best=1)
+    save_checkpoint(tmp_path, state(1, held=0.5), fill, section)
+    save_checkpoint(tmp_path, state(2), fill, section)
+    score_checkpoint(tmp_path, state(2), section)
+    score_checkpoint(tmp_path, state(3, held=1.0), section)
+    assert steps(tmp_path) == [1, 2]
+    score_checkpoint(tmp_path, replace(state(2, held=0.6), elapsed_s=9.0), section)
+    (found,) = list_checkpoints(tmp_path)
+    assert found.state == state(2, held=0.6)
+
+
+async def test_half_an_evaluation_is_no_score(tmp_path: Path) -> None:
+    """Fails (0.5 of the easy one alone) if what a signal cut short is compared with whole ones."""
+    tasks = {name: [Task(id="0", prompt="")] for name in ("easy", "hard")}
+    book = ScoreBook(tasks, TrajectoryStore(tmp_path), n_samples=1, logged={})
+    worker = FakeWorker(Fuse())
+
+    async def roll_out(name: str, of: Sequence[Task]) -> list[HeldGroup]:
+        if name == "hard" and stopped:
+            raise KeyboardInterrupt
+        made = worker.run_group(of[0], group_id=name, n=1, sampling=SamplingParams(), seed=0)
+        return [HeldGroup.of(await made)]
+
+    stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        await book.evaluate(1, roll_out, on_score=lambda summary: None)
+    assert book.metrics(1) == {}
+    stopped = False
+    await book.evaluate(1, roll_out, on_score=lambda summary: None)
+    assert {"eval/easy/score", "eval/hard/score"} <= book.metrics(1).keys()
+
+
+def changed(config: Any, **sections: dict[str, Any]) -> Any:
+    data = config.model_dump(mode="json")
+    for name, values in sections.items():
+        data[name].update(values)
+    return parse_config(data)
+
+
+def test_keeping_the_best_needs_a_score(tmp_path: Path) -> None:
+    config = fake_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"keep_best is 2, but eval\.datasets is empty"):
+        changed(config, checkpoint={"keep_best": 2}, eval={"datasets": {}})
+    with pytest.raises(ConfigError, match=r"best_by is 'eval/hold/score', .*eval\.datasets: held"):
+        changed(config, checkpoint={"best_by": "eval/hold/score"})
+
+
+async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
+    """Of 2**27 float32 weights, 16 bytes each with masters and moments; and while one is written,
+    one more. Fails if the best are forgotten, or if a LoRA run is charged for masters."""
+    from agentrl.preflight.checks.machine import disk
+
+    (tmp_path / "model").mkdir()
+    with (tmp_path / "model" / "model.safetensors").open("wb") as file:
+        file.truncate(2**28)  # 2 bytes each are assumed; it takes no room
+    model = {"path": str(tmp_path / "model"), "dtype": "float32"}
+    config = changed(fake_config(tmp_path), model=model)
+    assert str(await disk(config)).startswith("6.0 GiB for checkpoints")
+    best = changed(config, checkpoint={"keep_best": 1})
+    assert str(await disk(best)).startswith("8.0 GiB for checkpoints")
+    adapters = changed(config, train={"lora": {"rank": 2}})
+    assert str(await disk(adapters)).startswith("1.5 GiB for checkpoints")
