@@ -31,8 +31,8 @@ ROOTS = {"envs": "agentrl_envs", "tools": "agentrl_tools", "sandboxes": "agentrl
 SHIPPED = ("agentrl/", *(f"{folder}/" for folder in ROOTS))
 TOPS = ("agentrl", *ROOTS.values(), "tests", "benchmarks", "examples")
 DATA_FOLDERS = ("configs", "examples", "benchmarks")
-NOT_IMPORTED = {("agentrl/distribution.py", "agentrl.cli")}
-"""Names that a file compares with others and never imports."""
+NOT_IMPORTED = {("distribution.py", "agentrl.cli")}
+"""Names that a file of this name compares with others and never imports."""
 SUFFIXES = r"py|ya?ml|jinja|js|css|html|txt|jsonl?|toml|md|gz|parquet|svg|conf|sh|csv"
 
 _NAMING = (".yaml", ".yml", ".txt", ".jinja", ".sh", ".toml")
@@ -341,7 +341,7 @@ class Project:
         """Modules named by their whole name, in code and strings alike."""
         found: set[str] = set()
         for name in set(_DOTTED.findall(source)):
-            if (file, name) not in NOT_IMPORTED:
+            if (PurePosixPath(file).name, name) not in NOT_IMPORTED:
                 found |= self._module(file, name)
         return found
 

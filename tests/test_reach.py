@@ -21,7 +21,7 @@ FILES = {
         "import pytest\n"
         "from tests.part import fakes\n"
         "pytestmark = [pytest.mark.timeout(9), pytest.mark.slow(reach=['agentrl.named'])]\n"
-        "TARGET = 'agentrl_envs.code:CodeTask'\n"
+        "TARGETS = ['agentrl_envs.code:CodeTask', 'agentrl_tools:run']\n"
         "SCRIPT = 'run.sh'  # not agentrl.unrelated\n"
         "def test_it():\n    from agentrl import first\n"
         "    text = '''\n"
@@ -50,6 +50,7 @@ FILES = {
     "envs/agentrl_envs/code/__init__.py": "",
     "envs/agentrl_envs/code/templates/a.jinja": "",
     "envs/agentrl_envs/yaml_named.py": "",
+    "tools/agentrl_tools/__init__.py": "",
     "configs/a.yaml": "env: {target: 'agentrl_envs.yaml_named:Task'}",
     "configs/b.yaml": "",
     ".ci/constraints.txt": "",
@@ -64,7 +65,7 @@ REACHED = [
     *("agentrl/main.py", "agentrl/quoted.py", "agentrl/named/deep/one.py", "configs/a.yaml"),
     *("envs/agentrl_envs/__init__.py", "envs/agentrl_envs/code/__init__.py"),
     *("envs/agentrl_envs/code/templates/a.jinja", "envs/agentrl_envs/yaml_named.py"),
-    *(".ci/constraints.txt", "pyproject.toml", "Makefile"),
+    *("tools/agentrl_tools/__init__.py", ".ci/constraints.txt", "pyproject.toml", "Makefile"),
 ]
 
 

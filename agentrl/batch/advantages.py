@@ -16,7 +16,7 @@ import numpy as np
 from agentrl.batch.records import FloatArray
 from agentrl.batch.returns import rewards_to_go
 from agentrl.errors import AgentrlError, DataError
-from agentrl.estimators import EstimatorSpec, GroupRewards, find_estimator
+from agentrl.estimators import STD_DDOF, STD_EPS, EstimatorSpec, GroupRewards, find_estimator
 
 
 def group_advantages(
@@ -89,8 +89,8 @@ def group_rewards(
     *,
     turn_tokens: Sequence[Sequence[int]],
     gamma: float,
-    std_ddof: int,
-    std_eps: float,
+    std_ddof: int = STD_DDOF,
+    std_eps: float = STD_EPS,
 ) -> GroupRewards:
     """Put together what an estimator is given of one group.
 

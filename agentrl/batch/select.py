@@ -152,8 +152,6 @@ def _shape(
             for rows in trusted
         ],
         gamma=algorithm.gamma,
-        std_ddof=algorithm.std_ddof,
-        std_eps=algorithm.std_eps,
     )
     found = iter(estimate(spec, group))
     shaped = [None if reward is None else next(found) for reward in rewards]

@@ -117,10 +117,6 @@ class AlgorithmSection(FiniteSection):
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
     of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic, or an
     import string of one's own."""
-    std_ddof: Literal[0, 1] = 1
-    """Delta degrees of freedom of the group standard deviation."""
-    std_eps: float = Field(default=1e-6, gt=0)
-    """Added to the group standard deviation."""
     turn_rewards: Literal["sum", "return_to_go"] = "sum"
     """Credit of a turn: the `sum` of all rewards of its rollout, or what came from that turn on in
     time, against the whole returns of the siblings."""

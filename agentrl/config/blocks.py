@@ -6,7 +6,7 @@ from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.distill import DistillSection
 from agentrl.config.presets import IS_BOUNDS
 from agentrl.config.training import TrainSection
-from agentrl.estimators import ESTIMATORS
+from agentrl.estimators import ESTIMATORS, STD_DDOF, STD_EPS
 
 _LOSSES = {
     "ppo_clip": "-min(r A, clip(r, {low:g}, {high:g}) A), r of each token",
@@ -66,7 +66,7 @@ def _baseline(algorithm: AlgorithmSection) -> str:
     name = algorithm.advantage_estimator or "?"
     spec = ESTIMATORS.get(name)
     formula = "" if spec is None else spec.formula
-    return f"{name}: {formula.format(ddof=algorithm.std_ddof, eps=algorithm.std_eps) or name}"
+    return f"{name}: {formula.format(ddof=STD_DDOF, eps=STD_EPS) or name}"
 
 
 def _penalty(algorithm: AlgorithmSection) -> str:

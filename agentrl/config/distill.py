@@ -37,10 +37,6 @@ class ServedTeacher(FiniteSection, KindSection):
     """Its name there."""
     api_key_env: str = ""
     """Environment variable that holds the key; empty for a server without keys."""
-    timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds for one row, with all attempts and the waits between them."""
-    max_in_flight: int = Field(default=16, ge=1)
-    """Rows that are asked for at once by each trainer rank."""
 
 
 class HintTeacher(KindSection):

@@ -60,14 +60,9 @@ class VllmServing(KindSection):
     """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
-    stuck_after_s: float = Field(default=60.0, gt=0)
-    """Seconds in which a server with turns in flight may produce nothing; then it is asked for one
-    token, and without one after as long again its turns go to other servers."""
     outage_limit_s: float = Field(default=900.0, gt=0)
     """Seconds that a run waits while no server takes requests; then it ends with an error, and
     `--resume` goes on with the tasks it was at."""
-    restarts_per_hour: int = Field(default=6, ge=1)
-    """Restarts of each server within any hour; one that needs more waits for its next try."""
 
     @field_validator("args")
     @classmethod
@@ -95,9 +90,11 @@ class ExternalServing(KindSection):
     urls: tuple[str, ...] = Field(min_length=1)
     """vLLM servers that already run, as `http://host:port`. A run brings its own weights to them
     first, whatever they hold; give no two runs the same servers."""
-    devices_per_server: int = Field(default=1, ge=1)
-    """Devices of each of these servers: its `tensor_parallel_size` times its
-    `pipeline_parallel_size`."""
+    args: dict[Literal["tensor_parallel_size", "pipeline_parallel_size"], int] = Field(
+        default_factory=dict
+    )
+    """The `tensor_parallel_size` and `pipeline_parallel_size` that these servers were started
+    with; 1 each where they are not said."""
     max_batch_size: int = Field(default=64, ge=1)
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
@@ -105,9 +102,6 @@ class ExternalServing(KindSection):
     transport: Literal["auto", "http", "lean"] = "auto"
     """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
     only new tokens; `auto` is `lean` for the servers that are started here."""
-    stuck_after_s: float = Field(default=60.0, gt=0)
-    """Seconds in which a server with turns in flight may produce nothing; then it is asked for one
-    token, and without one after as long again its turns go to other servers."""
     outage_limit_s: float = Field(default=900.0, gt=0)
     """Seconds that a run waits while no server takes requests; then it ends with an error, and
     `--resume` goes on with the tasks it was at."""

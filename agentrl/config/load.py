@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from agentrl.config.base import Section
 from agentrl.config.explain import Explainer
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import sections_at
-from agentrl.config.renamed import keep_kind, old_keys, put, translate
+from agentrl.config.keys import copy_of, keep_kind, put, sections_at
+from agentrl.config.renamed import old_keys
 from agentrl.config.schema import RunConfig
+from agentrl.config.stored import translate
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 
@@ -40,15 +41,23 @@ class ConfigFile(Generic[Config]):
         """
         return self.parse(_read(path), overrides, where=str(path))
 
+    def load_stored(self, path: Path) -> Config:
+        """Read the resolved config of a run directory, whichever version of agentrl wrote it.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        return self.parse(translate(_read(path), self.root), where=str(path))
+
     def parse(
         self, data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
     ) -> Config:
         """As `load`, from a mapping; `where` names it in messages."""
-        merged = _copy(data)
+        merged = copy_of(data)
         for path, value in self._kinds_first(self._parsed(override) for override in overrides):
             self._apply(merged, path, value)
         self._require_own(merged, where)
-        old = [f"  {text}" for text in old_keys(merged)] if self.root is RunConfig else []
+        old = [f"  {text}" for text in old_keys(merged)]
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
         try:
@@ -153,12 +162,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def load_stored_config(path: Path) -> RunConfig:
-    """Read the resolved config of a run directory, whichever version of agentrl wrote it.
-
-    Raises:
-        ConfigError: as `load_config`.
-    """
-    return parse_config(translate(_read(path)), where=str(path))
+    """`ConfigFile.load_stored` of a run file."""
+    return RUN_FILE.load_stored(path)
 
 
 def parse_config(
@@ -186,9 +191,3 @@ def _read(path: Path) -> dict[str, Any]:
             f"config {path} must hold a mapping of sections, got {type(data).__name__}"
         )
     return data
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return value

@@ -56,8 +56,6 @@ class RewardModelSection(FiniteSection):
     where labels are unsure."""
     device: str = "auto"
     """As `model.device`; each process with rollout workers loads a copy of its own there."""
-    batch_tokens: int = Field(default=8192, ge=32)
-    """Most packed tokens of a forward pass; a rollout has to fit, with one token more."""
 
     @field_validator("path", mode="before")
     @classmethod
@@ -110,26 +108,18 @@ class OverlongSection(Section):
     """A penalty grows linearly over the last so many tokens of the response budget."""
     penalty_factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The penalty at the end of that buffer."""
-    length_unit: LengthUnit = "response"
-    """Unit of the length and of its budget: `response` counts every response token, those of tools
-    too, against `rollout.max_response_tokens`, which ends a rollout in the same unit; `sampled`
-    counts what the policy wrote against `max_sampled_tokens`."""
     max_sampled_tokens: int | None = Field(default=None, ge=1)
-    """Budget of `length_unit: sampled`, which needs it."""
+    """Budget of tokens that the policy writes, which are then what is counted. None counts every
+    response token, those of tools too, against `rollout.max_response_tokens`, which ends a rollout
+    in the same unit."""
+
+    @property
+    def length_unit(self) -> LengthUnit:
+        """Unit of the length and of its budget."""
+        return "response" if self.max_sampled_tokens is None else "sampled"
 
     @model_validator(mode="after")
     def _budget_of_the_unit(self) -> OverlongSection:
-        if self.length_unit == "sampled" and self.max_sampled_tokens is None:
-            raise ValueError(
-                "length_unit sampled counts tokens of the policy, and rollout.max_response_tokens "
-                "counts those of tools too; set max_sampled_tokens, a budget of sampled tokens"
-            )
-        if self.length_unit == "response" and self.max_sampled_tokens is not None:
-            raise ValueError(
-                f"max_sampled_tokens is {self.max_sampled_tokens}, but length_unit response counts "
-                "every response token against rollout.max_response_tokens; set length_unit: "
-                "sampled, or remove it"
-            )
         budget = self.max_sampled_tokens
         if budget is not None and self.buffer_len > budget:
             raise ValueError(

@@ -18,12 +18,8 @@ class LimitsSection(Section):
     """MiB of memory of all processes together."""
     processes: int = Field(default=32, ge=4)
     """Processes and threads alive at once."""
-    output_kb: int = Field(default=64, ge=1)
-    """KiB of stdout and of stderr kept."""
     disk_mb: int = Field(default=64, ge=1)
     """MiB the sandbox may write."""
-    lifetime_s: float = Field(default=3600.0, gt=0)
-    """Seconds after which a sandbox ends itself."""
 
 
 class ContainerLimits(LimitsSection):
@@ -49,15 +45,6 @@ class ContainerPool(PoolSection):
 
     warm: int = Field(default=0, ge=0)
     """Containers started ahead of use, of each image and limits in use."""
-    starts_at_once: int = Field(default=4, ge=1)
-    """Containers started at the same time; a daemon saturates early."""
-
-
-class PodPool(ContainerPool):
-    """Numbers of pods; a cluster starts many at once."""
-
-    starts_at_once: int = Field(default=16, ge=1)
-    """Pods started at the same time."""
 
 
 class HostSandbox(KindSection):
@@ -127,7 +114,7 @@ class PodSandbox(KindSection):
     `imagePullSecrets` and others that say where it runs."""
     limits: ContainerLimits = ContainerLimits()
     """Hard limits of every sandbox."""
-    pool: PodPool = PodPool()
+    pool: ContainerPool = ContainerPool()
     """How many sandboxes there are."""
 
 

@@ -192,9 +192,6 @@ class SelectionSection(Section):
     by: str | None = None
     """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
     tasks once or never. None learns of each task alone."""
-    uniform_share: float = Field(default=0.25, gt=0, le=1)
-    """Share of the groups whose tasks are not chosen but come in the order of the dataset. Scores
-    of the whole dataset are measured on them (`selection/dataset_score`)."""
 
 
 class TrainDatasetSection(DatasetSection):

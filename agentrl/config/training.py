@@ -110,9 +110,6 @@ class TrainSection(FiniteSection):
     """Shape after the warm-up; `linear` and `cosine` would be zero one step after the last."""
     warmup_steps: int = Field(default=0, ge=0)
     """Training steps of linear warm-up."""
-    schedule_unit: Literal["optimizer_step", "training_step"] = "optimizer_step"
-    """How often the rate moves: with every optimizer step, or once a training step, for all its
-    epochs and minibatches. `warmup_steps` and `steps` count training steps either way."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW weight decay on matrices."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (

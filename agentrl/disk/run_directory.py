@@ -161,7 +161,7 @@ class RunDir(RunPaths):
             RunError: a key differs that decides what finished steps were trained on, or a model
                 that the run began with is gone or another one.
         """
-        load = FIT_FILE.load if isinstance(config, FitConfig) else load_stored_config
+        load = FIT_FILE.load_stored if isinstance(config, FitConfig) else load_stored_config
         old = _flatten(load(self.config_file).model_dump(mode="json"))
         new = _flatten(config.model_dump(mode="json"))
         wrong = [
@@ -297,14 +297,14 @@ def models_of_run(path: Path, config: Config) -> Config:
 
 def read_fit_identity(path: Path) -> tuple[FitConfig, Path]:
     """As `read_identity`, of a run directory of `agentrl fit`."""
-    return _identity(path, FIT_FILE.load)
+    return _identity(path, FIT_FILE.load_stored)
 
 
 def read_any_identity(path: Path) -> tuple[RunConfig | FitConfig, Path]:
     """As `read_identity`, of a run directory of either command."""
 
     def load(file: Path) -> RunConfig | FitConfig:
-        return FIT_FILE.load(file) if is_fit_file(file) else load_stored_config(file)
+        return FIT_FILE.load_stored(file) if is_fit_file(file) else load_stored_config(file)
 
     return _identity(path, load)
 

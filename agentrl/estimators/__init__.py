@@ -5,11 +5,13 @@ without arrays, so that the config, which asks what an estimator declares, loads
 """
 
 from agentrl.estimators import alone, critic, siblings  # each registers what it holds
-from agentrl.estimators.contract import EstimatorSpec, GroupRewards
+from agentrl.estimators.contract import STD_DDOF, STD_EPS, EstimatorSpec, GroupRewards
 from agentrl.estimators.registry import ESTIMATORS, advantage_estimator, find_estimator
 
 __all__ = [
     "ESTIMATORS",
+    "STD_DDOF",
+    "STD_EPS",
     "EstimatorSpec",
     "GroupRewards",
     "advantage_estimator",

@@ -13,6 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+STD_DDOF = 1
+"""Delta degrees of freedom of the standard deviation of a group, as most trainers have it."""
+STD_EPS = 1e-6
+"""Added to that standard deviation, as in verl."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRewards:
@@ -39,10 +44,10 @@ class GroupRewards:
     """[G][K] Sampled tokens of each turn."""
     gamma: float = 1.0
     """`algorithm.gamma`."""
-    std_ddof: int = 1
-    """`algorithm.std_ddof`: delta degrees of freedom of a standard deviation."""
-    std_eps: float = 1e-6
-    """`algorithm.std_eps`: what is added to a standard deviation."""
+    std_ddof: int = STD_DDOF
+    """Delta degrees of freedom of a standard deviation."""
+    std_eps: float = STD_EPS
+    """What is added to a standard deviation."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

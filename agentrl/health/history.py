@@ -20,8 +20,8 @@ from agentrl.config.base import Section
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import plain_location
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
-from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
+from agentrl.config.stored import translate
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, require_run
 from agentrl.errors import ConfigError
@@ -140,7 +140,7 @@ def _of_a_fit(path: Path) -> bool:
 def _fit_config(path: Path, notes: list[str]) -> dict[str, Any]:
     """The keys of a fit with their defaults; as they stand in a file of another version."""
     try:
-        return dict(_leaves(FIT_FILE.load(path).model_dump(mode="json")))
+        return dict(_leaves(FIT_FILE.load_stored(path).model_dump(mode="json")))
     except ConfigError as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
@@ -157,7 +157,7 @@ def _plain_config(
         return {}
     if not isinstance(data, dict):
         return {}
-    data = translate(data) if root is RunConfig else data
+    data = translate(data, root)
     refused = _refused(data, root)
     kept = {key: value for key, value in _leaves(data) if key not in refused}
     return _finite_thresholds(kept, notes)

@@ -22,6 +22,8 @@ from agentrl.serving.client import TokenClient
 
 logger = logging.getLogger(__name__)
 
+RESTARTS_PER_HOUR = 6
+"""Restarts of each server within any hour; one that needs more waits for its next try."""
 LOOK_S = 1.0
 """Seconds between two looks at the processes."""
 BACK_OFF_S = 2.0
@@ -58,7 +60,7 @@ class Keeper:
         servers: Sequence[Kept],
         *,
         note: Callable[[str], None],
-        restarts_per_hour: int = 6,
+        restarts_per_hour: int = RESTARTS_PER_HOUR,
         look_s: float = LOOK_S,
         back_off_s: float = BACK_OFF_S,
         hour_s: float = HOUR_S,
@@ -139,8 +141,8 @@ class Keeper:
             wait_s = recent[0] + self._hour_s - now
             if not logged:
                 self._note(
-                    f"{name} was started again {len(recent)} times within the hour, as often as "
-                    f"serving.restarts_per_hour allows; next try in {wait_s / 60:.0f} min"
+                    f"{name} was started again {len(recent)} times within the hour, the most that "
+                    f"is tried; next try in {wait_s / 60:.0f} min"
                 )
             logged = True
             await asyncio.sleep(wait_s)

@@ -26,6 +26,9 @@ from agentrl.serving.records import EngineState, EngineStats
 
 logger = logging.getLogger(__name__)
 
+STUCK_AFTER_S = 60.0
+"""Seconds in which a server with turns in flight may produce nothing; then it is asked for one
+token, and without one after as long again its turns go to other servers."""
 LOOK_S = 1.0
 """Seconds between two looks, or less where the limit is short."""
 OUTAGE_NOTE_S = 60.0
@@ -57,7 +60,7 @@ class EngineWatch:
         self,
         client: TokenClient,
         *,
-        stuck_after_s: float,
+        stuck_after_s: float | None = None,
         note: Callable[[str], None],
         outage_limit_s: float,
         stats: Callable[[], Mapping[str, EngineStats]] | None = None,
@@ -66,14 +69,15 @@ class EngineWatch:
 
         Args:
             client: quarantines them.
-            stuck_after_s: seconds without a sign of work, and seconds to sample one token then.
+            stuck_after_s: seconds without a sign of work, and seconds to sample one token then;
+                None takes `STUCK_AFTER_S`.
             note: called with what the user should read.
             outage_limit_s: seconds without any engine after which the run ends, for messages.
             stats: requests in flight and answers of all clients of the engines; default
                 `client.all_stats`.
         """
         self._client = client
-        self._limit_s = stuck_after_s
+        self._limit_s = STUCK_AFTER_S if stuck_after_s is None else stuck_after_s
         self._note = note
         self._stats = stats or client.all_stats
         self._seen: dict[str, _Seen] = {}

@@ -40,7 +40,7 @@ def test_presets_differ_where_their_formulas_do() -> None:
 @pytest.mark.parametrize(
     ("values", "block", "words"),
     [
-        ({"advantage_estimator": "grpo", "std_ddof": 0, "std_eps": 0.5}, "A", "(ddof 0) + 0.5"),
+        ({"advantage_estimator": "grpo"}, "A", "(ddof 1) + 1e-06"),
         ({"kl_coef": 0.1}, "B", "0.1 * KL (k3), added to the loss"),
         ({"entropy_coef": 0.01}, "E", "; less 0.01 * entropy of the policy, with the same mean"),
         ({"preset": "ppo", "kl_coef": 0.1}, "B", "0.1 * KL (k1), taken off the reward"),

@@ -10,20 +10,31 @@ import pytest
 import yaml
 
 from agentrl.config import dump_config, leaves, load_config, parse_config
-from agentrl.config.load import load_stored_config
-from agentrl.config.renamed import RENAMED, old_keys, put, translate
+from agentrl.config.keys import put
+from agentrl.config.load import FIT_FILE, load_stored_config
+from agentrl.config.renamed import RENAMED, old_keys
+from agentrl.config.stored import translate
 from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.layout import engine_width
 
 OLD = Path(__file__).parent / "old"
-"""`agentrl config show` of an older version, and `keys.txt`: every key that it had."""
+"""`agentrl config show` of an older version, and every key that some versions had."""
+KEY_FILES = ("keys.txt", "keys_of_222.txt")
+"""Of the oldest version that is read, and of a later one with 222 keys."""
 FILES = sorted(OLD.glob("*.yaml"))
 LEFT_TO_THE_PRESET = {"algorithm.old_log_probs"}
 """Keys whose old default every preset but one still takes, and which are unset today."""
+LEFT_OUT = (
+    "dataset.selection.", "reward.refresh.", "algorithm.distill.", "critic.lora.", "train.lora.",
+)  # fmt: skip
+"""Optional sections, which a run that left them out has stored as none."""
 MINIMAL: dict[str, Any] = {"env": {"target": "a:B"}, "dataset": {"source": "x.jsonl"}}
 
 
-def old_defaults() -> dict[str, Any]:
-    lines = (OLD / "keys.txt").read_text().splitlines()
+def old_defaults(*files: str) -> dict[str, Any]:
+    """Keys of some older version, or of all of `KEY_FILES`, with what their defaults were."""
+    files = files or KEY_FILES
+    lines = [line for file in files for line in (OLD / file).read_text().splitlines()]
     return {key: yaml.safe_load(text) for key, _, text in (line.partition(" = ") for line in lines)}
 
 
@@ -31,26 +42,37 @@ def test_every_old_key_is_one_of_today_or_has_a_successor_or_is_gone() -> None:
     today = {key.name for key in leaves()}
     moved = {renamed.old.replace("*", "NAME"): renamed for renamed in RENAMED}
     old = old_defaults()
-    assert len(old) == 168
     changed = {"runtime", "train.backend", "reward.dynamic_filtering", "algorithm.kl_controller"}
     for key in old:
         assert (key in today) != (key in moved) or key in changed, key
     gone_from_a_section = {"eval.datasets.NAME.difficulty.weight_by"}
+    inside_a_key = {"serving.args.tensor_parallel_size"}
     for key, renamed in moved.items():
         assert key in old, key
         new = renamed.new.replace("*", "NAME")
-        assert not new or new in today | gone_from_a_section | {"algorithm.whiten_advantages"}, new
+        assert not new or new in today | gone_from_a_section | inside_a_key, new
         assert renamed.new or renamed.reason
 
 
-def test_every_old_default_is_translated_to_the_default_of_today() -> None:
+@pytest.mark.parametrize("keys", KEY_FILES)
+def test_every_old_default_is_translated_to_the_default_of_today(
+    keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails too if a removed key that had its default is warned of."""
+    known = {key.name: key for key in leaves()}
     tree: dict[str, Any] = {}
-    for key, value in old_defaults().items():
-        if "NAME" not in key and value != "(required)" and key not in LEFT_TO_THE_PRESET:
-            put(tree, key.split("."), value)
+    for key, value in old_defaults(keys).items():
+        if "NAME" in key or value == "(required)" or key in LEFT_TO_THE_PRESET:
+            continue
+        optional = key in known and (known[key].optional or known[key].kinds)
+        if keys != "keys.txt" and (optional or key.startswith(LEFT_OUT)):
+            continue
+        put(tree, key.split("."), value)
     for section, values in MINIMAL.items():
         tree[section] = {**tree.get(section, {}), **values}
-    assert parse_config(translate(tree)) == parse_config(MINIMAL)
+    with caplog.at_level(logging.WARNING):
+        assert parse_config(translate(tree)) == parse_config(MINIMAL)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -82,9 +104,10 @@ def test_values_arrive_where_they_are_read() -> None:
 
     config = load_stored_config(OLD / "external_lora.yaml")
     assert config.serving.model_dump() == {
-        "engine": "external", "urls": ("http://a:8000", "http://b:8000"), "devices_per_server": 4,
+        "engine": "external", "urls": ("http://a:8000", "http://b:8000"), 
+        "args": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
         "max_batch_size": 64, "start_timeout_s": 600.0, "transport": "auto",
-        "stuck_after_s": 60.0, "outage_limit_s": 900.0,
+        "outage_limit_s": 900.0,
     }  # fmt: skip
     assert config.train.lora is not None
     assert (config.train.lora.rank, config.train.lora.sync) == (8, "merged")
@@ -96,7 +119,7 @@ def test_values_arrive_where_they_are_read() -> None:
     config = load_stored_config(OLD / "filters.yaml")
     assert config.reward.overlong is not None
     assert config.reward.overlong.model_dump() == {
-        "buffer_len": 16, "penalty_factor": 0.5, "length_unit": "sampled",
+        "buffer_len": 16, "penalty_factor": 0.5, 
         "max_sampled_tokens": config.rollout.max_response_tokens,
     }  # fmt: skip
     assert config.reward.dynamic_filtering is not None
@@ -151,8 +174,10 @@ def test_an_old_key_is_answered_with_the_new_one(override: str, message: str) ->
 def test_every_old_key_of_a_file_is_named_at_once() -> None:
     data = yaml.safe_load((OLD / "quickstart.yaml").read_text())
     said = "\n".join(old_keys(data))
+    known = {key.replace("NAME", "held_out") for key in old_defaults("keys.txt")}
     for renamed in RENAMED:
-        assert renamed.old.replace("*", "held_out") + ":" in said
+        name = renamed.old.replace("*", "held_out")
+        assert (name in known) == (f"{name}:" in said), name
 
 
 def test_what_is_no_key_of_any_version_stays_for_the_reader() -> None:
@@ -172,3 +197,33 @@ def test_a_clip_of_a_stored_run_acts_where_it_acted() -> None:
     assert parse_config(translate(old)).reward.clip == (-10.0, 10.0)
     new = {**MINIMAL, "reward": {"clip": bounds, "normalize": True, "clip_raw": None}}
     assert parse_config(translate(new)).reward.clip == (-10.0, 10.0)
+
+
+def test_a_stored_run_with_removed_keys_says_the_same_or_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fails if a removed key makes a run unreadable, or another value of it goes unnoticed."""
+    stored = MINIMAL | {
+        "algorithm": {"std_ddof": 0, "std_eps": 1e-6},
+        "reward": {
+            "overlong": {"buffer_len": 4, "length_unit": "sampled", "max_sampled_tokens": 40}
+        },
+        "serving": {"engine": "external", "urls": ["http://a:1"], "devices_per_server": 4},
+    }
+    with caplog.at_level(logging.WARNING):
+        config = parse_config(translate(stored))
+    assert "algorithm.std_ddof was 0 and has no effect now" in caplog.text
+    assert caplog.text.count("has no effect now") == 1
+    assert config.reward.overlong is not None
+    assert config.reward.overlong.length_unit == "sampled"
+    assert config.reward.overlong.max_sampled_tokens == 40
+    assert config.serving.engine == "external"
+    assert engine_width(config.serving) == 4
+
+
+def test_a_stored_fit_with_a_removed_key_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("data: {source: x.jsonl}\ntrain: {schedule_unit: optimizer_step, steps: 7}\n")
+    assert FIT_FILE.load_stored(file).train.steps == 7
+    with pytest.raises(ConfigError, match=r"train\.schedule_unit: this key is gone: .*remove it"):
+        FIT_FILE.load(file)

@@ -114,7 +114,7 @@ def test_the_order_is_overlong_stop_eos_clip() -> None:
     assert bag["reward_shaping/reward"] == -0.25
 
 
-SAMPLED: dict[str, Any] = {"length_unit": "sampled", "max_sampled_tokens": 10}
+SAMPLED: dict[str, Any] = {"max_sampled_tokens": 10}
 
 
 def test_a_length_and_its_budget_are_of_one_unit() -> None:
@@ -125,7 +125,7 @@ def test_a_length_and_its_budget_are_of_one_unit() -> None:
     )
     own = shaper(overlong=200, budget=1000)
     assert rewards(own.shape([cut]).groups) == {"a": 0.0}
-    sampled = {"buffer_len": 200, "length_unit": "sampled", "max_sampled_tokens": 500}
+    sampled = {"buffer_len": 200, "max_sampled_tokens": 500}
     own = shaper(overlong=sampled, budget=1000)
     assert rewards(own.shape([cut]).groups) == {"a": 0.5}  # 100 of the last 200 of 500
     own = shaper(overlong=sampled | {"max_sampled_tokens": 1000}, budget=1000)
@@ -147,8 +147,6 @@ def test_lengths_are_of_all_rows() -> None:
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"length_unit": "sampled"}, "set max_sampled_tokens, a budget of sampled tokens"),
-        ({"max_sampled_tokens": 9}, "set length_unit: sampled, or remove it"),
         ({**SAMPLED, "buffer_len": 11}, r"buffer_len .11. is larger than max_sampled_tokens .10."),
     ],
 )

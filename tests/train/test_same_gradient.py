@@ -12,6 +12,7 @@ import torch
 from agentrl.batch.advantages import group_advantages
 from agentrl.batch.packing import unpack
 from agentrl.config.schema import TrainSection
+from agentrl.estimators import STD_DDOF, STD_EPS
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
 from tests.train.tiny_llama import (
@@ -58,8 +59,8 @@ def plain_loop(model, groups, section):
         values = group_advantages(
             [rows[0].reward for rows in trusted],
             estimator=section.advantage_estimator,
-            ddof=section.std_ddof,
-            eps=section.std_eps,
+            ddof=STD_DDOF,
+            eps=STD_EPS,
         )
         rollouts += list(zip(trusted, values, strict=True))
     tokens = [sum(row.num_action_tokens for row in rows) for rows, _ in rollouts]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from agentrl.batch.advantages import group_advantages
+from agentrl.estimators import STD_DDOF, STD_EPS
 from agentrl.train.backends.shares import share
 from agentrl.types import TrajectoryGroup
 from tests.rollout.history.history_scripts import Move, by_loop
@@ -73,8 +74,8 @@ def turn_by_turn(model, groups, section):
         values = group_advantages(
             [rows[0].reward for rows in rollouts],
             estimator=section.advantage_estimator,
-            ddof=section.std_ddof,
-            eps=section.std_eps,
+            ddof=STD_DDOF,
+            eps=STD_EPS,
         )
         for rows, advantage in zip(rollouts, values, strict=True):
             found = [

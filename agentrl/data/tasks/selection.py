@@ -35,6 +35,8 @@ from agentrl.types import Task
 
 MEMORY = 8
 """Groups of a key, and of a task, that count: the last ones."""
+UNIFORM_SHARE = 0.25
+"""Share of the groups whose tasks come in the order of the dataset."""
 _ONE = 2**32
 _FLAT, _OPEN = "01"
 
@@ -47,7 +49,7 @@ class TaskSelection:
 
         Args:
             tasks: all of them.
-            section: the metadata key, and the share that is not chosen.
+            section: the metadata key.
             seed: of the draws.
 
         Raises:
@@ -56,7 +58,7 @@ class TaskSelection:
         self._section, self._seed = section, seed
         self._tasks_by_key = tasks_by_key(tasks, section.by)
         self._key_of = {name: key for key, names in self._tasks_by_key.items() for name in names}
-        self._uniform = round(section.uniform_share * _ONE)
+        self._uniform = round(UNIFORM_SHARE * _ONE)
         self._keys: dict[str, str] = {}  # key -> outcomes, the newest last
         self._tasks: dict[str, str] = {}  # task id -> the same
 
@@ -64,11 +66,9 @@ class TaskSelection:
         """Which of the uniform turns this place in the stream is, from 0; None if it is chosen.
 
         Example:
-            >>> selection = TaskSelection(
-            ...     [Task(id="a", prompt="?")], SelectionSection(uniform_share=0.5), seed=0
-            ... )
-            >>> [selection.uniform_turn(index) for index in range(4)]
-            [None, 0, None, 1]
+            >>> selection = TaskSelection([Task(id="a", prompt="?")], SelectionSection(), seed=0)
+            >>> [selection.uniform_turn(index) for index in range(8)]
+            [None, None, None, 0, None, None, None, 1]
         """
         before, after = index * self._uniform // _ONE, (index + 1) * self._uniform // _ONE
         return before if after > before else None

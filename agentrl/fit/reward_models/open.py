@@ -75,7 +75,9 @@ class OpenRewardModels:
             return
         item = self._config.reward.models[used.name].model_copy(update={"path": (used.path,)})
         key = f"version {used.version} of reward.models.{used.name}"
-        members = await run_computing(_members, key, item, base=self._base)
+        members = await run_computing(
+            _members, key, item, base=self._base, longest=_longest(self._config)
+        )
         await self._loaded[used.name].replace(members, used.version)
 
 
@@ -131,16 +133,25 @@ async def open_reward_models(
         for name, item in config.reward.models.items():
             version = 0 if name == config.reward.refreshed else None
             key = f"reward.models.{name}"
-            rewards = await run_computing(_load, key, item, base=base, version=version)
+            rewards = await run_computing(
+                _load, key, item, base=base, version=version, longest=_longest(config)
+            )
             stack.push_async_callback(rewards.queue.close)
             loaded[name] = rewards
         yield OpenRewardModels(config, loaded, base=base)
 
 
-def _load(key: str, item: RewardModelSection, *, base: Path, version: int | None) -> RolloutRewards:
+def _longest(config: RunConfig) -> int:
+    """Tokens that a pass of a reward model has to hold: those of a rollout, and one more."""
+    return config.rollout.max_context_tokens + 1
+
+
+def _load(
+    key: str, item: RewardModelSection, *, base: Path, version: int | None, longest: int
+) -> RolloutRewards:
     from agentrl.fit.reward_models.rollout_rewards import RolloutRewards
 
-    members = _members(key, item, base=base)
+    members = _members(key, item, base=base, longest=longest)
     with _named(key):
         return RolloutRewards(
             members,
@@ -150,9 +161,9 @@ def _load(key: str, item: RewardModelSection, *, base: Path, version: int | None
         )
 
 
-def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMember]:
+def _members(key: str, item: RewardModelSection, *, base: Path, longest: int) -> list[RewardMember]:
     from agentrl.fit.reward_models.rollout_rewards import RewardMember
-    from agentrl.train.score_model import load_score_model, reward_head
+    from agentrl.train.score_model import BATCH_TOKENS, load_score_model, reward_head
 
     quiet_transformers()
     with _named(key):
@@ -162,7 +173,7 @@ def _members(key: str, item: RewardModelSection, *, base: Path) -> list[RewardMe
             model = load_score_model(
                 source,
                 device=item.device,
-                batch_tokens=item.batch_tokens,
+                batch_tokens=max(BATCH_TOKENS, longest),
                 posterior=_posterior(source, heads),
             )
             scales = _scales(item, source, heads)
@@ -180,11 +191,6 @@ def _check(
     if key.endswith(f".{ENV_PART}"):
         raise ConfigError(f"{key}: {ENV_PART!r} is the environment's own part; rename it")
     context = config.rollout.max_context_tokens
-    if item.batch_tokens <= context:
-        raise ConfigError(
-            f"{key}.batch_tokens is {item.batch_tokens}, but a rollout may have {context} tokens "
-            "(rollout.max_context_tokens) and takes one more; raise it"
-        )
     with _named(key):
         pick_device(item.device)
         sources = reward_model_sources(item, base)

@@ -150,7 +150,7 @@ class RolloutRewards:
         if tokens > self._longest:
             raise GraderError(
                 f"the rollout has {tokens} tokens, but a batch of the reward model holds "
-                f"{self._longest}; raise batch_tokens"
+                f"{self._longest}; lower rollout.max_context_tokens"
             )
         if unknown := unknown_token(row, self._vocabulary):
             raise GraderError(unknown)

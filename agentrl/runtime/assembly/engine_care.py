@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.config.fleet import ServingSection
 from agentrl.errors import EngineError
+from agentrl.serving import watch as watching
 from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.serving.keeper import Keeper, Kept
 from agentrl.serving.watch import EngineWatch
@@ -37,13 +38,12 @@ async def engine_care(
     if section.engine != "embedded":
         watch = EngineWatch(
             client,
-            stuck_after_s=section.stuck_after_s,
             outage_limit_s=section.outage_limit_s,
             note=note,
         )
         work["stuck servers and outages are not noticed any more"] = watch.run()
     if section.engine == "vllm":
-        keeper = Keeper(client, kept, note=note, restarts_per_hour=section.restarts_per_hour)
+        keeper = Keeper(client, kept, note=note)
         work["servers that die are not started again any more"] = keeper.run()
     async with beside(work):
         yield
@@ -93,4 +93,4 @@ async def closing_engines(client: TokenClient) -> AsyncIterator[None]:
 
 def pause_limit_s(section: ServingSection) -> float:
     """Seconds an engine has to pause or to resume."""
-    return PAUSE_LIMIT_S if section.engine == "embedded" else section.stuck_after_s
+    return PAUSE_LIMIT_S if section.engine == "embedded" else watching.STUCK_AFTER_S

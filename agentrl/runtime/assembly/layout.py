@@ -131,8 +131,8 @@ def missing(needed: Sequence[Resources], have: Sequence[Resources]) -> str:
 
 def engine_width(serving: ServingSection) -> int:
     """Devices, and worker processes, of one engine."""
-    if serving.engine != "vllm":
-        return serving.devices_per_server if serving.engine == "external" else 1
+    if serving.engine == "embedded":
+        return 1
     widths = (
         int(value)
         for name, value in serving.args.items()

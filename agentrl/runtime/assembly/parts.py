@@ -56,6 +56,10 @@ SANDBOX_FACTORY = "agentrl_sandboxes:make_backend"
 """Import string of the factory of the shipped backends."""
 SANDBOX_POOL = "agentrl_sandboxes:PooledBackend"
 """Import string of the pool around any backend."""
+CONTAINERS_AT_ONCE = 4
+"""Containers started at the same time; a daemon saturates early."""
+PODS_AT_ONCE = 16
+"""Pods started at the same time; a cluster starts many at once."""
 TRAIN = "dataset"
 """Name of the training tasks in a config."""
 
@@ -142,9 +146,13 @@ async def open_sandboxes(
         max_open=ceil(pool.max_open / sharers),
         starts_at_once=pool.max_open
         if containers is None or backend.starts_fast
-        else ceil(containers.starts_at_once / sharers),
+        else ceil(_starts_at_once(section) / sharers),
         max_uses=pool.max_uses,
     )
+
+
+def _starts_at_once(section: SandboxSection) -> int:
+    return PODS_AT_ONCE if section.backend == "kubernetes" else CONTAINERS_AT_ONCE
 
 
 def _own_backend(section: SandboxSection, base: Path, given: Mapping[str, Any]) -> Any:
@@ -174,10 +182,8 @@ def sandbox_limits(section: LimitsSection) -> SandboxLimits:
         wall_s=section.wall_s,
         memory_bytes=section.memory_mb * 2**20,
         processes=section.processes,
-        output_bytes=section.output_kb * 2**10,
         disk_bytes=section.disk_mb * 2**20,
         cpus=section.cpus if isinstance(section, ContainerLimits) else SandboxLimits().cpus,
-        lifetime_s=section.lifetime_s,
     )
 
 

@@ -118,7 +118,7 @@ async def open_fleet(
             for index, entry in enumerate(entries)
         ]
         assert section.engine == "vllm"
-        keeper = Keeper(client, kept, note=note, restarts_per_hour=section.restarts_per_hour)
+        keeper = Keeper(client, kept, note=note)
         actors.beside(stack, keeper.run())
     which = "on actors" if servers is not None else "that run already"
     return RayFleet(

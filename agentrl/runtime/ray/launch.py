@@ -198,7 +198,6 @@ async def _open(
         # Turns go through the workers' clients; the driver's only knows that they are in flight.
         care = EngineWatch(
             fleet.client,
-            stuck_after_s=section.stuck_after_s,
             outage_limit_s=section.outage_limit_s,
             note=note,
             stats=engines.stats,

@@ -26,6 +26,10 @@ from agentrl.errors import ConfigError, ServedModelError, TrainError
 from agentrl.served import ServedModel, ServedSettings
 from agentrl.train.distill.records import RowTeacher, TeacherPrompts, TeacherRow
 
+ROW_S = 300.0
+"""Seconds for one row, with all attempts and the waits between them."""
+ROWS_AT_ONCE = 16
+"""Rows that are asked for at once by each trainer rank."""
 LARGEST_ANSWER = 1 << 28
 """Bytes of an answer; an entry takes about 70."""
 LEAST = -9000.0
@@ -69,8 +73,8 @@ class TeacherServer:
                 url=section.url,
                 model=section.model,
                 api_key_env=section.api_key_env,
-                timeout_s=section.timeout_s,
-                max_in_flight=section.max_in_flight,
+                timeout_s=ROW_S,
+                max_in_flight=ROWS_AT_ONCE,
             )
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None

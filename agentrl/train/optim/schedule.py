@@ -20,7 +20,6 @@ def learning_rate(step: int, train: TrainSection, *, update: int = 0, updates: i
     them (document 002). n is the number that is planned, `train.minibatches` times
     `train.epochs_per_batch`: an update that is made before the step is complete has the same rate,
     however many of the others turn out to have nothing to train.
-    With `schedule_unit: training_step` all updates of a step have the rate of n = 1.
 
     Args:
         step: training steps done before.
@@ -35,8 +34,6 @@ def learning_rate(step: int, train: TrainSection, *, update: int = 0, updates: i
         >>> learning_rate(1, train, update=1, updates=2)
         0.5714285714285714
     """
-    if train.schedule_unit == "training_step":
-        update, updates = 0, 1
     at = step + update / updates
     if at < train.warmup_steps:
         return train.learning_rate * (at + 1 / updates) / (train.warmup_steps + 1 / updates)

@@ -110,8 +110,6 @@ def _random_rewards(
         [[rng.choice((0.0, 0.25, 1.0)) + rng.random() for _ in range(n)] for n in turns],
         turn_tokens=[[rng.randint(1, 5) for _ in range(n)] for n in turns],
         gamma=algorithm.gamma,
-        std_ddof=algorithm.std_ddof,
-        std_eps=algorithm.std_eps,
     )
 
 

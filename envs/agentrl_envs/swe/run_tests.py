@@ -153,7 +153,8 @@ async def run_tests(
     except (ValueError, zlib.error) as error:
         raise SandboxError(
             f"the report of the tests has {len(said[1])} characters and cannot be read: {error}; "
-            f"the sandbox keeps {sandbox.limits.output_bytes} bytes of output, raise output_kb"
+            f"the sandbox keeps {sandbox.limits.output_bytes} bytes of output; run fewer "
+            "tests, or print less"
         ) from error
     states = report["states"].ljust(len(names), "m")
     return TestRun(

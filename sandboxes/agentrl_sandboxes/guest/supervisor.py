@@ -88,7 +88,7 @@ class GuestSupervisor:
             if self.commands:
                 self.enforce(now)
             if now >= self.over_at:
-                text = b"its lifetime of %d s (limits.lifetime_s) is over" % self.config["lifetime"]
+                text = b"its lifetime of %d s is over" % self.config["lifetime"]
                 self.send(wire.FAILED, 0, wire.ERROR.pack(errno.ETIME) + text)
                 return
 

@@ -10,6 +10,7 @@ import pytest
 from agentrl.config import parse_config
 from agentrl.config.schema import SelectionSection
 from agentrl.data import TaskCursor
+from agentrl.data.tasks import selection as choosing
 from agentrl.data.tasks.selection import TaskSelection, tasks_by_key
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Task
@@ -55,12 +56,12 @@ def test_draws_are_the_same_on_every_machine() -> None:
     assert ids(cursor.take(8)) == ["t4", "t1", "t10", "t4", "t6", "t7", "t5", "t7"]
 
 
-def test_the_uniform_share_takes_every_task_once_an_epoch() -> None:
+def test_the_uniform_share_takes_every_task_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the outcomes say, its places hold the order of a cursor without selection."""
     order = ids(TaskCursor(TASKS, seed=1).take(24))
     for share in (0.25, 0.3, 1.0):
-        section = SelectionSection(by="family", uniform_share=share)
-        cursor = TaskCursor(TASKS, seed=1, selection=section)
+        monkeypatch.setattr(choosing, "UNIFORM_SHARE", share)
+        cursor = TaskCursor(TASKS, seed=1, selection=BY_FAMILY)
         uniform: list[str] = []
         for index in range(round(24 / share)):
             (task,) = cursor.take(1)
@@ -71,8 +72,9 @@ def test_the_uniform_share_takes_every_task_once_an_epoch() -> None:
         assert len(uniform) in (23, 24)
 
 
-def test_tasks_under_way_come_only_where_there_is_no_other() -> None:
-    cursor = TaskCursor(TASKS, seed=0, selection=SelectionSection(uniform_share=0.01))
+def test_tasks_under_way_come_only_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "UNIFORM_SHARE", 0.01)
+    cursor = TaskCursor(TASKS, seed=0, selection=SelectionSection())
     assert sorted(ids(cursor.take(12))) == sorted(ids(TASKS))
     assert len(cursor.take(5)) == 5  # a step may be larger than the dataset
     cursor.observe({})

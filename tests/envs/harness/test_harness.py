@@ -19,6 +19,7 @@ from tests.envs.harness.harness_rollout import ECHOES, LIMITS, SCRIPT, YES, bash
 from tests.envs.swe.swe_episode import GOLD
 from tests.envs.swe.swe_library import make_folder
 from tests.envs.swe.test_harbor import load, write
+from tests.sandboxes.working import why_not
 
 REPAIR = "agentrl_envs.swe:RepairTask"
 CODE = "agentrl_envs.code:CodeTask"
@@ -26,6 +27,8 @@ CODE = "agentrl_envs.code:CodeTask"
 
 @pytest.fixture(params=["bubblewrap", "userns", pytest.param("docker", marks=pytest.mark.docker)])
 async def backend(request):
+    if reason := why_not(request.param):
+        pytest.skip(reason)
     made = await make_backend(request.param)
     yield made
     await made.close()

@@ -50,7 +50,6 @@ def config_of(project: Path, **model: Any):
         ({"path": "raw"}, r"raw.*agentrl rm report .*raw --data PAIRS --store"),
         ({"path": "model"}, "is a LlamaForCausalLM, expected a"),
         ({"path": "./nowhere"}, r"'\./nowhere' does not exist"),
-        ({"batch_tokens": 128}, r"batch_tokens is 128, but a rollout may have 128 tokens"),
         ({"uncertainty": 1.0}, "'rm' gives no deviation"),
         ({"disagreement": 1.0}, "one reward model of one head cannot disagree; give path a list"),
         ({"device": "cuda:77"}, "torch sees"),

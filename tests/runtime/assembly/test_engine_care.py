@@ -13,6 +13,7 @@ from agentrl.engine import Engine
 from agentrl.errors import EngineError, Outage
 from agentrl.runtime.assembly.engine_care import closing_engines, engine_care, pause_limit_s
 from agentrl.runtime.assembly.engines import make_client
+from agentrl.serving import watch as watching
 from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
@@ -39,9 +40,12 @@ class Own:
         return engine("a")
 
 
-async def test_a_stuck_server_of_the_run_is_taken_out_and_started_again() -> None:
-    """Fails if the limit of the config reaches nobody, or if watch or keeper does not run."""
-    serving = section(engine="vllm", stuck_after_s=0.2)
+async def test_a_stuck_server_of_the_run_is_taken_out_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails if the limit reaches nobody, or if watch or keeper does not run."""
+    monkeypatch.setattr(watching, "STUCK_AFTER_S", 0.2)
+    serving = section(engine="vllm")
     notes: list[str] = []
     client = make_client(
         [engine("a", delay_s=600)], wait_s=30, pause_limit_s=pause_limit_s(serving)
@@ -59,8 +63,8 @@ async def test_a_stuck_server_of_the_run_is_taken_out_and_started_again() -> Non
 
 
 async def test_foreign_servers_are_watched_and_the_embedded_engine_is_not() -> None:
-    urls = section(engine="external", urls=["http://h:1"], stuck_after_s=7)
-    assert pause_limit_s(urls) == 7
+    urls = section(engine="external", urls=["http://h:1"])
+    assert pause_limit_s(urls) == watching.STUCK_AFTER_S
     assert pause_limit_s(section(engine="embedded")) == PAUSE_LIMIT_S
     client = make_client([engine("a")], wait_s=0)
     for serving, tasks in ((urls, 1), (section(engine="embedded"), 0)):

@@ -97,7 +97,11 @@ async def test_the_sender_knows_where_it_is_and_how_wide_servers_are(tmp_path: P
     """Fails if servers on other machines are told to meet the trainer on their own."""
     config = config_of(
         run={"dir": str(tmp_path)},
-        serving={"engine": "external", "urls": ["http://192.0.2.7:8000"], "devices_per_server": 2},
+        serving={
+            "engine": "external",
+            "urls": ["http://192.0.2.7:8000"],
+            "args": {"tensor_parallel_size": 2},
+        },
     )
     try:
         own = weight_route.own_address(config.serving.urls)

@@ -16,7 +16,7 @@ from tests.runtime.assembly.test_step_batch import config
 
 AHEAD = {"staleness_threshold": 1.0, "partial_rollout": True, "max_version_lag": 1}
 SHAPED = {
-    "overlong": {"buffer_len": 4, "max_sampled_tokens": 8, "length_unit": "sampled"},
+    "overlong": {"buffer_len": 4, "max_sampled_tokens": 8},
     "stop_properly_penalty_coef": 0.5,
     "missing_eos_penalty": 0.25,
     "clip_raw": (-1, 3),

@@ -14,6 +14,7 @@ from agentrl.batch.records import MicroBatch
 from agentrl.config.distill import ServedTeacher
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, TrainError
+from agentrl.train.distill import teacher_server
 from agentrl.train.distill.records import TeacherRow
 from agentrl.train.distill.teacher_server import TeacherServer, read_row
 from agentrl.train.model.pretrained import load_tokenizer
@@ -27,7 +28,7 @@ def micros(*, shared: bool = False) -> tuple[MicroBatch, ...]:
 
 
 def server_of(teacher: ScriptedTeacher, *, top_k: int, **keys: Any) -> TeacherServer:
-    section = ServedTeacher(url=teacher.url, model="big", timeout_s=30, **keys)
+    section = ServedTeacher(url=teacher.url, model="big", **keys)
     return TeacherServer(section, top_k=top_k, vocabulary=VOCABULARY)
 
 
@@ -63,10 +64,11 @@ def test_rows_get_the_numbers_of_the_served_model(top_k: int, shared: bool) -> N
             assert np.allclose(found[key].log_probs_RK[place], best.values, atol=1e-6)
 
 
-def test_a_server_that_is_busy_is_asked_again() -> None:
+def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_server, "ROWS_AT_ONCE", 1)
     model = tiny_model(torch.float32, seed=1)
     with serving(ScriptedTeacher(model, fail=[503, 429])) as teacher:
-        found = server_of(teacher, top_k=0, max_in_flight=1).ask(micros(), prompts=None)
+        found = server_of(teacher, top_k=0).ask(micros(), prompts=None)
     assert len(found) == sum(len(micro.rows) for micro in micros())
     assert len(teacher.asked) == len(found) + 2
 
@@ -157,7 +159,7 @@ async def test_the_tokenizer_and_the_length_are_compared(tmp_path: Path) -> None
     other.add_tokens(["add"])
     model = _small(tmp_path / "ours")
     with serving(ScriptedTeacher(model, tokenizer=ours, context=64)) as teacher:
-        section = ServedTeacher(url=teacher.url, model="big", timeout_s=10)
+        section = ServedTeacher(url=teacher.url, model="big")
         server = TeacherServer(section, top_k=4, vocabulary=258)
         await server.check(ours, context=63)
         with pytest.raises(ConfigError, match=r"takes 64 tokens, but a row may have 64"):

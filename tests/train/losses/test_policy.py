@@ -155,6 +155,4 @@ def test_the_rate_moves_with_every_update_of_a_step(schedule):
     assert found == pytest.approx([learning_rate(step, long) for step in range(18)])
     # However many updates the steps before had, a step begins at its place.
     assert learning_rates(4, short, updates=1)[0] == learning_rates(4, short, updates=5)[0]
-    whole = short.model_copy(update={"schedule_unit": "training_step"})
-    assert learning_rates(1, whole, updates=3) == (learning_rate(1, short),) * 3
     assert learning_rates(1, short, updates=0) == (learning_rate(1, short),)
