@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.finding import Status
+from agentrl.types.finding import Status
 
 pytestmark = pytest.mark.slow
 
