@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / ".ci"))
 
-import reach  # noqa: E402
+# Not by `sys.path`: children of tests inherit that, and `.ci/tests.py` would hide the package.
+_SPEC = importlib.util.spec_from_file_location("reach", ROOT / ".ci" / "reach.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+reach = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(reach)
 
 TEST = "tests/part/test_slow.py"
 FILES = {

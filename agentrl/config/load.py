@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from agentrl.config.base import Section
 from agentrl.config.explain import Explainer
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import sections_at
-from agentrl.config.renamed import keep_kind, old_keys, put, translate
+from agentrl.config.keys import copy_of, keep_kind, put, sections_at
+from agentrl.config.renamed import old_keys
 from agentrl.config.schema import RunConfig
+from agentrl.config.stored import translate
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 
@@ -52,7 +53,7 @@ class ConfigFile(Generic[Config]):
         self, data: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
     ) -> Config:
         """As `load`, from a mapping; `where` names it in messages."""
-        merged = _copy(data)
+        merged = copy_of(data)
         for path, value in self._kinds_first(self._parsed(override) for override in overrides):
             self._apply(merged, path, value)
         self._require_own(merged, where)
@@ -190,9 +191,3 @@ def _read(path: Path) -> dict[str, Any]:
             f"config {path} must hold a mapping of sections, got {type(data).__name__}"
         )
     return data
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return value

@@ -20,8 +20,8 @@ from agentrl.config.base import Section
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import plain_location
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
-from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
+from agentrl.config.stored import translate
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, require_run
 from agentrl.errors import ConfigError

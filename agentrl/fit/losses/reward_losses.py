@@ -170,19 +170,6 @@ def log_expected_sigmoid(mean_P: Tensor, deviation_P: Tensor, *, nodes: int) -> 
     return torch.logsumexp(F.logsigmoid(z_PQ) + log_weights_Q, dim=-1)
 
 
-def purm_probability(dmu: Tensor, v: Tensor | float) -> Tensor:
-    """Probit approximation of E sigmoid(z), z ~ N(dmu, v): sigmoid(dmu / sqrt(1 + pi v / 8)).
-
-    Within 0.02 of the expectation. MacKay 1992, "The evidence framework applied to classification
-    networks".
-
-    Args:
-        dmu: difference of the means.
-        v: variance of it, s_c^2 + s_r^2; a number or a tensor that broadcasts.
-    """
-    return torch.sigmoid(dmu * (1.0 + math.pi / 8.0 * torch.as_tensor(v).to(dmu)).rsqrt())
-
-
 def center_term(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
     """[P] (r_c + r_r)^2, which `center_coef` multiplies: rewards get a zero of their own.
 

@@ -24,6 +24,7 @@ from agentrl.gateway.wires.fields import (
 )
 from agentrl.gateway.wires.openai_errors import openai_error
 from agentrl.gateway.wires.wire import Wire, event
+from agentrl.served.formats import OPENAI_END, openai_call, openai_usage
 from agentrl.tool import Tool
 from agentrl.types import Message, Role, ToolCall
 
@@ -35,7 +36,6 @@ _ROLES: Mapping[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-_FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
 class ChatWire(Wire):
@@ -79,7 +79,7 @@ class ChatWire(Wire):
             "index": 0,
             "message": said,
             "logprobs": None,
-            "finish_reason": _FINISH[answer.finish],
+            "finish_reason": OPENAI_END[answer.finish],
         }
         return {
             **_head(answer, body, "chat.completion"),
@@ -109,7 +109,7 @@ class ChatWire(Wire):
             begun = {**whole, "function": {"name": call.name, "arguments": ""}}
             yield chunk({"tool_calls": [{"index": number, **begun}]})
             yield chunk({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
-        yield chunk({}, _FINISH[answer.finish])
+        yield chunk({}, OPENAI_END[answer.finish])
         if request.stream_usage:
             yield event({**head, "choices": [], "usage": _usage(answer)})
         yield event("[DONE]")
@@ -162,8 +162,7 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": written_arguments(call)}
-    return {"id": call.id, "type": "function", "function": function}
+    return openai_call(call.id, call.name, written_arguments(call))
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -177,9 +176,4 @@ def _head(answer: TurnAnswer, body: Mapping[str, Any], kind: str) -> dict[str, A
 
 
 def _usage(answer: TurnAnswer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.sampled_tokens,
-        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-    }
+    return openai_usage(answer.prompt_tokens, answer.sampled_tokens, cached=answer.cached_tokens)

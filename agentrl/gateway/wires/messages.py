@@ -24,6 +24,7 @@ from agentrl.gateway.wires.fields import (
     wrong,
 )
 from agentrl.gateway.wires.wire import Wire, event, said_by
+from agentrl.served.formats import ANTHROPIC_END, anthropic_call, anthropic_usage
 from agentrl.tool import Tool
 from agentrl.types import Message, Role, ToolCall
 
@@ -92,7 +93,7 @@ class MessagesWire(Wire):
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.text:
             content.append({"type": "text", "text": answer.text})
-        content += [{**_call(call), "input": dict(call.arguments)} for call in answer.calls]
+        content += [anthropic_call(call.id, call.name, call.arguments) for call in answer.calls]
         return {**_head(answer, body), "content": content, **_end(answer), "usage": _usage(answer)}
 
     def events(
@@ -190,11 +191,7 @@ def _blocks(answer: TurnAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any]
         yield {"type": "text", "text": ""}, {"type": "text_delta", "text": answer.text}
     for call in answer.calls:
         arguments = {"type": "input_json_delta", "partial_json": written_arguments(call)}
-        yield {**_call(call), "input": {}}, arguments
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name}
+        yield anthropic_call(call.id, call.name, {}), arguments
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,21 +204,15 @@ def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end(answer: TurnAnswer) -> dict[str, Any]:
-    reasons = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
     stopped = answer.finish == "stop" and answer.stop_text is not None
     return {
-        "stop_reason": "stop_sequence" if stopped else reasons[answer.finish],
+        "stop_reason": "stop_sequence" if stopped else ANTHROPIC_END[answer.finish],
         "stop_sequence": answer.stop_text if stopped else None,
     }
 
 
 def _usage(answer: TurnAnswer) -> dict[str, Any]:
-    return {
-        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.cached_tokens,
-        "output_tokens": answer.sampled_tokens,
-    }
+    return anthropic_usage(answer.prompt_tokens, answer.sampled_tokens, cached=answer.cached_tokens)
 
 
 def _event(data: Mapping[str, Any]) -> bytes:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection
+from agentrl.config.stored import translate
 from agentrl.errors import RunError
 from agentrl.machine.files import write_whole
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name
