@@ -64,7 +64,13 @@ FILES = {
 }
 REACHED = [
     *(TEST, "tests/part/fakes.py", "tests/part/table.json", "tests/part/late.py"),
-    *("tests/conftest.py", "agentrl/__init__.py", "agentrl/first.py", "agentrl/second/__init__.py"),
+    *(
+        "tests/conftest.py",
+        "tests/shared.py",
+        "agentrl/__init__.py",
+        "agentrl/first.py",
+        "agentrl/second/__init__.py",
+    ),
     *("agentrl/second/third.py", "agentrl/second/fourth.py", "agentrl/second/page/style.css"),
     *("agentrl/main.py", "agentrl/quoted.py", "agentrl/named/deep/one.py", "configs/a.yaml"),
     *("envs/agentrl_envs/__init__.py", "envs/agentrl_envs/code/__init__.py"),
