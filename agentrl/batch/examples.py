@@ -124,7 +124,7 @@ def likelihood_update(
     micro_batch_tokens: int,
     prefix_sharing: bool = True,
 ) -> PackedBatch:
-    """One update over the trained tokens of answers, weighted as `token_weight` says.
+    """One update over the trained tokens of answers, weighted by `token_weight`.
 
     Args:
         examples: of the whole update, over all ranks.

@@ -137,7 +137,7 @@ class TurnWriter:
         return text[: min((end for end in ends if end >= 0), default=len(text))]
 
     def _trimmed(self) -> tuple[bool, bool]:
-        """Whether the template takes away white space before and behind what an assistant says."""
+        """Whether the template strips white space before and behind an assistant's content."""
         said = {"role": "assistant", "content": _SPACES + _WORDS + _SPACES}
         for after in ([_USER], []):
             whole = self._template.attempt([_USER, said, *after], generate=False, needles=[_WORDS])

@@ -73,7 +73,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers as JSON.")] = False,
 ) -> None:
-    """Say how well a judge of a run file agrees with people.
+    """Measure how well a judge of a run file agrees with people.
 
     FILE has rows with a prompt, a response and a score from 0 to 1 (or --range), of at most ten
     values. A score of the judge counts as the label that is nearest to it. Printed are accuracy

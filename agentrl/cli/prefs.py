@@ -132,7 +132,7 @@ def check(
     limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:
-    """Say what is wrong with preference pairs before anything learns from them.
+    """Find what is wrong with preference pairs before anything learns from them.
 
     Layouts are recognised by their columns: chosen and rejected with or without a prompt (TRL,
     OpenRLHF, hh-rlhf, UltraFeedback), scored completions, rated responses (HelpSteer2), two

@@ -58,7 +58,7 @@ class FitCenterData(FitDataSection):
 
 
 class SftObjective(KindSection):
-    """Supervised fine-tuning: the likelihood of what assistants said."""
+    """Supervised fine-tuning: the likelihood of the assistants' messages."""
 
     kind: Literal["sft"] = "sft"
     """Objective: `sft` the likelihood of what assistants said."""
@@ -264,7 +264,7 @@ class FitConfig(Section):
         return {"tokens": False, **value} if isinstance(value, dict) else value
 
     def _check_best(self) -> None:
-        """Something has to say which checkpoint is best, and has to be higher for a better one."""
+        """Something has to choose the best checkpoint, and has to be higher for a better one."""
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
         if self.checkpoint.keep_best and not names:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Run files: YAML, dotted overrides and messages that say how to fix what is wrong."""
+"""Run files: YAML, dotted overrides and messages that explain how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ConfigFile(Generic[Config]):
         return path, value
 
     def _kinds_first(self, overrides: Iterable[Override]) -> list[Override]:
-        """In their order, but for those that name a kind: they decide what others may say."""
+        """In their order, but for those that name a kind: they decide which others are valid."""
         return sorted(overrides, key=lambda item: not self._names_kind(item[0]))
 
     def _names_kind(self, path: tuple[str, ...]) -> bool:

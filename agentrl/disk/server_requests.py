@@ -1,4 +1,4 @@
-"""`RUN/requests`: servers that a person asks a live run to take, or to let go of.
+"""`RUN/requests`: servers that a person asks a live run to take, or to release.
 
     person:  agentrl control RUN add-server URL | remove-server URL   RUN/requests/N.ask
     run:     does it, and replaces the file by                        RUN/requests/N.answer
@@ -64,7 +64,7 @@ class RequestAnswer:
 def ask_run(
     run: Path, action: ServerAction, server: str, *, limit_s: float = ANSWER_S
 ) -> RequestAnswer:
-    """Ask a live run to take a server or to let one go, and wait for its answer.
+    """Ask a live run to take a server or to release one, and wait for its answer.
 
     Args:
         run: its directory.

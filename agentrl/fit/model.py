@@ -216,7 +216,7 @@ def _open_images(
     base: Path,
     run_dir: Path,
 ) -> None:
-    """Let a vision-language model read the images of its data: of runs, or beside pairs of them."""
+    """Open the images of its data for a vision-language model: of runs, or beside pairs of them."""
     if pretrained.images is None:
         shown = (e for e in examples if any(answer.images for answer in e.answers))
         if first := next(shown, None):

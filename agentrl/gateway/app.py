@@ -54,7 +54,7 @@ class _Dropped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """What the path and the headers of a request say."""
+    """The address of a request: session and wire from its path and headers."""
 
     path: str
     """Below `/v1/`; empty for the root of the server."""

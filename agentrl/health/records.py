@@ -81,7 +81,7 @@ LARGEST = 1e100
 
 
 class Dating(StrEnum):
-    """The part of a piece of evidence that says since when something is wrong."""
+    """The part of a piece of evidence that dates since when something is wrong."""
 
     NOTICED = "noticed"
     """By the change point of its metric before its first step, at which a bound was passed."""

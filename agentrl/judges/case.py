@@ -23,7 +23,7 @@ MAX_CHARS = 24_000
 
 
 class CaseJudge:
-    """Asks a served model for a verdict on the works of a case; each kind of judge says which."""
+    """Asks a served model for a verdict on the works of a case; each kind of judge sets which."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CaseJudge:
         max_chars: int,
         where: str,
     ) -> None:
-        """Say who judges, by which instructions; nothing is asked yet.
+        """Set who judges, by which instructions; nothing is asked yet.
 
         Args:
             settings: of the model.

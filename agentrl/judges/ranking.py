@@ -72,7 +72,7 @@ class RankingJudge(CaseJudge):
         at_once: int = MOST_AT_ONCE,
         where: str = "",
     ) -> None:
-        """Say who ranks, by which standard; nothing is asked yet.
+        """Set who ranks, by which standard; nothing is asked yet.
 
         Args:
             settings: of the model.
@@ -145,7 +145,7 @@ class RankingJudge(CaseJudge):
 
 
 def read_ranking(said: str, mark: str, count: int) -> WorkRanking:
-    """The ranking in what the model said.
+    """The ranking in the model's answer.
 
     Raises:
         ValueError: there is not exactly one, or it is no order of all works.

@@ -1,4 +1,4 @@
-"""Every metric that agentrl logs: its name, what it says, its unit, and what verl calls it.
+"""Every metric that agentrl logs: its name, its meaning, its unit, and what verl calls it.
 
 Data only; `agentrl.metrics.names` looks things up. Parts in capitals stand for a name or a number.
 A name of verl is given where it is the same quantity, or as near to it as verl has one: its lengths

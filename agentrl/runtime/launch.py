@@ -181,7 +181,7 @@ async def _run_in(
 
 @contextlib.contextmanager
 def _rolling_back(run: Path) -> Iterator[None]:
-    """What the disk does to a rollback, as an error that says how it goes on."""
+    """What the disk does to a rollback, as an error that explains how it goes on."""
     try:
         yield
     except OSError as error:

@@ -42,7 +42,7 @@ _REST = 100
 
 
 class LiveState(Progress):
-    """Passes a run's progress on to its view, and keeps what the live file says."""
+    """Passes a run's progress on to its view, and keeps the content of the live file."""
 
     def __init__(self, path: Path, view: Progress, *, slots_per_engine: int) -> None:
         """Write nothing yet.

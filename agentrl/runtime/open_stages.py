@@ -1,4 +1,4 @@
-"""The stages of a run: opened as `runtime` says, closed in any case."""
+"""The stages of a run: opened as `runtime` asks, closed in any case."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStages:
-    """The stages of a run, and what to say of them."""
+    """The stages of a run, and their descriptions."""
 
     stages: Stages
     """For a driver."""
@@ -59,7 +59,7 @@ async def open_stages(
     store: TrajectoryStore,
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
-    """As `runtime` says: in this process, or on Ray."""
+    """As `runtime` asks: in this process, or on Ray."""
     if config.runtime.kind == "ray":
         from agentrl.runtime.ray.launch import open_ray_stages
 

@@ -74,7 +74,7 @@ class Progress:
         """
 
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """All that the detectors say, each time they have looked; what changed is noted too."""
+        """All findings of the detectors, each time they have looked; what changed is noted too."""
 
     def note(self, text: str) -> None:
         """Something the user should read while the run goes on."""

@@ -112,7 +112,7 @@ class StreamingSender(abc.ABC):
 
     @abc.abstractmethod
     def _open(self) -> Mapping[str, Any]:
-        """Open a meeting; what engines must know of it beside what all kinds say."""
+        """Open a meeting; what engines must know of it beside what all kinds send."""
 
     @abc.abstractmethod
     def _send(self, weights: Weights, version: int) -> int:

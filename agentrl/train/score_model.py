@@ -137,7 +137,7 @@ class ScoreModel:
         return np.stack(numbers).astype(np.float64)
 
     def _outputs(self, values_RO: Tensor) -> Tensor:
-        """[R, K O] As `scores` gives them, of what the model says."""
+        """[R, K O] As `scores` gives them, from the model's outputs."""
         if values_RO.shape[1] == 1 or self.heads > 1:
             return values_RO
         return torch.stack([values_RO[:, 0], purm_deviation(values_RO[:, 1])], dim=1)

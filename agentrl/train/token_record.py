@@ -70,7 +70,7 @@ class TokenNumbers:
 
 
 def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
-    """[R] Which bound held a token back, from what a policy loss says of itself.
+    """[R] Which bound held a token back, from the metrics of a policy loss.
 
     A loss of a user says it by giving masks [R] the names of `CLIP_METRICS`; one that does
     not shows 0 everywhere.

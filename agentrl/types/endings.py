@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class Termination(StrEnum):
-    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage.
+    """Why a rollout ended. `TERMINATION_RULES` lists what follows from it, for every stage.
 
     Example:
         >>> Termination("max_turns") is Termination.MAX_TURNS

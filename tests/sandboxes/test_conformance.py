@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pytest
 from agentrl_sandboxes import BACKENDS
 
 from agentrl.sandbox import Isolation
 from agentrl.testing.sandbox_check.suite import SuiteFinding, checks
 from agentrl.types.finding import Status
+
+pytestmark = pytest.mark.slow
 
 Conformance = Callable[[str], Mapping[str, SuiteFinding]]
 

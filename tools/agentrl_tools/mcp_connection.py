@@ -255,7 +255,7 @@ def _filled(values: Mapping[str, str], what: str) -> dict[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first error inside groups of errors, which say nothing themselves."""
+    """The first error inside groups of errors, which have no meaning themselves."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -255,7 +255,7 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
 
 
 class _Drawn:
-    """Says in one line what happens, and remembers it for the table."""
+    """Shows what happens in one line, and remembers it for the table."""
 
     def __init__(self, console: Console, status: Any) -> None:
         self._console = console

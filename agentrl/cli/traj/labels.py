@@ -1,4 +1,4 @@
-"""`agentrl traj label` and `labels`: what reviewers say of rollouts and tokens."""
+"""`agentrl traj label` and `labels`: reviewers' labels of rollouts and tokens."""
 
 from __future__ import annotations
 

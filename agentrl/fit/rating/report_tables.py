@@ -24,7 +24,7 @@ class ReportTable:
 
 
 def report_facts(report: RewardReport) -> dict[str, str]:
-    """Numbers that say most, by their names."""
+    """The most telling numbers, by their names."""
     found = report.calibration
     after = found.overall.after
     share = "unknown, as all scores are equal"

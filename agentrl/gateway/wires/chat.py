@@ -45,7 +45,7 @@ class ChatWire(Wire):
     history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
-        """Do what `Wire.read` says."""
+        """Read the request in a body; see `Wire.read`."""
         one_answer(body)
         choice = body.get("tool_choice")
         usage = body.get("stream_options")
@@ -65,7 +65,7 @@ class ChatWire(Wire):
         )
 
     def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `Wire.write` says."""
+        """Write the whole answer; see `Wire.write`."""
         said: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text or (None if answer.calls else ""),
@@ -90,7 +90,7 @@ class ChatWire(Wire):
     def events(
         self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
     ) -> Iterator[bytes]:
-        """Do what `Wire.events` says."""
+        """Write the answer as server-sent events; see `Wire.events`."""
         head = _head(answer, body, "chat.completion.chunk")
         extra = {"usage": None} if request.stream_usage else {}
 
@@ -115,7 +115,7 @@ class ChatWire(Wire):
         yield event("[DONE]")
 
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
-        """Do what `Wire.error` says."""
+        """Write the status and body of an error; see `Wire.error`."""
         return openai_error(refused)
 
 

@@ -53,7 +53,7 @@ class MessagesWire(Wire):
     history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
-        """Do what `Wire.read` says."""
+        """Read the request in a body; see `Wire.read`."""
         most = tokens_at(body, "max_tokens")
         if most is None:
             raise wrong("max_tokens", None, "a whole number of at least 1, which must be given")
@@ -87,7 +87,7 @@ class MessagesWire(Wire):
         )
 
     def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `Wire.write` says."""
+        """Write the whole answer; see `Wire.write`."""
         content: list[dict[str, Any]] = []
         if answer.reasoning:
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -99,7 +99,7 @@ class MessagesWire(Wire):
     def events(
         self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
     ) -> Iterator[bytes]:
-        """Do what `Wire.events` says."""
+        """Write the answer as server-sent events; see `Wire.events`."""
         usage = _usage(answer)
         start = {
             **_head(answer, body),
@@ -117,7 +117,7 @@ class MessagesWire(Wire):
         yield _event({"type": "message_stop"})
 
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
-        """Do what `Wire.error` says."""
+        """Write the status and body of an error; see `Wire.error`."""
         status, kind = _STATUS[refused.reason]
         return status, {
             "type": "error",
@@ -125,7 +125,7 @@ class MessagesWire(Wire):
         }
 
     def error_event(self, refused: RequestRefused) -> bytes:
-        """Do what `Wire.error_event` says."""
+        """Write an error into a stream; see `Wire.error_event`."""
         return event(self.error(refused)[1], name="error")
 
 

@@ -1,4 +1,4 @@
-"""Detectors over what reward models say of a policy that is trained on them."""
+"""Detectors over the scores of reward models for a policy that is trained on them."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class PaidWrong:
 
 
 def paid_wrong(rollouts: Sequence[RolloutFacts]) -> PaidWrong | None:
-    """Count them; None where the score is the reward, or one of them says nothing.
+    """Count them; None where the score is the reward, or one of them carries no information.
 
     Args:
         rollouts: of a run; those of training count.
@@ -319,7 +319,7 @@ def _counted(
 
 
 def paid_limits(rewards: Values, scores: Values) -> PaidLimits | None:
-    """The bounds for some rollouts; None where the score is the reward, or one says nothing.
+    """The bounds for some rollouts; None where the score is the reward, or one is uninformative.
 
     Args:
         rewards: [rollouts] Reward of each.

@@ -217,7 +217,7 @@ def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def only_results(turn: Mapping[str, Any]) -> bool:
-    """True if the results of its tools say all that a turn put before the model."""
+    """True if the results of its tools hold all that a turn put before the model."""
     rest = turn["text"] or ""
     for result in turn["tool_results"]:
         rest = rest.replace(result["text"], "", 1)

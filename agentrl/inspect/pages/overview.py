@@ -133,7 +133,7 @@ def _curve(curve: Series) -> dict[str, Any]:
 
 
 def _meanings(curves: Mapping[str, Series]) -> dict[str, dict[str, str]]:
-    """What the catalog says of each metric that it knows."""
+    """The catalog's meaning of each metric that it knows."""
     known = ((name, find_metric(name)) for name in curves)
     return {
         shown(name): {"meaning": entry.meaning, "unit": entry.unit}
@@ -179,7 +179,7 @@ def _last_step(curves: Mapping[str, Series]) -> int:
 
 
 def _planned(config: Mapping[str, Any]) -> int | None:
-    """Steps after which the run ends by itself; None where its config does not say."""
+    """Steps after which the run ends by itself; None where its config names none."""
     steps = config.get("train.steps")
     return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 

@@ -139,7 +139,7 @@ def _is_folder(entry: Path) -> bool:
 
 
 def _held(file: os.stat_result, owner: str) -> bool:
-    """Whether anybody holds a lock on the file; false where the system does not say.
+    """Whether anybody holds a lock on the file; false where the system does not report it.
 
     Layered file systems report another device than the file's own, and then the owner has to fit.
     """

@@ -114,7 +114,7 @@ def make_shelf(
 
 
 def _kind_and_step(path: Path) -> tuple[str, int] | None:
-    """Kind and step of a file, as its path says."""
+    """Kind and step of a file, read from its path."""
     step = step_of(path)
     if step is None or step > _LAST_STEP:
         return None

@@ -194,7 +194,7 @@ class StoredRows:
         return kept[1]
 
     def _is_unchanged(self) -> bool:
-        """Whether the folders say that no file came or went since the last look.
+        """Whether the folders show that no file came or went since the last look.
 
         A folder changes when a run writes, since files appear in it whole. A file that is being
         copied grows without that, so every few seconds all of them are looked at.

@@ -126,7 +126,7 @@ class View(Screen[None]):
             self.post_message(Arrived(number, answer, error))
 
     def on_arrived(self, message: Arrived) -> None:
-        """Show the newest answer; what is wrong with the run's files is said instead."""
+        """Show the newest answer, or else what is wrong with the run's files."""
         message.stop()
         self._reading -= 1
         if self._begun < self._wanted:

@@ -105,7 +105,7 @@ class Attack:
 
 
 def text_attack(aim: AttackClass, name: str, *turns: str, leaks: bool = False) -> Attack:
-    """Turns that are said as they are, but for the places of `AttackedTask.filled`."""
+    """Turns that are sent as they are, but for the markers of `AttackedTask.filled`."""
 
     def episodes(on: AttackedTask) -> Iterable[Solution]:
         yield [on.filled(turn) for turn in turns]

@@ -162,7 +162,7 @@ def text_attacks() -> list[Attack]:
 
 
 def leaks_by_words() -> list[Attack]:
-    """An attack that says the mark in one rollout, and one that looks for it in the next."""
+    """An attack that writes the mark in one rollout, and one that looks for it in the next."""
     aim = AttackClass.LEAK
     return [
         text_attack(aim, "says something in one rollout", *_in_forms("{mark}")),

@@ -172,7 +172,7 @@ async def evaluation(
 async def early_stop(
     algorithm: AlgorithmSection, health: HealthSection, *, datasets: Collection[str]
 ) -> Finding | str:
-    """Check that rules say when to stop, and that each can be read and can ever act.
+    """Check that rules decide when to stop, and that each can be read and can ever act.
 
     Raises:
         ConfigError: a rule that cannot be read.

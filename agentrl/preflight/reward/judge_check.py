@@ -168,7 +168,7 @@ async def _scored(
 
 
 def _without_cache(item: RewardFunction) -> RewardFunction:
-    """The function with a served model that is asked whatever it has said before."""
+    """The function with a served model that is asked whatever it has answered before."""
     model = item.args.get("model")
     if not isinstance(model, Mapping):
         return item

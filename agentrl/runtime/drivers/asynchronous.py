@@ -297,7 +297,7 @@ class AsynchronousRun(StepLoop):
             await self._swap(MetricBag())
 
     async def _drain(self) -> None:
-        """Let what is in flight end; the next batch begins other groups."""
+        """Wait until what is in flight ends; the next batch begins other groups."""
         self._rollouter.hold()
         await self._evaluation.finish()
         await self._parts.stop.guard(self._rollouter.drained())

@@ -140,7 +140,7 @@ class DriverParts:
     async def apply_rules(
         self, step: int, *, drain: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Let the rules warn of a step that is logged, or pause the run after it.
+        """Apply the rules to a logged step: warn, or pause the run after it.
 
         Args:
             step: training steps done.
@@ -317,7 +317,7 @@ class StepLoop(abc.ABC):
         """Put the weights of the last step on the engines, and begin no training rollout."""
 
     async def _drain(self) -> None:  # noqa: B027 - nothing is in flight
-        """Let what is in flight end."""
+        """Wait until what is in flight ends."""
 
     def _note_idle_time(self, bag: MetricBag) -> None:  # noqa: B027 - it waits for nothing else
         """Add how long the trainer and the engines waited for each other."""

@@ -188,7 +188,7 @@ class LeanLink(asyncio.Protocol):
         await self._closed
 
     def _send_turn(self, turn: _Turn) -> None:
-        """Queue it under a new id, so that ids say what has been written."""
+        """Queue it under a new id, so that ids show what has been written."""
         sent, stats = turn.sent, self._stats
         self._next_id = turn.request_id = self._next_id + 1
         packed = turns.encode_generate(

@@ -39,7 +39,7 @@ _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 class NoDescriptor(EngineRefused):
-    """This process had no file descriptor for a connection; that says nothing of the server."""
+    """This process had no file descriptor for a connection; the server may be well."""
 
 
 class Shortage:

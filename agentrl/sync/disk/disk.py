@@ -200,7 +200,7 @@ def _checked(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
 
 
 def _owner(pid: int) -> list[str | int | None]:
-    """Says whose a folder is, and is never said of another process."""
+    """Names the owner of a folder; no other process has the same name."""
     return [socket.gethostname(), host_identity(), pid, _began(pid)]
 
 

@@ -129,7 +129,7 @@ async def _run(
 async def check_ordinary(
     setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
 ) -> tuple[Solo, Belongings | None]:
-    """Say each ordinary thing again and again until done, for each task.
+    """Send each ordinary turn again and again until done, for each task.
 
     Returns:
         What was shown, and what this process held when the first episode was closed.

@@ -57,7 +57,7 @@ class TeacherServer:
     """A `Teacher` over a server. Rows are asked for several at once; failures are tried again."""
 
     def __init__(self, section: ServedTeacher, *, top_k: int, vocabulary: int) -> None:
-        """Say where the teacher is; nothing is asked yet.
+        """Set where the teacher is; nothing is asked yet.
 
         Args:
             section: address and bounds.

@@ -214,7 +214,7 @@ class LossSpec:
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
-        """Those of `OPTIONAL_KEYS` that have no effect beside this loss, as far as it says."""
+        """Those of `OPTIONAL_KEYS` that have no effect beside this loss, as far as it declares."""
         return () if self.reads is None else tuple(k for k in OPTIONAL_KEYS if k not in self.reads)
 
 

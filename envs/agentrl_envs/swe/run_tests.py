@@ -83,7 +83,7 @@ async def run_tests(
     keys: Sequence[str] | None = (),
     log: str = "",
 ) -> TestRun:
-    """Run `command`, in general a pytest command line, and say how the named tests ended.
+    """Run `command`, in general a pytest command line, and return how the named tests ended.
 
     Args:
         sandbox: where; nothing that the agent started may still run there.

@@ -34,7 +34,7 @@ class User(ABC):
 
 
 class ScriptedUser(User):
-    """Says all it knows at once, agrees to everything, and hangs up when nothing more is done.
+    """Writes all it knows at once, agrees to everything, and hangs up when nothing more is done.
 
     Easier than a person: nothing has to be asked for. It needs no second model and says the same
     in every run.
@@ -82,7 +82,7 @@ class ServedUser(User):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """Say where the model is; see `Tau2Task`.
+        """Set where the model is; see `Tau2Task`.
 
         Raises:
             ConfigError: the named variable with the key is not set.

@@ -155,7 +155,7 @@ def is_held() -> bool:
 
 
 def what_holds_memory() -> str:
-    """Say in words what keeps sandboxes of the host within their memory."""
+    """Describe in words what keeps sandboxes of the host within their memory."""
     home = group_home()
     if isinstance(home, str):
         return (

@@ -1,4 +1,4 @@
-"""The few requests to the Docker daemon that images need; each error says what to do."""
+"""The few requests to the Docker daemon that images need; each error explains what to do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Daemon:
         on_line: Callable[[str], None],
         on_said: Callable[[Mapping[str, Any]], None] = lambda words: None,
     ) -> None:
-        """Send an archive and report what the daemon says until it is done.
+        """Send an archive and report the daemon's messages until it is done.
 
         Args:
             path: what is asked for.

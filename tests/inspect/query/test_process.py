@@ -23,6 +23,8 @@ from agentrl.inspect.query import child
 from agentrl.inspect.query.sql import Queries
 from tests.data.records import group, trajectory
 
+pytestmark = pytest.mark.slow
+
 PATIENT_S = 60.0
 """For what has to happen on a busy machine."""
 ENDLESS = "select count(*) from range(10000000000) a, range(100000) b"

@@ -42,7 +42,7 @@ _IN_PART = "solved, but not in full"
 
 
 def graders_raised(tried: Tried, reader: RunReader) -> np.ndarray:
-    """[rollouts] 1 where the grader says that the answer raised an error, else 0.
+    """[rollouts] 1 where the grader reports that the answer raised an error, else 0.
 
     NaN where no score can be trusted, and everywhere if there are more than are read for it.
     """

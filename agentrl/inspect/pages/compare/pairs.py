@@ -57,7 +57,7 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
 
 
 def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) -> None:
-    """Say of each pair why one failed, count the reasons, and show what one of them said.
+    """Explain of each pair why one failed, count the reasons, and show the turns of one of them.
 
     Shown is the first one with the commonest reason, of which both took one turn if there is such a
     one: `NAME_example` is its place in the list.

@@ -50,7 +50,7 @@ class ApiRollouts:
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> HeldGroup:
-        """Do what `RolloutStage.run_group` says; the report counts tokens of the texts."""
+        """Run a group; see `RolloutStage.run_group`. The report counts tokens of the texts."""
         group = await self._worker.run_group(
             task, group_id=group_id, n=n, sampling=sampling, seed=seed
         )

@@ -159,7 +159,7 @@ class WebPage:
         await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     async def settle(self) -> None:
-        """Let `STEP_MS` pass in the page, and its images be there."""
+        """Wait until `STEP_MS` have passed in the page, and its images are there."""
         await self._evaluate(
             f"agentrlClock.advance({STEP_MS}); Promise.all([...document.images]"
             ".map(image => image.decode().catch(() => 0))).then(() => 0)"

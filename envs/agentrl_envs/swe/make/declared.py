@@ -1,4 +1,4 @@
-"""The packages that libraries say they need, at run time and for their tests.
+"""The packages that libraries declare they need, at run time and for their tests.
 
 They are read from metadata, and nothing of a library is run for it: from PKG-INFO, which older
 builds of setuptools leave without requirements, from `requires.txt` beside it, from the dependency

@@ -1,4 +1,4 @@
-"""Figures that say how hard a task is: counted when it is validated, and measured by models."""
+"""Figures that measure how hard a task is: counted when it is validated, and measured by models."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class NoAnswer(DataError):
-    """The index could not be asked; says nothing of the library."""
+    """The index could not be asked; the library may be well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

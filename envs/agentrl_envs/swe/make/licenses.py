@@ -85,7 +85,7 @@ _BY_TEXT = (
 
 
 def read_license(fields: email.message.Message, text: str) -> str:
-    """The SPDX expression of a library, or what its metadata says; empty if nothing does.
+    """The SPDX expression of a library, or the text of its metadata; empty if there is none.
 
     Args:
         fields: of PKG-INFO.

@@ -103,7 +103,7 @@ class Telling:
         self, shop: Workshop, store: TreeStore, project: Project, journal: MakeJournal,
         fixed: Snapshot, broken: Broken,
     ) -> dict[str, Any] | None:  # fmt: skip
-        """The fields of a row that say what is wrong; None if nothing shows it to a user.
+        """The fields of a row that describe what is wrong; None if nothing shows it to a user.
 
         Raises:
             SandboxError: the sandboxes failed.

@@ -1,4 +1,4 @@
-"""A source distribution as files in memory, with what its metadata says. Nothing of it is run."""
+"""A source distribution as files in memory, with its metadata. Nothing of it is run."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def read_verdict(known: Mapping[str, Any]) -> ChangeVerdict:
 
 
 def statement(name: str, version: str, verdict: ChangeVerdict, *, shown: bool) -> str:
-    """The problem as the model reads it: what fails and what it says, nothing of the cause.
+    """The problem as the model reads it: what fails and with which message, nothing of the cause.
 
     Args:
         name: of the library.

@@ -320,7 +320,7 @@ class _Rewriting(ast.NodeTransformer):
         self.places: list[int] = []
 
     def rewritten(self, node: _Function) -> _Function:
-        """A test with probes: where it compares nothing, one that says whether it ends well."""
+        """A test with probes: where it compares nothing, one that reports whether it ends well."""
         made: _Function = self.visit(node)
         if not self.places:
             made.body = [self._ending(made.body)]
@@ -366,7 +366,7 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def _ending(self, body: list[ast.stmt]) -> ast.Try:
-        """Say whether statements come to their end."""
+        """Report whether statements come to their end."""
         said = self._say(_TRUTH, ast.Constant(False))
         ended = ast.Expr(_call(_TRUTH, said.args[0], ast.Constant(True)))
         handler = ast.ExceptHandler(

@@ -59,7 +59,7 @@ def bugs_of(
     kinds: Collection[str], tree: Tree, sources: Sequence[str],
     covered: Mapping[str, Collection[int]], seed: str,
 ) -> Iterator[Bug]:  # fmt: skip
-    """Every bug of some kinds, the kinds taking turns, each in an order that the seed says.
+    """Every bug of some kinds, the kinds taking turns, each in the order of the seed.
 
     Args:
         kinds: of `KINDS`.
