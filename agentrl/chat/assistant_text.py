@@ -109,10 +109,14 @@ class TurnWriter:
         entries = [self._template.call_entry(call) for call in calls]
         said = {"role": "assistant", "content": words, "tool_calls": entries}
         answers = [
-            {"role": "tool", "content": "Gammaprobe", "tool_call_id": entry["id"],
-             "name": entry["function"]["name"]}
+            {
+                "role": "tool",
+                "content": "Gammaprobe",
+                "tool_call_id": entry["id"],
+                "name": entry["function"]["name"],
+            }
             for entry in entries
-        ]  # fmt: skip
+        ]
         # Templates differ in what may follow calls, and rewrite reasoning where nothing does.
         for after in ([*answers, _USER], answers, [_USER], []):
             whole = self._template.attempt([_USER, said, *after], generate=False)

@@ -99,9 +99,15 @@ def check(
     # A file named on the command line is looked for where the command runs.
     source = str(Path(data).absolute()) if Path(data).exists() else data
     answers = LabelledAnswers(
-        source=source, split=split, response=response, label=label, reference=reference,
-        low=low, high=high, limit=limit,
-    )  # fmt: skip
+        source=source,
+        split=split,
+        response=response,
+        label=label,
+        reference=reference,
+        low=low,
+        high=high,
+        limit=limit,
+    )
     judged = _judged(settings, answers, base=base, function=function, fresh=earlier is not None)
     found = agreement(judged.cases, seed=seed) if judged.cases else None
     moved = (

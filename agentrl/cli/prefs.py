@@ -103,8 +103,9 @@ def make(
     console.print(
         f"{maker.counts.without} of {maker.counts.groups} groups gave none"
         + (f"; {left}" if left else ""),
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        markup=False,
+        soft_wrap=True,
+    )
     console.print(f"next: agentrl prefs check {out}", markup=False, soft_wrap=True)
 
 

@@ -39,8 +39,9 @@ def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
     _split_serving(tree)
     _without_rank_0(tree)
     _clip_before_normalize(tree)
-    found = [(renamed, path, value) for renamed in RENAMED
-             for path, value in found_at(tree, renamed.old)]  # fmt: skip
+    found = [
+        (renamed, path, value) for renamed in RENAMED for path, value in found_at(tree, renamed.old)
+    ]
     moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
     for renamed, path, value in found:
         drop(tree, path)

@@ -132,9 +132,15 @@ def open_fit_model(
     known = None
     if reference is not None:
         known = _sums(
-            config, examples, mismatches, shown, reference, base=base, run_dir=run_dir,
+            config,
+            examples,
+            mismatches,
+            shown,
+            reference,
+            base=base,
+            run_dir=run_dir,
             on_progress=on_reference,
-        )  # fmt: skip
+        )
     loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
@@ -294,9 +300,13 @@ def _sums(
         on_progress=on_progress,
     )
     keep_reference_tokens(
-        run_dir, shown, model=name, micro_batch_tokens=tokens, prefix_sharing=sharing,
+        run_dir,
+        shown,
+        model=name,
+        micro_batch_tokens=tokens,
+        prefix_sharing=sharing,
         open_reference=open_reference,
-    )  # fmt: skip
+    )
     return found
 
 

@@ -196,9 +196,11 @@ class FitSession:
         self.failed = True
         self.crew.order("show", name=name)
         numbers = await run_computing(
-            row_numbers, self.model.fitter.backend, self.updates.shown(name),
+            row_numbers,
+            self.model.fitter.backend,
+            self.updates.shown(name),
             scores=self.config.objective.kind == "rm",
-        )  # fmt: skip
+        )
         self.failed = False
         return self.shown.answers(name, numbers)
 
@@ -215,9 +217,14 @@ class FitSession:
         checkpoint = self.directory.checkpoints / f"step-{self.done}"
         source = model_source(self.config.model) if not self.done else str(checkpoint)
         found = await rollout_scores(
-            section, base=self.base, model_path=source, run_dir=self.directory.path,
-            step=self.done, progress=self.progress.rollouts(), stop=stop,
-        )  # fmt: skip
+            section,
+            base=self.base,
+            model_path=source,
+            run_dir=self.directory.path,
+            step=self.done,
+            progress=self.progress.rollouts(),
+            stop=stop,
+        )
         if not again:
             self.metrics.log(self.done, found)
         self.scores = {**self.scores, **found}

@@ -132,9 +132,15 @@ class BodyReader:
             hashes.append(_hashed(hashes[-1], text[at:end]))
             at = end
         known = _KnownText(
-            path=path, head=head, text=text[:at], tail=text[at:], items=tuple(items),
-            ends=tuple(ends), hashes=tuple(hashes), rest={},
-        )  # fmt: skip
+            path=path,
+            head=head,
+            text=text[:at],
+            tail=text[at:],
+            items=tuple(items),
+            ends=tuple(ends),
+            hashes=tuple(hashes),
+            rest={},
+        )
         if before is not None:
             if count == len(before.items):
                 self._known.remove(before)  # this one goes on where it ends

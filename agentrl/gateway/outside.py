@@ -304,9 +304,11 @@ class OutsideAgent(SessionAgent):
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
         """Make the loop of an open session; see `SessionAgent.session_loop`."""
         return OutsideLoop(
-            opened, desk=self._desk(), rollout_id=self.context.rollout_id,
+            opened,
+            desk=self._desk(),
+            rollout_id=self.context.rollout_id,
             claim_timeout_s=self._claim_timeout_s,
-        )  # fmt: skip
+        )
 
     @contextlib.asynccontextmanager
     async def taking_tasks(self, begin: BeginTask, *, most: int) -> AsyncIterator[None]:

@@ -216,8 +216,9 @@ def _trouble(path: Path) -> str:
         return f"it has {size} bytes, and a config has a few thousand"
     depth = count = 0
     try:
-        for event in yaml.parse(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", None)
-                                or yaml.SafeLoader):  # fmt: skip
+        for event in yaml.parse(
+            path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", None) or yaml.SafeLoader
+        ):
             count += 1
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)

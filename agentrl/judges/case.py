@@ -107,6 +107,8 @@ def verdict_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
 def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:
     """JSON schema of an object with exactly these fields."""
     return {
-        "type": "object", "properties": dict(properties), "required": list(properties),
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
         "additionalProperties": False,
-    }  # fmt: skip
+    }

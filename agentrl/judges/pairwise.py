@@ -158,9 +158,12 @@ def pairwise_of(
         ConfigError: an argument is wrong; names it.
     """
     values = {
-        "model": model, "standard": standard, "show": show, "with_label": with_label,
+        "model": model,
+        "standard": standard,
+        "show": show,
+        "with_label": with_label,
         "max_chars": max_chars,
-    }  # fmt: skip
+    }
     return _pairwise_of(values)
 
 

@@ -202,9 +202,12 @@ def rubric_of(
         ConfigError: an argument is wrong; names it.
     """
     values = {
-        "model": model, "criteria": criteria, "show": show, "with_label": with_label,
+        "model": model,
+        "criteria": criteria,
+        "show": show,
+        "with_label": with_label,
         "max_chars": max_chars,
-    }  # fmt: skip
+    }
     return _rubric_of(values)
 
 

@@ -300,6 +300,13 @@ FIT: tuple[MetricName, ...] = (
 """Those of `agentrl fit`, which no run of RL logs."""
 
 CATALOG: tuple[MetricName, ...] = (
-    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL, *FIT,
-)  # fmt: skip
+    *_ROLLOUT,
+    *_REWARD,
+    *_BATCH,
+    *_TRAIN,
+    *_SAMPLER,
+    *_MACHINE,
+    *_EVAL,
+    *FIT,
+)
 """The catalog, in the order of a step."""

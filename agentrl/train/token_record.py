@@ -173,8 +173,11 @@ class TokenRecorder:
             self._warned = True
             logger.warning(
                 "trained tokens are not recorded, training goes on (later failures are counted as "
-                "%s and not told again): %s: %s", FAILURES, type(error).__name__, error,
-            )  # fmt: skip
+                "%s and not told again): %s: %s",
+                FAILURES,
+                type(error).__name__,
+                error,
+            )
 
     def _note(self, micro: MicroBatch, numbers: TokenNumbers) -> None:
         final = [self._last.get(key) == self._update for key in micro.rows]

@@ -84,16 +84,25 @@ def _trusted(
     from_env: bool = False,
 ) -> TerminationRule:
     return TerminationRule(
-        reward_trusted=True, in_baseline=True, in_loss=True, truncated=truncated,
-        from_env=from_env, mark=mark, meaning=meaning,
-    )  # fmt: skip
+        reward_trusted=True,
+        in_baseline=True,
+        in_loss=True,
+        truncated=truncated,
+        from_env=from_env,
+        mark=mark,
+        meaning=meaning,
+    )
 
 
 def _dropped(meaning: str, *, retried: bool = False) -> TerminationRule:
     return TerminationRule(
-        reward_trusted=False, in_baseline=False, in_loss=False, retried=retried,
-        mark="fault", meaning=meaning,
-    )  # fmt: skip
+        reward_trusted=False,
+        in_baseline=False,
+        in_loss=False,
+        retried=retried,
+        mark="fault",
+        meaning=meaning,
+    )
 
 
 TERMINATION_RULES: Mapping[Termination, TerminationRule] = {

@@ -156,9 +156,11 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
             continue  # run by the provider; there is nothing here that could
         function = object_in(entry.get("function"), f"{where}.function")
         yield function_tool(
-            function.get("name"), function.get("description"), function.get("parameters"),
+            function.get("name"),
+            function.get("description"),
+            function.get("parameters"),
             f"{where}.function",
-        )  # fmt: skip
+        )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -178,9 +178,12 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
         if object_in(entry, where).get("type") not in (None, "custom"):
             continue  # run by the provider; there is nothing here that could
         yield function_tool(
-            entry.get("name"), entry.get("description"), entry.get("input_schema"), where,
+            entry.get("name"),
+            entry.get("description"),
+            entry.get("input_schema"),
+            where,
             schema_field="input_schema",
-        )  # fmt: skip
+        )
 
 
 def _blocks(answer: TurnAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -138,9 +138,10 @@ def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
         )
     elif kind != "reasoning":
         raise wrong(
-            f"{where}.type", kind, "'message', 'function_call', 'function_call_output' or "
-            "'reasoning'",
-        )  # fmt: skip
+            f"{where}.type",
+            kind,
+            "'message', 'function_call', 'function_call_output' or 'reasoning'",
+        )
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

@@ -110,11 +110,11 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     shelf = rows.shelf(kind, step)
     index = rows_of(chosen(shelf.index, group_id=group))
     if not index:
-        raise RunError(f"step {step} of {kind} has no group {group!r}; open the step to see those "
-                       "it has")  # fmt: skip
+        raise RunError(
+            f"step {step} of {kind} has no group {group!r}; open the step to see those it has"
+        )
     sampled = action_tokens(rows, shelf)
-    columns = ["turns", "termination_detail", "reward_parts", "explanation",
-               "response_ids"]  # fmt: skip
+    columns = ["turns", "termination_detail", "reward_parts", "explanation", "response_ids"]
     order = sorted(row["row"] for row in index)
     table = rows.read(shelf, order, columns)
     ids = _token_lists(table)

@@ -168,8 +168,10 @@ def _dashboard(history: History) -> list[dict[str, Any]]:
                 stood_for = name.removeprefix(fixed[0]).removesuffix(fixed[-1])
                 record |= {"metric": shown(name), "label": f"{band.label}: {shown(stood_for)}"}
                 if band.metric == HELD_OUT.metric and stood_for not in untrained:
-                    record |= {"label": f"Score on training tasks: {shown(stood_for)}",
-                               "what": _ON_TRAINING_TASKS}  # fmt: skip
+                    record |= {
+                        "label": f"Score on training tasks: {shown(stood_for)}",
+                        "what": _ON_TRAINING_TASKS,
+                    }
             found.append(record)
     return found
 

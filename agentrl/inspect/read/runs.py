@@ -57,8 +57,10 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
     for root in roots:
         if not root.is_dir():
             what = "is not a directory" if root.exists() else "does not exist"
-            raise RunError(f"{printable(str(root))} {what}; expected a run directory, or a folder "
-                           "of them, as in runs/")  # fmt: skip
+            raise RunError(
+                f"{printable(str(root))} {what}; expected a run directory, or a folder "
+                "of them, as in runs/"
+            )
         top = root.resolve()
         for path in _below(top, _DEPTH):
             if len(found) < _MOST_RUNS:

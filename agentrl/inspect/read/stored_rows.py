@@ -127,8 +127,10 @@ class StoredRows:
                 return shelf
         steps = self.steps(kind)
         if not steps:
-            raise RunError(f"kind {kind!r} has no trajectories here; valid: "
-                           f"{', '.join(self.kinds()) or '(none yet)'}")  # fmt: skip
+            raise RunError(
+                f"kind {kind!r} has no trajectories here; valid: "
+                f"{', '.join(self.kinds()) or '(none yet)'}"
+            )
         raise RunError(
             f"step {step} of {kind} has no trajectories that can be read; there are "
             f"{len(steps)} steps from {steps[0]} to {steps[-1]}"

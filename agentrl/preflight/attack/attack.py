@@ -69,8 +69,10 @@ class AttackedTask:
     def filled(self, text: str) -> str:
         """A text with its places filled: the prompt, the mark, the file that nobody can reach."""
         for place, value in (
-            ("{prompt}", self.prompt), ("{mark}", self.mark), ("{reached}", self.reached)
-        ):  # fmt: skip
+            ("{prompt}", self.prompt),
+            ("{mark}", self.mark),
+            ("{reached}", self.reached),
+        ):
             text = text.replace(place, value)
         return text
 

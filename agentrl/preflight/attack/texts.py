@@ -150,8 +150,13 @@ def text_attacks() -> list[Attack]:
             "<tool_call>" + "[" * 5000,
         )
     )
-    made.append(Attack(name="calls tools that there are not", aim=AttackClass.INFRASTRUCTURE,
-                       episodes=_strange_calls))  # fmt: skip
+    made.append(
+        Attack(
+            name="calls tools that there are not",
+            aim=AttackClass.INFRASTRUCTURE,
+            episodes=_strange_calls,
+        )
+    )
     made += [call_attack(AttackClass.INFRASTRUCTURE, name, v) for name, v in EXTREMES.items()]
     made += [
         call_attack(AttackClass.FREEZE, f"{name} by a tool", {"": asked})

@@ -103,9 +103,11 @@ def answer_texts(task: Task, solution: object = None) -> list[str]:
         ['42']
     """
     label = task.label
-    values = [label] if not isinstance(label, Mapping) else [
-        value for key, value in label.items() if str(key).casefold() in _KEYS
-    ]  # fmt: skip
+    values = (
+        [label]
+        if not isinstance(label, Mapping)
+        else [value for key, value in label.items() if str(key).casefold() in _KEYS]
+    )
     texts = [
         str(value).strip()
         for value in values

@@ -121,13 +121,24 @@ async def score_policy(
     check_parts(config, base=base, model_path=model_path)
     await stop.guard(require_engines(config, model_path=model_path))
     opened = open_policy(
-        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note,
+        config,
+        base=base,
+        model_path=model_path,
+        logs=out / "logs",
+        note=progress.note,
         images=out / "images",
-    )  # fmt: skip
+    )
     return await _score(
-        config, opened, lambda policy: None, at_once=in_flight(config), base=base, out=out,
-        step=step, progress=progress, stop=stop,
-    )  # fmt: skip
+        config,
+        opened,
+        lambda policy: None,
+        at_once=in_flight(config),
+        base=base,
+        out=out,
+        step=step,
+        progress=progress,
+        stop=stop,
+    )
 
 
 async def evaluate_api(
@@ -158,10 +169,16 @@ async def evaluate_api(
         check_parts(config, base=base)
         opened = open_api_policy(config, settings, base=base, native_tools=native_tools)
         scores = await _score(
-            config, opened, lambda policy: used.append(policy.use),
-            at_once=2 * settings.max_in_flight, base=base, out=out, step=0, progress=progress,
+            config,
+            opened,
+            lambda policy: used.append(policy.use),
+            at_once=2 * settings.max_in_flight,
+            base=base,
+            out=out,
+            step=0,
+            progress=progress,
             stop=stop,
-        )  # fmt: skip
+        )
     write_evaluation(out, policy=settings.model, scores=scores, use=used[0])
     return scores, used[0]
 

@@ -89,9 +89,13 @@ class GroupSender(StreamingSender):
         assert self._store is not None
         if self._group is None:
             self._group = Group(
-                self._store, rank=0, size=self._size, kind=self._kind, address=self._address,
+                self._store,
+                rank=0,
+                size=self._size,
+                kind=self._kind,
+                address=self._address,
                 timeout_s=self._timeout_s,
-            )  # fmt: skip
+            )
             self._buffers = self._group.make_buffers(self._bucket_bytes)
         return self._group
 

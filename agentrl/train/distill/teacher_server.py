@@ -158,9 +158,14 @@ class TeacherServer:
 
         def read(answer: Any) -> TeacherRow:
             return read_row(
-                answer, ids, prompt_length, mask_R,
-                top_k=self._top_k, vocabulary=self._vocabulary, what=what,
-            )  # fmt: skip
+                answer,
+                ids,
+                prompt_length,
+                mask_R,
+                top_k=self._top_k,
+                vocabulary=self._vocabulary,
+                what=what,
+            )
 
         return await self._served.read("/v1/completions", body, read, largest=LARGEST_ANSWER)
 

@@ -96,9 +96,16 @@ class ServedUser(User):
             }
         ]
         settings = ServedSettings(
-            url=url, model=model, api_key_env=api_key_env, temperature=temperature, seed=seed,
-            timeout_s=_TIMEOUT_S, tries=_TRIES, max_tokens=0, max_in_flight=_IN_FLIGHT,
-        )  # fmt: skip
+            url=url,
+            model=model,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            seed=seed,
+            timeout_s=_TIMEOUT_S,
+            tries=_TRIES,
+            max_tokens=0,
+            max_in_flight=_IN_FLIGHT,
+        )
         self._model = ServedModel(settings, where="Tau2Task user")
 
     async def reply(self, said: str, *, acted: bool) -> str | None:

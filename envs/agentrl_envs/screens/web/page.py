@@ -135,9 +135,12 @@ class WebPage:
                 await self.key("Enter")
                 continue
             await self._call(
-                "Input.dispatchKeyEvent", type="keyDown", key=letter, text=letter,
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                key=letter,
+                text=letter,
                 unmodifiedText=letter,
-            )  # fmt: skip
+            )
             await self._call("Input.dispatchKeyEvent", type="keyUp", key=letter)
 
     async def key(self, name: str) -> None:

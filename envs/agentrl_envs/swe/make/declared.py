@@ -90,8 +90,13 @@ def _groups(sdist: Sdist) -> list[str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError):
         return []
     named = [groups.get(name) for name in _TEST_EXTRAS] if isinstance(groups, dict) else []
-    return [text for group in named if isinstance(group, list) for text in group
-            if isinstance(text, str)]  # fmt: skip
+    return [
+        text
+        for group in named
+        if isinstance(group, list)
+        for text in group
+        if isinstance(text, str)
+    ]
 
 
 def _of_setuptools(sdist: Sdist) -> Iterator[str]:

@@ -48,9 +48,14 @@ class Workshop:
     """The parts that all libraries of a run share: index, sandboxes, test environment."""
 
     def __init__(
-        self, *, index: Index, runner: SuiteRunner, environment: Environment, notes: Path,
+        self,
+        *,
+        index: Index,
+        runner: SuiteRunner,
+        environment: Environment,
+        notes: Path,
         rules: Rules,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keep findings in the folder `notes`."""
         self.index = index
         self.runner = runner
