@@ -108,7 +108,7 @@ def test_what_runs_outside_of_a_sandbox_is_known_though_nothing_of_it_is_shown()
 
 def test_a_call_that_blocks_holds_up_the_loop_though_it_computes_nothing() -> None:
     """Fails if the time of the processor alone is measured."""
-    (result,) = run_attacks(plan("Sleeps", names=("claims success",), hold_s=0.5))
+    (result,) = run_attacks(plan("Sleeps", names=("claims success",), hold_s=0.2))
     assert result.count(AttackVerdict.FROZE)
 
 
