@@ -149,7 +149,7 @@ class Engine(ABC):
     name: str
     """Unique among the engines behind one balancer."""
     reports_cached: bool = False
-    """Whether it keeps prefixes and says in `Generation.cached_tokens` how much of them it found.
+    """Whether it keeps prefixes and counts in `Generation.cached_tokens` how much of them it found.
     Where not, 0 of them may also mean that nothing is known."""
 
     @abstractmethod

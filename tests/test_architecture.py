@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -119,7 +119,17 @@ class SourceFacts:
     docstrings: tuple[tuple[int, str], ...]
     """Line and docstring of what is public."""
     first_lines: tuple[tuple[int, str], ...]
-    """Line and first line of each docstring, of what is private too."""
+    """Line and first line of each docstring: of what is private and of fields too."""
+
+
+def first_lines(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and first line of every text that stands as a statement, as docstrings do."""
+    for node in nodes:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if text.strip():
+                yield node.lineno, text.strip().splitlines()[0]
+            case _:
+                pass
 
 
 @cache
@@ -138,12 +148,7 @@ def facts_of(path: Path) -> SourceFacts:
             and node.func.id == "print"
         ),
         docstrings=tuple(public_docstrings(tree)),
-        first_lines=tuple(
-            (getattr(node, "lineno", 1), text.splitlines()[0])
-            for node in nodes
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and (text := ast.get_docstring(node))
-        ),
+        first_lines=tuple(first_lines(nodes)),
     )
 
 

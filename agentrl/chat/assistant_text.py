@@ -39,7 +39,7 @@ class TurnWriter:
         self._openers = [codec.special_text(token) for token in boundaries.openers.values()]
         self._lead = boundaries.lead
         self._thinks = _OPEN in boundaries.lead
-        """Whether the template puts an empty thought before what was said without one."""
+        """Whether the template puts an empty thought before a message without one."""
         prefilled = boundaries.generation.rstrip().endswith(_OPEN)
         self._begun = boundaries.generation.rpartition(_OPEN)[2] if prefilled else None
         """What the generation prompt has behind `<think>`; None where it opens no such block."""

@@ -38,7 +38,7 @@ class RenamedKey:
     defaults: tuple[Any, ...] = ()
     """Values of a removed key that change nothing; a run that had another gets a message."""
     form: str = ""
-    """What to write where a value alone does not say it, as a sentence without its end."""
+    """What to write where a value alone is not enough, as a sentence without its end."""
 
 
 def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:

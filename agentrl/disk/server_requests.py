@@ -27,7 +27,7 @@ from agentrl.machine.files import write_whole
 LOOK_S = 0.2
 """Seconds between two looks for the answer."""
 ANSWER_S = 300.0
-"""Seconds until a command says that no answer came: a server may be loading weights first."""
+"""Seconds until a command reports that no answer came: a server may be loading weights first."""
 
 
 class ServerAction(StrEnum):
@@ -36,7 +36,7 @@ class ServerAction(StrEnum):
     ADD = "add-server"
     """Take another server."""
     REMOVE = "remove-server"
-    """Let one go, once its turns have ended."""
+    """Release one, once its turns have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class FitUpdate:
     trained: PackedBatch
     """Rows with a loss."""
     measured: PackedBatch | None = None
-    """Rows that are asked first for what the loss says of the update; None where those are the
+    """Rows that are asked first for what the loss needs of the update; None where those are the
     trained ones, or none are needed."""
 
 

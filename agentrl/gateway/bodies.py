@@ -38,7 +38,7 @@ class Body(NamedTuple):
     """One body that was read."""
 
     value: Any
-    """What the JSON says. Values may be those of an earlier body, so nothing is changed in them."""
+    """The parsed JSON. Values may be those of an earlier body, so nothing is changed in them."""
     digest: bytes
     """The same for the same bytes at the same path."""
 

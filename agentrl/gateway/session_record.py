@@ -31,7 +31,7 @@ class SessionRecord:
     def __init__(self, *, side_calls: SideCalls) -> None:
         """Begin with nothing; `side_calls` chooses which of it become rows."""
         self.tree = MessageTree()
-        """Everything said in it."""
+        """All messages of the session."""
         self.counts: Counter[str] = Counter()
         """Retries, token counts and refused requests of it, by name."""
         self._side_calls = side_calls

@@ -108,7 +108,7 @@ class Evidence:
     rollout_ids: tuple[str, ...] = ()
     """Rollouts that show it."""
     dating: Dating = Dating.NOTICED
-    """How it says since when; the first piece that does decides for the verdict."""
+    """How it dates the start; the first piece that does decides for the verdict."""
     sound_step: int | None = None
     """The last step looked at that was still sound, where only some steps are looked at: it began
     after this one and no later than `first_step`."""

@@ -34,7 +34,7 @@ from agentrl.types.finding import Finding, fail
 _END_S = 5.0
 """For checks that were asked to end, to close their sandboxes."""
 _MARGIN_S = 5.0
-"""For the other process, to end a check in time itself, unless a caller says otherwise."""
+"""For the other process, to end a check in time itself, unless a caller sets another limit."""
 _TICK_S = 0.2
 _CHECKS = "agentrl.preflight.runner:serve"
 _GIB = 2**30

@@ -43,7 +43,7 @@ class WireTurn:
     text: str
     """Its words."""
     thought: str
-    """What was thought before them; empty where the server does not say."""
+    """What was thought before them; empty where the server does not report it."""
     calls: tuple[WireCall, ...]
     """Its calls."""
     truncated: bool
@@ -55,9 +55,9 @@ class TokenCounts:
     """Tokens of one response, as the server counts them."""
 
     prompt: int | None
-    """Tokens read; None where it does not say."""
+    """Tokens read; None where it does not report them."""
     completion: int | None
-    """Tokens written; None where it does not say."""
+    """Tokens written; None where it does not report them."""
 
 
 def openai_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

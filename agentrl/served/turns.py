@@ -37,9 +37,9 @@ class ServedTurn:
     truncated: bool
     """Whether it ended at its token limit."""
     prompt_tokens: int
-    """Tokens before it; 0 where the server does not say."""
+    """Tokens before it; 0 where the server does not report them."""
     sampled_tokens: int
-    """Tokens of it; 0 where the server does not say."""
+    """Tokens of it; 0 where the server does not report them."""
 
 
 def turn_body(

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 STAGE_LIMIT_S = 600.0
 """Seconds that a sync waits for engines to take weights beside those they sample with."""
 PAUSE_LIMIT_S = 600.0
-"""Seconds to pause or resume for engines of which nothing else is said."""
+"""Seconds to pause or resume for engines that set no limit of their own."""
 LOAD_LIMIT_S = RECOVER_LIMIT_S
 """Seconds to take new weights while paused: as long as an engine has that catches up by itself."""
 Act = Callable[[Engine], Awaitable[None]]

@@ -154,7 +154,7 @@ class RewardHead:
     dtype: Literal["bfloat16", "float32"]
     """Arithmetic: bfloat16 where it was saved so, else float32."""
     context: int | None
-    """Most tokens of a row; None where the model does not say."""
+    """Most tokens of a row; None where the model names no limit."""
     vocabulary: int
     """Number of token ids that the model reads."""
 

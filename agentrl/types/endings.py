@@ -170,7 +170,7 @@ class ToolStatus(StrEnum):
     MALFORMED = "malformed"
     """The call could not be parsed; the tool did not run."""
     OVER_CAP = "over_cap"
-    """Beyond `max_parallel_calls`; the tool did not run and the result says so."""
+    """Beyond `max_parallel_calls`; the tool did not run and the result reports it."""
     TIMEOUT = "timeout"
     """The tool ran past its time limit."""
 

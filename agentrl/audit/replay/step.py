@@ -48,7 +48,7 @@ class ReplayReport:
     agreements: tuple[Agreement, ...]
     """Agreements in the order in which a step computes them."""
     trained: bool
-    """Whether the trainer ran; else `weights` says why not."""
+    """Whether the trainer ran; else `weights` explains why not."""
     failure: str = ""
     """Error of the trainer, if the step failed."""
 

@@ -32,7 +32,7 @@ class RewardInputs:
     """
 
     chosen_PO: Tensor
-    """[P, O] What the head says of the chosen answer, with gradient: the reward (`bt`, O = 1), or
+    """[P, O] Outputs of the head for the chosen answer, with gradient: the reward (`bt`, O = 1), or
     mean and deviation before `purm_deviation` (`purm`, O = 2)."""
     rejected_PO: Tensor
     """[P, O] The same of the rejected answer."""

@@ -24,7 +24,7 @@ _MANY = 0.1
 NO_RISE = 0.02
 """A share that rises by less than this for certain does not rise."""
 _FEW = 10
-"""Fewer paid answers than this at either end say nothing of their share."""
+"""Fewer paid answers than this at either end prove nothing of their share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class Shelf:
     parts: tuple[ShelfPart, ...]
     """Files of the step, in the order of its rows: one for each rank that stored a part of it."""
     kind: str
-    """`train` or `eval/NAME`, as its folder says."""
+    """`train` or `eval/NAME`, read from its folder."""
     step: int
     """Step in the names of its files."""
     index: pa.Table

@@ -28,7 +28,7 @@ from agentrl.inspect.terminal.lines import Lines
 _READS = 3
 """Threads that read for one screen; the answers of all but the newest are lost."""
 _PATIENCE_S = 0.2
-"""A screen that is not there after so long says that it is being read."""
+"""A screen that is not there after so long shows that it is being read."""
 
 
 class Arrived(Message):

@@ -33,7 +33,7 @@ class AttackClass(StrEnum):
     INFRASTRUCTURE = "become infrastructure"
     """Fail in a way that is taken for a failure of ours, so that the reward is dropped."""
     SPECIAL_CASE = "special-case"
-    """Say the same whatever is asked."""
+    """Answer the same whatever is asked."""
     LEAK = "leak between turns"
     """Keep something from one turn or rollout for the next."""
 
@@ -100,7 +100,7 @@ class Attack:
     aim: AttackClass
     """Class of the attack."""
     episodes: Callable[[AttackedTask], Iterable[Solution]]
-    """Whole episodes of it on one task, in order. Turns that a rollout ended before are said in
+    """Whole episodes of it on one task, in order. Turns that a rollout ended before are sent in
     another one, if they are words."""
     leaks: bool = False
     """Whether the mark in something that the model is shown means that the attack got through."""

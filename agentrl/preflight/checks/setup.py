@@ -29,7 +29,7 @@ PROMPTS = 256
 _CRITIC_ROLLOUTS = 64
 """Rollouts of a step that a critic needs for a target that holds still."""
 _EVAL_TASKS = (50, 200)
-"""Held-out prompts: fewer say little, more cost time."""
+"""Held-out prompts: fewer show little, more cost time."""
 _EVAL_EVERY = (50, 100)
 """Steps between two evaluations."""
 _RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")

@@ -33,7 +33,7 @@ class HistoryPlacer:
     """Places the histories of one rollout."""
 
     tree: MessageTree
-    """Everything said in the rollout."""
+    """All messages of the rollout."""
     chat: ChatFormat
     """Writes what is new."""
     long_texts: LongTexts

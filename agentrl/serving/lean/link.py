@@ -111,7 +111,7 @@ class LeanLink(asyncio.Protocol):
         self._beats = 0
         self._silent_beats = 0
         self.version = -1
-        """The weights of the engine, as the server last said; from the handshake on."""
+        """The weights of the engine, as last received from the server; from the handshake on."""
 
     # -- requests ---------------------------------------------------------------------------
 

@@ -276,7 +276,7 @@ def _environment(command: ServerCommand) -> dict[str, str]:
 
 
 _CAUSE = re.compile(r"(\w+\.)*\w*(Error|Exception|error)\b.*:")
-"""The line of a traceback that says what happened."""
+"""The line of a traceback that names what happened."""
 _STAGES = (
     ("vLLM API server version", "reading options"),
     ("Initializing a V1 LLM engine", "starting its engine"),

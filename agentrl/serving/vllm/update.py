@@ -41,7 +41,7 @@ _NO_TRANSFER = "Weight transfer not configured"
 _UNFIT = re.compile(
     r"weights have no place in|got no weight|does not fit the model: (AssertionError|ValueError)"
 )
-"""What `sync.vllm.receiver` says of weights whose names or shapes are not those of its model."""
+"""Words of `sync.vllm.receiver` for weights whose names or shapes are not those of its model."""
 _STILL_OPEN = "already active"
 
 

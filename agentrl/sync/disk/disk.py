@@ -32,7 +32,7 @@ from agentrl.sync.wire.checksum import WeightDigest, check_all
 from agentrl.sync.wire.patches import PatchBase, PatchDecoder, PatchEncoder
 
 OWNER = "owner.json"
-"""Says whose folder it is."""
+"""Names whose folder it is."""
 KEPT = 2
 """Versions that can be taken at any time."""
 

@@ -41,7 +41,7 @@ _HOPELESS = frozenset({"E101", "E205", "E206"})
 """After these every further episode would only fail, or wait, in the same way."""
 
 Solo = Mapping[tuple[int, str], tuple[str, ...]]
-"""What an episode alone showed, by the task's index and the text said every turn."""
+"""What an episode alone showed, by the task's index and the text sent every turn."""
 
 
 async def check_env(

@@ -50,7 +50,7 @@ class Tokenized:
     ids: list[int]
     """Ids of the text."""
     context: int | None
-    """Most tokens of a sequence there; None where it does not say."""
+    """Most tokens of a sequence there; None where it does not report it."""
 
 
 class TeacherServer:

@@ -52,7 +52,7 @@ _ITEM = re.compile(r"^[ \t]*+(\d{1,3})[.)][ \t]", re.MULTILINE)
 MOST_NUMBERS = 100
 """Different numbers in a message that gives an answer; one with more is a list, and gives none."""
 MOST_GUESSED = 20
-"""Different numbers an agent may say, in all its messages, that are in nothing that it read: sums
+"""Different numbers an agent may write, in all its messages, that are in nothing that it read: sums
 and counts, not a list of all there are. No task asks for more than seven answers."""
 
 

@@ -25,7 +25,7 @@ class Command:
     spare_leaders = 0
     """How many leaders may come after this one while it runs; see `limit`."""
     reports_program = False
-    """Whether the leader says first which process the program is."""
+    """Whether the leader reports first which process the program is."""
 
     def __init__(self, ident: int, request: dict[str, Any], keep: int) -> None:
         self.ident = ident

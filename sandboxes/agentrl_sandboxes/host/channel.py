@@ -71,7 +71,7 @@ _VERSION = (sys.implementation.name, *sys.version_info[:2])
 _STREAMED = (wire.OUTPUT, wire.CARRIED, wire.RESULT)
 MAX_ANSWER = 2**30
 MAX_READY = 2**20
-"""Bytes of what a supervisor may say of itself; variables and mount points are a few thousand."""
+"""Bytes of a supervisor's description of itself; variables and mount points are a few thousand."""
 
 
 class EndedOutside(ConnectionError):

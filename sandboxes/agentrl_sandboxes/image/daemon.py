@@ -20,7 +20,7 @@ HOST = "http://docker"
 """Stands where an address has a host; the connector knows the real one."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SILENCE_S = 300.0
-"""How long the daemon may say nothing while it imports or builds."""
+"""How long the daemon may stay silent while it imports or builds."""
 
 
 class Daemon:

@@ -31,7 +31,7 @@ from agentrl.inspect.read.task_scores import mean_by
 from agentrl.types import Termination
 
 ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
-"""Name of an exception in what a grader says."""
+"""Name of an exception in a grader's words."""
 RAISED = "the answer raised an error"
 _BROKEN = "the last tool call not parsed or broken"
 _WRONG = "a wrong answer, no error"

@@ -82,7 +82,7 @@ class PaidRun:
     """Wrong answers that a run has paid for."""
 
     counts: PaidWrong | None
-    """None where the score is the reward, or one of them says nothing."""
+    """None where the score is the reward, or one of them carries no information."""
     evals: tuple[PaidEval, ...]
     """Counts of each evaluation whose reward is another number than its score."""
     example: dict[str, Any] | None

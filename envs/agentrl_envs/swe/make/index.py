@@ -46,7 +46,7 @@ class Release:
     sha256: str
     """Hash as the index gives it; empty where it gives none."""
     uploaded: str
-    """ISO 8601; empty where the index does not say."""
+    """ISO 8601; empty where the index does not name it."""
 
     def provenance(self, prefix: str = "") -> dict[str, str]:
         """As it stands in a record."""

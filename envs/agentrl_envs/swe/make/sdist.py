@@ -41,7 +41,7 @@ class Sdist:
     metadata: str
     """Text of its PKG-INFO; empty without one."""
     license: str
-    """SPDX id, or what the metadata says; empty if nothing does."""
+    """SPDX id, or the text of the metadata; empty if there is none."""
     license_file: str
     """Path of the licence's text; empty if there is none."""
 

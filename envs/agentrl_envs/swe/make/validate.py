@@ -47,9 +47,9 @@ class TaskFinding:
     of: int
     """Number of tasks."""
     disagreements: tuple[str, ...]
-    """What is not as the task says, in every look; empty if all is."""
+    """What differs from the task in every look; empty if nothing does."""
     flips: tuple[str, ...] = ()
-    """Tests that were as the task says in some looks only, sorted."""
+    """Tests that agreed with the task in some looks only, sorted."""
 
 
 async def validate_tasks(

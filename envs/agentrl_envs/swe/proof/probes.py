@@ -65,7 +65,7 @@ class ProbeFile:
     source: str
     """To be put in place of the file."""
     probes: dict[str, ValueProbe]
-    """By what a value is said with, less its case and count."""
+    """By the words a value is reported with, less its case and count."""
     names: frozenset[str]
     """Test functions, variants included, to be run."""
 

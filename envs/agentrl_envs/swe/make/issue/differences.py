@@ -18,7 +18,7 @@ class Contrast:
     titles: tuple[str, ...]
     """What the subject does, as the rest of a sentence that begins with it."""
     notes: tuple[str, ...] = ()
-    """Sentences that say more; any or none of them."""
+    """Sentences that add more; any or none of them."""
 
 
 def difference(actual: Effect, expected: Effect) -> Contrast:

@@ -64,7 +64,7 @@ class Story:
     missing: bool = False
     """Whether a feature is not there, rather than wrong."""
     manual: str = ""
-    """What the library's documentation says of it, where the copy no longer does."""
+    """The library's documentation of it, where the copy no longer has it."""
 
 
 def written(story: Story, seed: str) -> str:
