@@ -42,7 +42,7 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/sync/weight_sync.py
 	$(BIN)/python benchmarks/sync/weight_fanout.py
 	$(BIN)/python benchmarks/asynchrony.py
-	$(BIN)/python benchmarks/sticky_sessions.py
+	$(BIN)/python benchmarks/serving/sticky_sessions.py
 	$(BIN)/python benchmarks/inspector.py
 	$(BIN)/python benchmarks/health/detectors.py
 	$(BIN)/python benchmarks/health/planted_faults.py

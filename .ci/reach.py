@@ -214,6 +214,7 @@ class Project:
     def _closure(self, start: Iterable[str]) -> set[str]:
         found: set[str] = set()
         plugins: set[str] = set()
+        loaded: set[str] = set()
         todo = list(start)
         while todo:
             file = todo.pop()
@@ -225,10 +226,12 @@ class Project:
                 own = self._plugins(file)
                 plugins |= own
                 names = names - own
+                # Pytest loads a plug-in for every test; what it imports, for those who use it.
+                loaded |= own
             todo += names - found
             if not todo:
                 todo = [plugin for plugin in plugins - found if self._uses(found, plugin)]
-        return found
+        return found | loaded
 
     def _plugins(self, conftest: str) -> frozenset[str]:
         """Files that a conftest names in `pytest_plugins`."""

@@ -31,11 +31,11 @@ class TurnClock(Protocol):
     """
 
     def hold(self) -> None:
-        """Let no time pass until `release`."""
+        """Stop the clock until `release`."""
         ...
 
     def release(self) -> None:
-        """Let time pass again, once every `hold` has been released."""
+        """Start the clock again, once every `hold` has been released."""
         ...
 
 
@@ -106,7 +106,7 @@ class Generator(Protocol):
         ...
 
     async def end_session(self, session_id: str) -> None:
-        """Say that no more turns of this session will come. Unknown sessions are ignored."""
+        """Announce that no more turns of this session will come. Unknown sessions are ignored."""
         ...
 
 
@@ -130,7 +130,7 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTicket:
-    """Says which weights to take and where they lie. Small, and serialisable as JSON."""
+    """Names which weights to take and where they lie. Small, and serialisable as JSON."""
 
     backend: str
     """Who moves them: `inprocess`, `shm`, `disk`, `collective`, ..."""
@@ -149,7 +149,7 @@ class Engine(ABC):
     name: str
     """Unique among the engines behind one balancer."""
     reports_cached: bool = False
-    """Whether it keeps prefixes and says in `Generation.cached_tokens` how much of them it found.
+    """Whether it keeps prefixes and counts in `Generation.cached_tokens` how much of them it found.
     Where not, 0 of them may also mean that nothing is known."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class Engine(ABC):
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """Do what `Generator.generate` says."""
+        """Sample one turn; see `Generator.generate`."""
 
     async def end_session(self, session_id: str) -> None:  # noqa: B027 - optional by design
         """Release what is cached for the session."""

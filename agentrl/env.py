@@ -55,7 +55,7 @@ class Action:
     truncated: bool = False
     """Whether the turn was truncated at its token limit."""
     last: bool = False
-    """Whether the loop ends after this step whatever `done` says; grade what there is. Where only
+    """Whether the loop ends after this step whatever `done` is; grade what there is. Where only
     the context is full (`context_left`), a shorter `StepResult.history` goes on instead."""
     context_left: int = 0
     """Tokens that the context has left after the results of this turn and beyond the shortest
@@ -78,7 +78,7 @@ class StepResult:
     rewards: float = 0.0
     """Reward of this turn; the rewards of all turns are summed."""
     environment_feedback: str | tuple[Message, ...] = ""
-    """What the model sees next; empty with `done`, or when tool results say it all."""
+    """What the model sees next; empty with `done`, or when tool results are enough."""
     done: bool = False
     """Whether the episode is over."""
     scores: float | None = None
@@ -142,7 +142,7 @@ class EnvContext:
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`env.args` of the config, for environments that do not take them in their constructor."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """How turns are sampled unless `StepResult.sampling_params` says otherwise."""
+    """How turns are sampled unless `StepResult.sampling_params` overrides it."""
 
 
 Solution = str | Sequence[str | ToolCall]

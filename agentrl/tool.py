@@ -89,7 +89,7 @@ class ToolSet(ABC):
 
     @abstractmethod
     async def open(self) -> Sequence[Tool]:
-        """Open it and say which tools there are; called once, before the first rollout.
+        """Open it and return which tools there are; called once, before the first rollout.
 
         Raises:
             ConfigError: it cannot be opened; says what was tried and what to do.

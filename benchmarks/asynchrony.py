@@ -45,7 +45,7 @@ from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics.sinks import MetricsLog
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.choose import make_run
-from agentrl.runtime.drivers.driver import make_driver_parts
+from agentrl.runtime.drivers.make_parts import make_driver_parts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -118,6 +118,18 @@ class SourceFacts:
     """Lines that call `print`."""
     docstrings: tuple[tuple[int, str], ...]
     """Line and docstring of what is public."""
+    first_lines: tuple[tuple[int, str], ...]
+    """Line and first line of each docstring: of what is private and of fields too."""
+
+
+def first_lines(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and first line of every text that stands as a statement, as docstrings do."""
+    for node in nodes:
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if text.strip():
+                yield node.lineno, text.strip().splitlines()[0]
+            case _:
+                pass
 
 
 @cache
@@ -136,6 +148,7 @@ def facts_of(path: Path) -> SourceFacts:
             and node.func.id == "print"
         ),
         docstrings=tuple(public_docstrings(tree)),
+        first_lines=tuple(first_lines(nodes)),
     )
 
 
@@ -250,6 +263,18 @@ def test_first_lines_of_docstrings_say_what_a_thing_is_or_does() -> None:
         for path in source_files()
         for line, text in facts_of(path).docstrings
         if text and (len((first := text.splitlines()[0]).split()) <= 3 or riddle.match(first))
+    ]
+    assert found == []
+
+
+def test_first_lines_of_docstrings_use_the_words_of_the_field() -> None:
+    # Fails if, for example, a method's docstring begins with "Let time pass"; it was tried.
+    vague = re.compile(r"\b(say|says|said|saying|let|lets|letting)\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {first}"
+        for path in source_files()
+        for line, first in facts_of(path).first_lines
+        if vague.search(first)
     ]
     assert found == []
 

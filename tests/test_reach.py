@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / ".ci"))
 
-import reach  # noqa: E402
+# Not by `sys.path`: children of tests inherit that, and `.ci/tests.py` would hide the package.
+_SPEC = importlib.util.spec_from_file_location("reach", ROOT / ".ci" / "reach.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+reach = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(reach)
 
 TEST = "tests/part/test_slow.py"
 FILES = {
@@ -60,7 +64,13 @@ FILES = {
 }
 REACHED = [
     *(TEST, "tests/part/fakes.py", "tests/part/table.json", "tests/part/late.py"),
-    *("tests/conftest.py", "agentrl/__init__.py", "agentrl/first.py", "agentrl/second/__init__.py"),
+    *(
+        "tests/conftest.py",
+        "tests/shared.py",
+        "agentrl/__init__.py",
+        "agentrl/first.py",
+        "agentrl/second/__init__.py",
+    ),
     *("agentrl/second/third.py", "agentrl/second/fourth.py", "agentrl/second/page/style.css"),
     *("agentrl/main.py", "agentrl/quoted.py", "agentrl/named/deep/one.py", "configs/a.yaml"),
     *("envs/agentrl_envs/__init__.py", "envs/agentrl_envs/code/__init__.py"),

@@ -275,7 +275,7 @@ def _with_values(
 
 
 def _asked(rows: Sequence[RowCredit], numbers: RowNumbers | None, name: str) -> FloatArray:
-    """[A] What a model said about the trained tokens of a rollout."""
+    """[A] A model's numbers for the trained tokens of a rollout."""
     if numbers is None:
         raise DataError(
             f"compute_credit: algorithm needs `{name}`, got None; ask the model for all rows first"

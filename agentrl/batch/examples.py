@@ -124,7 +124,7 @@ def likelihood_update(
     micro_batch_tokens: int,
     prefix_sharing: bool = True,
 ) -> PackedBatch:
-    """One update over the trained tokens of answers, weighted as `token_weight` says.
+    """One update over the trained tokens of answers, weighted by `token_weight`.
 
     Args:
         examples: of the whole update, over all ranks.
@@ -140,14 +140,21 @@ def likelihood_update(
     counts, rows = count(lengths, horizon=horizon), list[Row]()
     for example, length in zip(examples, lengths, strict=True):
         weight = token_weight(
-            mode, rollout_tokens=length, global_tokens=counts.global_tokens,
-            global_sequences=counts.global_sequences, horizon=horizon,
-        )  # fmt: skip
+            mode,
+            rollout_tokens=length,
+            global_tokens=counts.global_tokens,
+            global_sequences=counts.global_sequences,
+            horizon=horizon,
+        )
         rows += _likelihood_rows(example, weight * example.weight)
     return _packed(
-        examples, rows, counts.global_tokens, horizon=horizon,
-        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
-    )  # fmt: skip
+        examples,
+        rows,
+        counts.global_tokens,
+        horizon=horizon,
+        micro_batch_tokens=micro_batch_tokens,
+        prefix_sharing=prefix_sharing,
+    )
 
 
 def pair_update(
@@ -167,9 +174,13 @@ def pair_update(
     ]
     tokens = sum(answer.trained for example in examples for answer in example.answers)
     return _packed(
-        examples, rows, tokens, horizon=1,
-        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
-    )  # fmt: skip
+        examples,
+        rows,
+        tokens,
+        horizon=1,
+        micro_batch_tokens=micro_batch_tokens,
+        prefix_sharing=prefix_sharing,
+    )
 
 
 def score_update(
@@ -186,9 +197,13 @@ def score_update(
     pairs = len(examples)
     rows = [row for e in examples for row in score_rows_of(e, e.weight / pairs)]
     return _packed(
-        examples, rows, len(rows), horizon=1,
-        micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
-    )  # fmt: skip
+        examples,
+        rows,
+        len(rows),
+        horizon=1,
+        micro_batch_tokens=micro_batch_tokens,
+        prefix_sharing=prefix_sharing,
+    )
 
 
 def score_key(index: int) -> RowKey:
@@ -294,9 +309,11 @@ def _packed(
     if doubled:
         raise DataError(f"example {doubled[0]!r} is twice in one update; ids must be unique")
     micros = pack_rows(
-        rows, micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+        rows,
+        micro_batch_tokens=micro_batch_tokens,
+        prefix_sharing=prefix_sharing,
         whole_rollouts=True,
-    )  # fmt: skip
+    )
     return PackedBatch(
         micro_batches=micros,
         global_tokens=tokens,

@@ -163,3 +163,9 @@ def _shares(parts: Mapping[TokenUse, int], without: TokenUse) -> dict[TokenUse, 
     if not total:
         return {without: 1.0}
     return {use: count / total for use, count in parts.items()}
+
+
+def note_aborted(bag: MetricBag, *, tokens: int, seconds: float) -> None:
+    """Add the cost of cancelled groups, which are part of no batch, to the ledger of a step."""
+    bag.sum("waste/tokens/aborted", tokens)
+    bag.sum("waste/seconds/aborted", seconds)

@@ -301,7 +301,7 @@ class RowCredit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditPlan:
-    """Advantages in the making: what rewards say, before a model is asked for KL or values."""
+    """Advantages in the making: from rewards alone, before a model is asked for KL or values."""
 
     rollouts: tuple[tuple[RowCredit, ...], ...]
     """Rows of each rollout of the step that takes part in the loss, in order."""

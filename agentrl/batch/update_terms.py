@@ -132,9 +132,11 @@ def _packed(
     if not rows:
         raise DataError("an update needs at least one row, got none")
     micros = pack_rows(
-        rows, micro_batch_tokens=micro_batch_tokens, prefix_sharing=prefix_sharing,
+        rows,
+        micro_batch_tokens=micro_batch_tokens,
+        prefix_sharing=prefix_sharing,
         whole_rollouts=True,
-    )  # fmt: skip
+    )
     return PackedBatch(
         micro_batches=micros, global_tokens=tokens, global_sequences=count, horizon=1
     )

@@ -39,7 +39,7 @@ class TurnWriter:
         self._openers = [codec.special_text(token) for token in boundaries.openers.values()]
         self._lead = boundaries.lead
         self._thinks = _OPEN in boundaries.lead
-        """Whether the template puts an empty thought before what was said without one."""
+        """Whether the template puts an empty thought before a message without one."""
         prefilled = boundaries.generation.rstrip().endswith(_OPEN)
         self._begun = boundaries.generation.rpartition(_OPEN)[2] if prefilled else None
         """What the generation prompt has behind `<think>`; None where it opens no such block."""
@@ -109,10 +109,14 @@ class TurnWriter:
         entries = [self._template.call_entry(call) for call in calls]
         said = {"role": "assistant", "content": words, "tool_calls": entries}
         answers = [
-            {"role": "tool", "content": "Gammaprobe", "tool_call_id": entry["id"],
-             "name": entry["function"]["name"]}
+            {
+                "role": "tool",
+                "content": "Gammaprobe",
+                "tool_call_id": entry["id"],
+                "name": entry["function"]["name"],
+            }
             for entry in entries
-        ]  # fmt: skip
+        ]
         # Templates differ in what may follow calls, and rewrite reasoning where nothing does.
         for after in ([*answers, _USER], answers, [_USER], []):
             whole = self._template.attempt([_USER, said, *after], generate=False)
@@ -137,7 +141,7 @@ class TurnWriter:
         return text[: min((end for end in ends if end >= 0), default=len(text))]
 
     def _trimmed(self) -> tuple[bool, bool]:
-        """Whether the template takes away white space before and behind what an assistant says."""
+        """Whether the template strips white space before and behind an assistant's content."""
         said = {"role": "assistant", "content": _SPACES + _WORDS + _SPACES}
         for after in ([_USER], []):
             whole = self._template.attempt([_USER, said, *after], generate=False, needles=[_WORDS])

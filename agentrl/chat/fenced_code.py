@@ -39,12 +39,12 @@ class FencedCodeParser(ToolCallParser):
         return f"{self.how_to_call} {tools[0].description}"
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         arguments = call.arguments
         return f"```{arguments.get('language', 'python')}\n{arguments.get('code', '')}\n```"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """Do what `ToolCallParser.find` says."""
+        """Find the calls of a turn; see `ToolCallParser.find`."""
         at = start
         while match := _FENCE.search(text, at):
             found = _read_block(text, match)

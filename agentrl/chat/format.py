@@ -115,7 +115,7 @@ class ChatFormat(ABC):
         """
 
     def encode_said(self, text: str) -> tuple[int, ...]:
-        """Ids of `assistant_texts` or of a part, as a model that has read the prompt says it."""
+        """Ids of `assistant_texts` or of a part, as a model that has read the prompt samples it."""
         return self._codec.encode_parts([text], after=self._codec.anchor)
 
     def set_reply(self, *, prefix: str, stop: Sequence[str]) -> None:
@@ -221,20 +221,20 @@ class TemplateChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """Do what `ChatFormat.render_prompt` says."""
+        """Encode the first prompt; see `ChatFormat.render_prompt`."""
         text = self._render(messages, tools)
         if images := images_of(messages):
             text = self._expand(text, images)
         return self._codec.encode(text) + self.reply_prefix_ids
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Do what `ChatFormat.render_text` says."""
+        """Write the first prompt as text; see `ChatFormat.render_text`."""
         return self._render(messages, tools).replace(CUT, "")
 
     def turn_delta(
         self, messages: Sequence[Message], *, ended: bool, stop_id: int | None = None
     ) -> tuple[int, ...]:
-        """Do what `ChatFormat.turn_delta` says."""
+        """Encode what follows an assistant turn; see `ChatFormat.turn_delta`."""
         pieces = self.boundaries
         parts = pieces.compose(messages, self._template.guard)
         if images := images_of(messages):
@@ -249,7 +249,7 @@ class TemplateChat(ChatFormat):
     def image_spans(
         self, ids: Sequence[int], messages: Sequence[Message], *, turn: int = 0
     ) -> tuple[ImageSpan, ...]:
-        """Do what `ChatFormat.image_spans` says."""
+        """Find the images among the ids; see `ChatFormat.image_spans`."""
         reader, images = self._template.images, images_of(messages)
         return find_spans(ids, images, reader, turn=turn) if images and reader else ()
 
@@ -265,12 +265,12 @@ class TemplateChat(ChatFormat):
             raise ChatError(str(error)) from error
 
     def stop_before(self, messages: Sequence[Message]) -> int:
-        """Do what `ChatFormat.stop_before` says."""
+        """Return the stop token of the turn before; see `ChatFormat.stop_before`."""
         opener = self.boundaries.opener(messages)
         return self.stop_token_ids[0] if opener is None else opener
 
     def assistant_texts(self, message: Message) -> Sequence[str]:
-        """Do what `ChatFormat.assistant_texts` says."""
+        """Write an assistant's message; see `ChatFormat.assistant_texts`."""
         if self._writer is None:  # its probes are for those who write turns
             self._writer = TurnWriter(self._codec, self._template, self.boundaries, self.syntax)
         return self._writer.texts(message, lead=not self.reply_prefix)
@@ -314,7 +314,7 @@ class RawChat(ChatFormat):
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> tuple[int, ...]:
-        """Do what `ChatFormat.render_prompt` says."""
+        """Encode the first prompt; see `ChatFormat.render_prompt`."""
         return self.raw_prompt(self.render_text(messages, tools))
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -339,7 +339,7 @@ class RawChat(ChatFormat):
         return self._append(guarded, ended=ended)
 
     def assistant_texts(self, message: Message) -> Sequence[str]:
-        """Do what `ChatFormat.assistant_texts` says; special tokens in the content are real."""
+        """Write an assistant's message, special tokens in its content as real ones."""
         calls = written_calls(self._codec, self.syntax, message.tool_calls)
         return [joined_turn(self._codec, clean(message.content), calls)]
 

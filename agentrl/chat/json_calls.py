@@ -153,11 +153,11 @@ class HermesParser(ToolCallParser):
     _close = "</tool_call>"
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         return f"{self._open}\n{_written(call, 'arguments')}\n{self._close}"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """Do what `ToolCallParser.find` says."""
+        """Find the calls of a turn; see `ToolCallParser.find`."""
         text = JsonText(text)
         at = text.find(self._open, start)
         while at >= 0:
@@ -206,11 +206,11 @@ class Llama3JsonParser(ToolCallParser):
     _meant = re.compile(rf"<\|python_tag\|>|^[ \t]*+(?={_key.pattern})", re.MULTILINE)
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         return _written(call, "parameters")
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """Do what `ToolCallParser.find` says."""
+        """Find the calls of a turn; see `ToolCallParser.find`."""
         text = JsonText(text)
         at = start
         while match := self._start.search(text, at):
@@ -269,11 +269,11 @@ class MistralParser(ToolCallParser):
     _own_id = re.compile(r"[A-Za-z0-9]{9}")
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         return f"{self._open} [{_written(call, 'arguments')}]"
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """Do what `ToolCallParser.find` says."""
+        """Find the calls of a turn; see `ToolCallParser.find`."""
         text = JsonText(text)
         at = text.find(self._open, start)
         while at >= 0:

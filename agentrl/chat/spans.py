@@ -164,7 +164,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _size_as_surrogate(error: UnicodeError) -> tuple[str, int]:
-    """Stand in for bytes that are no UTF-8 with a half surrogate that says how many they are."""
+    """Stand in for bytes that are no UTF-8 with a half surrogate that encodes their number."""
     assert isinstance(error, UnicodeDecodeError)
     return chr(_SIZES + error.end - error.start), error.end
 

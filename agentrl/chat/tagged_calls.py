@@ -44,7 +44,7 @@ class TaggedCallParser(ToolCallParser):
     """Tag behind a value."""
 
     def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[Found]:
-        """Do what `ToolCallParser.find` says."""
+        """Find the calls of a turn; see `ToolCallParser.find`."""
         match = self.starts.search(text, start)
         while match:
             found = self._read(text, match.start(), tools)
@@ -144,7 +144,7 @@ class Qwen3CoderParser(TaggedCallParser):
     _parameter = re.compile(r"<parameter=([^<>\n]*+)>")
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         values = "".join(
             f"<parameter={key}>\n{_plain(value)}\n</parameter>\n"
             for key, value in call.arguments.items()
@@ -152,14 +152,14 @@ class Qwen3CoderParser(TaggedCallParser):
         return f"<tool_call>\n<function={call.name}>\n{values}</function>\n</tool_call>"
 
     def read_name(self, text: str, at: int) -> tuple[str, int]:
-        """Do what `TaggedCallParser.read_name` says."""
+        """Read the name of a tool; see `TaggedCallParser.read_name`."""
         match = self._function.match(text, at)
         if match is None:
             raise _Broken(at, "expected <function=NAME> after <tool_call>")
         return match[1].strip(), match.end()
 
     def read_key(self, text: str, at: int) -> tuple[str, int] | int:
-        """Do what `TaggedCallParser.read_key` says."""
+        """Read the name of an argument; see `TaggedCallParser.read_key`."""
         if text.startswith("</function>", at):
             return at + len("</function>")
         match = self._parameter.match(text, at)
@@ -190,7 +190,7 @@ class GlmParser(TaggedCallParser):
     _argument = re.compile(r"<arg_key>([^<>\n]*+)</arg_key>\s*+<arg_value>")
 
     def write(self, call: ToolCall) -> str:
-        """Do what `CallSyntax.write` says."""
+        """Write the text of a call; see `CallSyntax.write`."""
         values = "".join(
             f"<arg_key>{key}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n"
             for key, value in call.arguments.items()
@@ -198,13 +198,13 @@ class GlmParser(TaggedCallParser):
         return f"<tool_call>{call.name}\n{values}</tool_call>"
 
     def read_name(self, text: str, at: int) -> tuple[str, int]:
-        """Do what `TaggedCallParser.read_name` says."""
+        """Read the name of a tool; see `TaggedCallParser.read_name`."""
         match = self._tool.match(text, at)
         assert match is not None  # it may be empty
         return match[0].strip(), match.end()
 
     def read_key(self, text: str, at: int) -> tuple[str, int] | int:
-        """Do what `TaggedCallParser.read_key` says."""
+        """Read the name of an argument; see `TaggedCallParser.read_key`."""
         if text.startswith(_CLOSE, at):
             return at
         match = self._argument.match(text, at)

@@ -1,4 +1,4 @@
-"""`agentrl config`: what a run file or a fit file means, and what it may say."""
+"""`agentrl config`: the meaning of a run file or a fit file, and its valid keys."""
 
 from __future__ import annotations
 

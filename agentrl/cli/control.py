@@ -36,8 +36,10 @@ def command(
         raise ConfigError(f"a run cannot {what!r}; expected {', '.join((*pauses, *changes))}")
     if (what in changes) != bool(server):
         needs = "needs the address of a server" if what in changes else "takes no server"
-        raise ConfigError(f"{what} {needs}, got {server!r}, as in: agentrl control RUN {what}"
-                          f"{' http://host:port' if what in changes else ''}")  # fmt: skip
+        raise ConfigError(
+            f"{what} {needs}, got {server!r}, as in: agentrl control RUN {what}"
+            f"{' http://host:port' if what in changes else ''}"
+        )
     text = _change(run, what, server) if what in changes else _answer(run, what)
     open_console().print(text, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`agentrl doctor`: read a run, and say what is wrong with it, why, and which lever to pull."""
+"""`agentrl doctor`: read a run, and report what is wrong with it, why, and which lever to pull."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentrl.runtime.sampling.api import ApiUse
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 
 _TOOLS = ("native", "text")
@@ -104,9 +104,17 @@ def command(
     served = None
     if api is not None:
         served = _api_settings(
-            api, model, wire=wire, api_key_env=api_key_env, price_in=price_in,
-            price_out=price_out, at_once=at_once, tries=tries, timeout_s=timeout, extra=extra,
-        )  # fmt: skip
+            api,
+            model,
+            wire=wire,
+            api_key_env=api_key_env,
+            price_in=price_in,
+            price_out=price_out,
+            at_once=at_once,
+            tries=tries,
+            timeout_s=timeout,
+            extra=extra,
+        )
         if tools not in _TOOLS:
             raise ConfigError(f"--tools: {choices(tools, _TOOLS)}")
     config, words = _file_and_overrides(config, overrides or ())
@@ -117,9 +125,14 @@ def command(
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
     scores, use = _scored(
-        settings, served, base=base, model=model, out=target, console=console,
+        settings,
+        served,
+        base=base,
+        model=model,
+        out=target,
+        console=console,
         native_tools=tools == "native",
-    )  # fmt: skip
+    )
     _print_scores(console, model or settings.model.path, scores, others)
     if use is not None:
         line = api_use_line(use, priced=bool(price_in or price_out))
@@ -163,10 +176,14 @@ def _scored(
                 ), None
             return asyncio.run(
                 evaluate_api(
-                    settings, served, base=base, out=out, progress=progress,
+                    settings,
+                    served,
+                    base=base,
+                    out=out,
+                    progress=progress,
                     native_tools=native_tools,
                 )
-            )  # fmt: skip
+            )
     except Interrupted as stop:
         console.print("stopped")
         raise typer.Exit(128 + stop.signal) from None

@@ -73,9 +73,10 @@ def serve(
     where = f"http://{args.get('host', '127.0.0.1')}:{args.get('port', PORT)}"
     console = open_console()
     console.print(
-        f"agents get a rollout with: curl -X POST {where}/sessions/next", markup=False,
+        f"agents get a rollout with: curl -X POST {where}/sessions/next",
+        markup=False,
         soft_wrap=True,
-    )  # fmt: skip
+    )
     if settings.train.steps > 0:
         from agentrl.cli.train import train_from
 

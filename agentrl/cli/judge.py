@@ -73,7 +73,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers as JSON.")] = False,
 ) -> None:
-    """Say how well a judge of a run file agrees with people.
+    """Measure how well a judge of a run file agrees with people.
 
     FILE has rows with a prompt, a response and a score from 0 to 1 (or --range), of at most ten
     values. A score of the judge counts as the label that is nearest to it. Printed are accuracy
@@ -99,9 +99,15 @@ def check(
     # A file named on the command line is looked for where the command runs.
     source = str(Path(data).absolute()) if Path(data).exists() else data
     answers = LabelledAnswers(
-        source=source, split=split, response=response, label=label, reference=reference,
-        low=low, high=high, limit=limit,
-    )  # fmt: skip
+        source=source,
+        split=split,
+        response=response,
+        label=label,
+        reference=reference,
+        low=low,
+        high=high,
+        limit=limit,
+    )
     judged = _judged(settings, answers, base=base, function=function, fresh=earlier is not None)
     found = agreement(judged.cases, seed=seed) if judged.cases else None
     moved = (

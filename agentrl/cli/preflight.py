@@ -55,9 +55,10 @@ def command(
     if samples or model is not None:
         name = f"{settings.run.name}-preflight"
         request = {
-            "model": model, "count": samples or 100,
+            "model": model,
+            "count": samples or 100,
             "out": out or free_directory(settings.run.dir, name),
-        }  # fmt: skip
+        }
     arguments = {"config": settings, "base": base, "resume": resume, "request": request}
     with open_console(stderr=True).status("") as status:
 

@@ -103,8 +103,9 @@ def make(
     console.print(
         f"{maker.counts.without} of {maker.counts.groups} groups gave none"
         + (f"; {left}" if left else ""),
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        markup=False,
+        soft_wrap=True,
+    )
     console.print(f"next: agentrl prefs check {out}", markup=False, soft_wrap=True)
 
 
@@ -132,7 +133,7 @@ def check(
     limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:
-    """Say what is wrong with preference pairs before anything learns from them.
+    """Find what is wrong with preference pairs before anything learns from them.
 
     Layouts are recognised by their columns: chosen and rejected with or without a prompt (TRL,
     OpenRLHF, hh-rlhf, UltraFeedback), scored completions, rated responses (HelpSteer2), two

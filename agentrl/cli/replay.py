@@ -1,4 +1,4 @@
-"""`agentrl replay`: recompute a recorded step, and say what is not what it was."""
+"""`agentrl replay`: recompute a recorded step, and report what differs from the record."""
 
 from __future__ import annotations
 

@@ -172,6 +172,6 @@ def _pairs(source: str, split: str, limit: int | None) -> NamedPairs:
 
 @contextmanager
 def _counted(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A line on the terminal that says how far it is."""
+    """A line on the terminal that counts progress."""
     with open_console(stderr=True).status("") as status:
         yield lambda done, of: status.update(f"{done} of {of} {what}")

@@ -49,7 +49,7 @@ class FiniteSection(Section):
 
 
 class KindSection(Section):
-    """One kind of a section that has several; the key named in `bare` says which kind it is."""
+    """One kind of a section that has several; the key named in `bare` selects the kind."""
 
     bare: ClassVar[str] = "kind"
 

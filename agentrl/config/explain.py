@@ -1,4 +1,4 @@
-"""Errors of pydantic in words that say how to mend a file."""
+"""Errors of pydantic in words that explain how to fix a file."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class FitCenterData(FitDataSection):
 
 
 class SftObjective(KindSection):
-    """Supervised fine-tuning: the likelihood of what assistants said."""
+    """Supervised fine-tuning: the likelihood of the assistants' messages."""
 
     kind: Literal["sft"] = "sft"
-    """Objective: `sft` the likelihood of what assistants said."""
+    """Objective: `sft` the likelihood of the assistants' messages."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How the losses of tokens are averaged over an update, as `algorithm.loss_agg_mode`."""
     horizon: int = Field(default=1024, ge=1)
@@ -157,7 +157,7 @@ class RewardObjective(FiniteSection, KindSection):
     quadrature: int = Field(default=32, ge=2, le=256)
     """Nodes of the integral of `purm`."""
     ensemble: int = Field(default=1, ge=1, le=64)
-    """Models, or heads of one model, whose mean is the reward and whose deviation says how sure it
+    """Models, or heads of one model, whose mean is the reward and whose deviation is how unsure it
     is; number k has the seed `run.seed` + k."""
     ensemble_mode: Literal["members", "heads"] = "members"
     """`members` trains so many models one after the other, in `members/0`, `members/1` ... of the
@@ -218,7 +218,7 @@ class RolloutEval(Section):
     """Rollouts of the policy that is being fitted."""
 
     config: Annotated[str, Place.FOLDER]
-    """Run file that says how: its environment, its limits and its `eval.datasets`."""
+    """Run file of the rollouts: its environment, its limits and its `eval.datasets`."""
     n_samples: int | None = Field(default=None, ge=1)
     """Rollouts a task, k of pass@k; None is that of the run file."""
     limit: int | None = Field(default=None, ge=1)
@@ -264,7 +264,7 @@ class FitConfig(Section):
         return {"tokens": False, **value} if isinstance(value, dict) else value
 
     def _check_best(self) -> None:
-        """Something has to say which checkpoint is best, and has to be higher for a better one."""
+        """Something has to choose the best checkpoint, and has to be higher for a better one."""
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
         if self.checkpoint.keep_best and not names:
             raise ValueError(

@@ -11,7 +11,7 @@ class HealthSection(Section):
     """Detectors and rules that watch a run, and the actions they may take."""
 
     watch: bool = True
-    """Run the detectors after every step and say what they find; they never end a run."""
+    """Run the detectors after every step and log what they find; they never end a run."""
     rules: tuple[str, ...] = ()
     """What ends or holds a run: `METRIC OP NUMBER for N steps -> ACTION`, as in
     `kl > 2 for 20 steps -> stop`. Actions: `warn`, `pause`, `stop`, `rollback`."""
@@ -19,5 +19,5 @@ class HealthSection(Section):
     """Bounds of detectors in place of the default ones, by name; `agentrl doctor --thresholds`
     lists them with their sources."""
     max_rollbacks: int = Field(default=3, ge=0)
-    """So often the run may be rolled back in all; then such a rule stops it, and says which
+    """So often the run may be rolled back in all; then such a rule stops it, and names which
     checkpoint is good. `--resume` with a larger number goes on from that one."""

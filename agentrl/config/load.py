@@ -1,4 +1,4 @@
-"""Run files: YAML, dotted overrides and messages that say how to fix what is wrong."""
+"""Run files: YAML, dotted overrides and messages that explain how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from agentrl.config.base import Section
 from agentrl.config.explain import Explainer
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import sections_at
+from agentrl.config.keys import copy_of, keep_kind, put, sections_at
 from agentrl.config.paths import PathStart, absolute_paths
-from agentrl.config.renamed import keep_kind, old_keys, put, translate
+from agentrl.config.renamed import old_keys
 from agentrl.config.schema import RunConfig, RunSection
+from agentrl.config.stored import translate
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 
@@ -87,7 +88,7 @@ class ConfigFile(Generic[Config]):
         Raises:
             ConfigError: as `load`.
         """
-        merged = _copy(data)
+        merged = copy_of(data)
         given = self._kinds_first(self._parsed(override) for override in overrides)
         for path, value in given:
             self._apply(merged, path, value)
@@ -156,7 +157,7 @@ class ConfigFile(Generic[Config]):
             run["dir"] = PathStart(base=Path.cwd()).folder(RunSection().dir)
 
     def _kinds_first(self, overrides: Iterable[Override]) -> list[Override]:
-        """In their order, but for those that name a kind: they decide what others may say."""
+        """In their order, but for those that name a kind: they decide which others are valid."""
         return sorted(overrides, key=lambda item: not self._names_kind(item[0]))
 
     def _names_kind(self, path: tuple[str, ...]) -> bool:
@@ -252,9 +253,3 @@ def _read(path: Path) -> dict[str, Any]:
             f"config {path} must hold a mapping of sections, got {type(data).__name__}"
         )
     return data
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return value

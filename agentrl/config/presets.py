@@ -105,7 +105,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "loss_agg_mode": "seq-mean-token-sum-norm",
     },
 }
-"""What each preset fills in where the section says nothing."""
+"""What each preset fills in where the section names nothing."""
 
 OWN_OLD_POLICY = frozenset({"tis_reinforce"})
 """Losses whose ratio is to the policy before the step and never to the sampler (FORMULAS C.7)."""

@@ -1,29 +1,21 @@
-"""Keys of older run files: what each is called now, and what becomes of its value.
+"""Keys of older run files that there are no more: what each is called now, or why it is gone.
 
-A run file or an override with an old key gets a message that names the new one. The resolved
-`config.yaml` of an older run directory is translated, so that the run resumes and can be looked at.
+A run or fit file, or an override, with such a key gets its sentence. The resolved `config.yaml` of
+an older run directory is translated (`stored.py`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from agentrl.config.base import Section
-from agentrl.config.fleet import WIDTHS
-from agentrl.config.keys import inner_kinds, is_table, kind_of, only_of_others, sections_at
+from agentrl.config.keys import KeyPath, Tree, found_at, value_at
 from agentrl.config.presets import PRESETS
-from agentrl.config.schema import RolloutSection, RunConfig
 
-logger = logging.getLogger(__name__)
-
-Tree = dict[str, Any]
-KeyPath = tuple[str, ...]
-_GONE = object()
+NOTHING = object()
 """Stands for a value that has no successor."""
 
 
@@ -40,40 +32,40 @@ class RenamedKey:
     new: str
     """Dotted; empty if the key is gone."""
     value: Callable[[Any, Tree], Any] = _same
-    """The new value from the old one and the whole file; `_GONE` where nothing takes its place."""
+    """The new value from the old one and the whole file; `NOTHING` without a successor."""
     reason: str = ""
     """Why a key is gone, as a sentence without its end."""
     defaults: tuple[Any, ...] = ()
     """Values of a removed key that change nothing; a run that had another gets a message."""
     form: str = ""
-    """What to write where a value alone does not say it, as a sentence without its end."""
+    """What to write where a value alone is not enough, as a sentence without its end."""
 
 
 def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:
     """The value, unless it is one of these, which meant that nothing was asked for."""
-    return lambda value, tree: _GONE if value in defaults else value
+    return lambda value, tree: NOTHING if value in defaults else value
 
 
 def _kl_target(value: Any, tree: Tree) -> Any:
-    name = _at(tree, "algorithm.kl_controller")
+    name = value_at(tree, "algorithm.kl_controller")
     name = name.get("kind") if isinstance(name, Mapping) else name
     if name == "proportional" and isinstance(value, int | float):
         return value
     if name in (None, "fixed") or not isinstance(value, list | tuple) or not value:
-        return _GONE
+        return NOTHING
     return value[0] if name == "proportional" else value
 
 
 def _only_mean(value: Any, tree: Tree) -> Any:
-    whitens = _at(tree, "algorithm.whiten_advantages")
+    whitens = value_at(tree, "algorithm.whiten_advantages")
     if whitens is None:
-        preset = PRESETS.get(_at(tree, "algorithm.preset") or "dr_grpo", {})
+        preset = PRESETS.get(value_at(tree, "algorithm.preset") or "dr_grpo", {})
         whitens = preset.get("whiten_advantages")
-    return "mean" if value and whitens else _GONE
+    return "mean" if value and whitens else NOTHING
 
 
 def _one_step(value: Any, tree: Tree) -> Any:
-    return 1.0 if value else _GONE
+    return 1.0 if value else NOTHING
 
 
 _RAY = (
@@ -109,12 +101,13 @@ _GONE_KEYS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("algorithm.distill.teacher.max_in_flight", (16,), "each rank asks for 16 rows at once"),
     ("reward.models.*.batch_tokens", (8192,),
      "a pass holds 8192 tokens, or the longest rollout where that is longer"),
+    ("reward.overlong.length_unit", ("response", "sampled"),
+     "it is 'sampled' where max_sampled_tokens is set, and else 'response'"),
     ("serving.stuck_after_s", (60.0,), "a server that produces nothing for 60 s is asked for a "
      "token, and has as long again"),
     ("serving.restarts_per_hour", (6,), "a server is started again six times an hour at most"),
 )  # fmt: skip
 """Removed keys: the values that change nothing, and why each is gone."""
-_BUDGET_SAYS_IT = "it is 'sampled' where max_sampled_tokens is set, and else 'response'"
 
 _DIFFICULTY = {"pass_rate": "keep", "pass_rate_from": "source", "weight_by": "weight_by"}
 
@@ -155,8 +148,6 @@ RENAMED: tuple[RenamedKey, ...] = (
     RenamedKey(
         old="serving.devices_per_server", new="serving.args.tensor_parallel_size", value=_unless(1)
     ),
-    RenamedKey(old="reward.overlong.length_unit", new="", reason=_BUDGET_SAYS_IT,
-               defaults=("response", "sampled")),
     *(RenamedKey(old=old, new="", reason=reason, defaults=defaults)
       for old, defaults, reason in _GONE_KEYS),
 )  # fmt: skip
@@ -171,161 +162,25 @@ def old_keys(data: Mapping[str, Any]) -> Iterator[str]:
         ['ray.trainer_ranks: this key is now runtime.trainer_ranks; write runtime.trainer_ranks: 2']
     """
     for renamed in RENAMED:
-        for path, value in _found(data, renamed.old):
+        for path, value in found_at(data, renamed.old):
             yield _message(renamed, path, value, dict(data))
 
 
-def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
-    """The keys of today from those of a resolved config that any version wrote.
-
-    Keys that no kind in the file reads are left out, as are those of a section that was not asked
-    for. What is no key of any version stays, for the reader to complain about.
-    """
-    tree = _copy(data)
-    _split_serving(tree)
-    _without_rank_0(tree)
-    _clip_before_normalize(tree)
-    found = [(renamed, path, value) for renamed in RENAMED
-             for path, value in _found(tree, renamed.old)]  # fmt: skip
-    moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
-    for renamed, path, value in found:
-        _drop(tree, path)
-        if not renamed.new and value not in renamed.defaults:
-            name = ".".join(path)
-            logger.warning("%s was %s and has no effect now: %s", name, value, renamed.reason)
-    for renamed, path, value in moved:
-        if renamed.new and value is not _GONE:
-            put(tree, _new_path(renamed, path), value)
-    _overlong_of_sampled(tree)
-    return _pruned(tree, root, incomplete=bool(found))
-
-
-def put(tree: Tree, path: Sequence[str], value: Any) -> None:
-    """Set a key, making the sections on its way; a plain value in place of one becomes its key.
-
-    Raises:
-        ValueError: something on the way is no section; says which.
-    """
-    *parents, leaf = path
-    node = tree
-    for depth, name in enumerate(parents):
-        child = node.get(name)
-        if not isinstance(child, dict):
-            kinds = sections_at(parents[: depth + 1])
-            if child is not None and not (kinds and kinds[0].bare):
-                raise ValueError(f"{name!r} is not a section")
-            child = {} if child is None else {kinds[0].bare: child}
-            node[name] = child
-        node = child
-    node[leaf] = value
-
-
-def keep_kind(
-    value: Mapping[str, Any], kinds: Sequence[type[Section]], kind: type[Section] | None = None
-) -> Tree:
-    """The keys of a section that its kind has, and those that no kind has.
-
-    Args:
-        value: the section.
-        kinds: classes that it may be of.
-        kind: the one that it is of; None if the section says so itself.
-    """
-    kind = kind or kind_of(kinds, value)
-    if kind is None:
-        return dict(value)
-    idle, kept = only_of_others(kinds, kind), {}
-    for key, item in value.items():
-        own = inner_kinds(kind, key)
-        if isinstance(item, dict) and len(own) == 1 and not is_table(kind, key):
-            others = [inner for other in kinds for inner in inner_kinds(other, key)]
-            item = keep_kind(item, others, own[0])
-        if key not in idle:
-            kept[key] = item
-    return kept
-
-
-def _split_serving(tree: Tree) -> None:
-    """Servers that already run were once vLLM servers with `urls`, and had `args`."""
-    serving = tree.get("serving")
-    if not isinstance(serving, dict) or serving.get("engine") == "external":
-        return
-    urls = serving.pop("urls", None)
-    if serving.get("engine") == "vllm" and urls:
-        serving["engine"], serving["urls"] = "external", urls
-        args = {n.lstrip("-").replace("-", "_"): v for n, v in (serving.get("args") or {}).items()}
-        serving["args"] = {name: int(args[name]) for name in WIDTHS if name in args}
-
-
-def _without_rank_0(tree: Tree) -> None:
-    """Adapters of rank 0 once meant that there are none."""
-    train = tree.get("train")
-    lora = train.get("lora") if isinstance(train, dict) else None
-    if isinstance(lora, dict) and lora.get("rank", 0) == 0:
-        assert isinstance(train, dict)
-        train["lora"] = None
-
-
-def _clip_before_normalize(tree: Tree) -> None:
-    """`reward.clip` once acted before `reward.normalize`, as `reward.clip_raw` does."""
-    reward = tree.get("reward")
-    if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
-        reward["clip_raw"] = reward.pop("clip", None)
-
-
-def _overlong_of_sampled(tree: Tree) -> None:
-    """The overlong penalty once counted sampled tokens against `rollout.max_response_tokens`."""
-    overlong = _at(tree, "reward.overlong")
-    if not isinstance(overlong, dict) or "max_sampled_tokens" in overlong:
-        return
-    if overlong.get("buffer_len") is not None:
-        budget = _at(tree, "rollout.max_response_tokens")
-        default = RolloutSection.model_fields["max_response_tokens"].default
-        overlong["max_sampled_tokens"] = budget or default
-
-
-def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:
-    """Without keys of other kinds and, if `incomplete`, without sections that lack what they need.
-
-    An optional section of an old file was not asked for if the key that says so had no value.
-    """
-    pruned: Tree = {}
-    for key, value in tree.items():
-        kinds = inner_kinds(kind, key)
-        if not kinds or not isinstance(value, dict):
-            pruned[key] = value
-        elif is_table(kind, key):
-            pruned[key] = {
-                name: _section(item, kinds, optional=False, incomplete=incomplete)
-                for name, item in value.items()
-            }
-        else:
-            optional = kind.model_fields[key].default is None
-            pruned[key] = _section(value, kinds, optional=optional, incomplete=incomplete)
-    return pruned
-
-
-def _section(
-    value: Any, kinds: Sequence[type[Section]], *, optional: bool, incomplete: bool
-) -> Any:
-    if not isinstance(value, dict):
-        return value
-    kind = kind_of(kinds, value)
-    if kind is None:
-        return value
-    pruned = _pruned(keep_kind(value, kinds), kind, incomplete=incomplete)
-    needed = {name for name, field in kind.model_fields.items() if field.is_required()}
-    return None if incomplete and optional and not needed <= pruned.keys() else pruned
+def new_path(renamed: RenamedKey, path: KeyPath) -> KeyPath:
+    """The key of today: `renamed.new` with the name that stands in the old path."""
+    parts = renamed.new.split(".")
+    return tuple(path[i] if part == "*" else part for i, part in enumerate(parts))
 
 
 def _message(renamed: RenamedKey, path: KeyPath, value: Any, tree: Tree) -> str:
     old = ".".join(path)
     if not renamed.new:
         return f"{old}: this key is gone: {renamed.reason}; remove it"
-    new = ".".join(_new_path(renamed, path))
+    new = ".".join(new_path(renamed, path))
     found = renamed.value(value, tree)
-    if found is _GONE and renamed.form and value is not None:
+    if found is NOTHING and renamed.form and value is not None:
         return f"{old}: {_yaml(value)} is not the form of its successor {new}; {renamed.form}"
-    if found is _GONE:
+    if found is NOTHING:
         return f"{old}: this key is now {new}, and {_yaml(value)} has no effect there; remove it"
     return f"{old}: this key is now {new}; write {new}: {_yaml(found)}"
 
@@ -333,40 +188,3 @@ def _message(renamed: RenamedKey, path: KeyPath, value: Any, tree: Tree) -> str:
 def _yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=1000)
     return text.removesuffix("\n").removesuffix("...").strip()
-
-
-def _new_path(renamed: RenamedKey, path: KeyPath) -> KeyPath:
-    """`renamed.new` with the name that stands in the old path."""
-    parts = renamed.new.split(".")
-    return tuple(path[i] if part == "*" else part for i, part in enumerate(parts))
-
-
-def _found(data: Mapping[str, Any], dotted: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Paths that a dotted name with `*` stands for, with their values."""
-    name, _, rest = dotted.partition(".")
-    for key in list(data) if name == "*" else [name] if name in data else []:
-        value = data[key]
-        if not rest:
-            yield (key,), value
-        elif isinstance(value, Mapping):
-            yield from (((key, *path), found) for path, found in _found(value, rest))
-
-
-def _at(tree: Mapping[str, Any], dotted: str) -> Any:
-    return next((value for _, value in _found(tree, dotted)), None)
-
-
-def _drop(tree: Tree, path: Sequence[str]) -> None:
-    name, *rest = path
-    if not rest:
-        del tree[name]
-        return
-    _drop(tree[name], rest)
-    if not tree[name]:
-        del tree[name]  # a section whose keys have all moved
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return value

@@ -81,7 +81,7 @@ class RefreshSection(FiniteSection):
     pairs: int = Field(default=512, ge=2)
     """Most new pairs of a refresh, of the newest rollouts first."""
     labeller: Annotated[str | None, Place.CODE] = None
-    """Says which of two rollouts is better: `verifier` (the environment's own reward), `human`
+    """Decides which of two rollouts is better: `verifier` (the environment's own reward), `human`
     (files in `refresh/queue/` of the run directory), or the import string of a function
     `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""
     args: dict[str, Any] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Refusals of train backends that divide the model: all that they need, said at once."""
+"""Refusals of train backends that divide the model: all that they need, listed at once."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class DeepspeedTraining(KindSection):
     """A part of the model on every rank, by DeepSpeed."""
 
     kind: Literal["deepspeed"] = "deepspeed"
-    """`deepspeed` a part on every rank, as `zero_stage` says. With `runtime: ray`,
+    """`deepspeed` a part on every rank, as `zero_stage` asks. With `runtime: ray`,
     `runtime.trainer_ranks` says how many ranks there are."""
     zero_stage: Literal[0, 1, 2, 3] = 2
     """What is divided among the ranks: nothing, optimizer, gradients too, parameters too."""

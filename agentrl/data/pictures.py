@@ -114,8 +114,11 @@ class RowImages:
         for index, said in enumerate(prompt):
             if said.role == "user" and not said.images:
                 shown = message("user", [*self._images, said.content])
-                return (*prompt[:index], replace(said, content=shown.content, images=shown.images),
-                        *prompt[index + 1 :])  # fmt: skip
+                return (
+                    *prompt[:index],
+                    replace(said, content=shown.content, images=shown.images),
+                    *prompt[index + 1 :],
+                )
         raise DataError(
             f"{self._where}: {len(self._images)} images, and no message of the user that could "
             "show them"

@@ -78,7 +78,7 @@ class Pace:
 
 
 class BackPressure:
-    """Rule 1: counts groups, and says whether another may begin."""
+    """Rule 1: counts groups, and decides whether another may begin."""
 
     def __init__(self, limit: int, *, total: int | None = None) -> None:
         """Start with no group begun.

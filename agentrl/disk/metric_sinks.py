@@ -1,4 +1,4 @@
-"""Opens every sink of the metrics of a run, as its config says."""
+"""Opens every sink of the metrics of a run, as its config asks."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class RunDir(RunPaths):
         write_whole(self.result_file, json.dumps(result, indent=2).encode() + b"\n")
 
     def discard(self) -> None:
-        """Delete a run that failed before it produced anything, and let go of the lock.
+        """Delete a run that failed before it produced anything, and release the lock.
 
         Logs of servers stay, because errors name them; the next run of this name replaces them. So
         does what a fit computed of its reference, which takes long.
@@ -210,7 +210,7 @@ class RunDir(RunPaths):
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock. Idempotent."""
+        """Release the lock. Idempotent."""
         self._lock.close()
 
     @classmethod

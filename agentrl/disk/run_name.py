@@ -15,7 +15,7 @@ CHOSEN_FILE = "tasks.json"
 IDENTITY_FILE = "run.json"
 """Where relative paths start and which model the run began with, in its directory."""
 REFERENCE_FILE = "reference.parquet"
-"""What a fit computed of its reference, in its directory. It says itself what it was made of, so a
+"""What a fit computed of its reference, in its directory. It names what it was made of, so a
 fit that begins in place of one that got nowhere may use it."""
 _OF_A_RUN = {
     "logs",

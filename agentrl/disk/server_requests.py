@@ -1,4 +1,4 @@
-"""`RUN/requests`: servers that a person asks a live run to take, or to let go of.
+"""`RUN/requests`: servers that a person asks a live run to take, or to release.
 
     person:  agentrl control RUN add-server URL | remove-server URL   RUN/requests/N.ask
     run:     does it, and replaces the file by                        RUN/requests/N.answer
@@ -27,7 +27,7 @@ from agentrl.machine.files import write_whole
 LOOK_S = 0.2
 """Seconds between two looks for the answer."""
 ANSWER_S = 300.0
-"""Seconds until a command says that no answer came: a server may be loading weights first."""
+"""Seconds until a command reports that no answer came: a server may be loading weights first."""
 
 
 class ServerAction(StrEnum):
@@ -36,7 +36,7 @@ class ServerAction(StrEnum):
     ADD = "add-server"
     """Take another server."""
     REMOVE = "remove-server"
-    """Let one go, once its turns have ended."""
+    """Release one, once its turns have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class RequestAnswer:
 def ask_run(
     run: Path, action: ServerAction, server: str, *, limit_s: float = ANSWER_S
 ) -> RequestAnswer:
-    """Ask a live run to take a server or to let one go, and wait for its answer.
+    """Ask a live run to take a server or to release one, and wait for its answer.
 
     Args:
         run: its directory.

@@ -1,4 +1,4 @@
-"""Advantage estimators: what a group's rewards say about each of its rollouts.
+"""Advantage estimators: from a group's rewards, an advantage for each of its rollouts.
 
 A new one is a module here and its line below; a user's is named by an import string. Plain Python
 without arrays, so that the config, which asks what an estimator declares, loads nothing heavy.

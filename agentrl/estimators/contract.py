@@ -61,7 +61,7 @@ class GroupRewards:
 
 
 EstimatorFunction = Callable[[GroupRewards], Sequence[float] | Sequence[Sequence[float]]]
-"""From a group to its advantages; `EstimatorSpec.per` says which shape they have."""
+"""From a group to its advantages; `EstimatorSpec.per` names which shape they have."""
 
 ValueFunction = Callable[..., Sequence[float]]
 """`(rewards, values, *, gamma, lam)` of one rollout's trained tokens to their advantages."""

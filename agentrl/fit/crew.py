@@ -69,15 +69,24 @@ class FitCrew:
         logs.mkdir(exist_ok=True)
         for rank in range(1, config.ranks):
             setup = RankSetup(
-                config=of_rank(config, rank), sets=sets, base=base.resolve(), run_dir=self._run_dir,
-                checkpoint=checkpoint, reference=reference, address=meeting.address, rank=rank,
+                config=of_rank(config, rank),
+                sets=sets,
+                base=base.resolve(),
+                run_dir=self._run_dir,
+                checkpoint=checkpoint,
+                reference=reference,
+                address=meeting.address,
+                rank=rank,
                 log=logs / f"rank-{rank}.log",
-            )  # fmt: skip
+            )
             with setup.log.open("ab") as output:
                 child = ChildProcess(
-                    "agentrl.fit.rank_main:serve", output=output, env=_environment(config),
-                    most_bytes=_MOST_BYTES, grace_s=_GRACE_S,
-                )  # fmt: skip
+                    "agentrl.fit.rank_main:serve",
+                    output=output,
+                    env=_environment(config),
+                    most_bytes=_MOST_BYTES,
+                    grace_s=_GRACE_S,
+                )
             self._children.append(child)
             child.send({}, pickle.dumps(setup))
         try:

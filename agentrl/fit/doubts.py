@@ -1,4 +1,4 @@
-"""Doubts about a fit that are said before it trains, and keep nothing from going on."""
+"""Doubts about a fit that are reported before it trains, and keep nothing from going on."""
 
 from __future__ import annotations
 

@@ -100,6 +100,10 @@ async def fit_members(
         directory.close()
     assert result is not None
     return FitResult(
-        path=directory.path, steps=result.steps, seconds=seconds, before=result.before,
-        after=result.after, members=tuple(member_runs(directory.path)),
-    )  # fmt: skip
+        path=directory.path,
+        steps=result.steps,
+        seconds=seconds,
+        before=result.before,
+        after=result.after,
+        members=tuple(member_runs(directory.path)),
+    )

@@ -72,9 +72,14 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
 
     def load(section: FitDataSection, name: str = "") -> FitData:
         return load_fit_data(
-            section, config.objective, config.train, chat, base=base, name=name,
+            section,
+            config.objective,
+            config.train,
+            chat,
+            base=base,
+            name=name,
             vocabulary=vocabulary,
-        )  # fmt: skip
+        )
 
     sets = FitSets(
         train=with_head_weights(load(config.data), config),
@@ -160,9 +165,15 @@ async def fit(
                 sweep(directory.checkpoints)
                 try:
                     session = await run_computing(
-                        _open, config, sets, directory, base=base, progress=progress, stack=stack,
+                        _open,
+                        config,
+                        sets,
+                        directory,
+                        base=base,
+                        progress=progress,
+                        stack=stack,
                         stop=stop,
-                    )  # fmt: skip
+                    )
                     try:
                         return await session.run(stop)
                     finally:
@@ -233,9 +244,8 @@ def _open(
     done = checkpoint.state.step if checkpoint else 0
     metrics.truncate_after(done)
     shown = ShownExamples(
-        config=planned, evals=sets.evals, run_dir=directory.path,
-        compares=reference is not None,
-    )  # fmt: skip
+        config=planned, evals=sets.evals, run_dir=directory.path, compares=reference is not None
+    )
     write_tokenizer(directory.tokenizer_file, model.tokenizer)
     shown.store.remove_after(done)
     progress.note(f"run {directory.path}")

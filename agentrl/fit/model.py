@@ -132,9 +132,15 @@ def open_fit_model(
     known = None
     if reference is not None:
         known = _sums(
-            config, examples, mismatches, shown, reference, base=base, run_dir=run_dir,
+            config,
+            examples,
+            mismatches,
+            shown,
+            reference,
+            base=base,
+            run_dir=run_dir,
             on_progress=on_reference,
-        )  # fmt: skip
+        )
     loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
@@ -216,7 +222,7 @@ def _open_images(
     base: Path,
     run_dir: Path,
 ) -> None:
-    """Let a vision-language model read the images of its data: of runs, or beside pairs of them."""
+    """Open the images of its data for a vision-language model: of runs, or beside pairs of them."""
     if pretrained.images is None:
         shown = (e for e in examples if any(answer.images for answer in e.answers))
         if first := next(shown, None):
@@ -294,9 +300,13 @@ def _sums(
         on_progress=on_progress,
     )
     keep_reference_tokens(
-        run_dir, shown, model=name, micro_batch_tokens=tokens, prefix_sharing=sharing,
+        run_dir,
+        shown,
+        model=name,
+        micro_batch_tokens=tokens,
+        prefix_sharing=sharing,
         open_reference=open_reference,
-    )  # fmt: skip
+    )
     return found
 
 

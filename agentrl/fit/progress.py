@@ -34,7 +34,7 @@ class FitProgress(Protocol):
         ...
 
     def rollouts(self) -> Progress:
-        """Takes what rollouts of an evaluation have to say."""
+        """Takes the progress of rollouts of an evaluation."""
         ...
 
 

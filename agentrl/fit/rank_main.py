@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(channel: ChildChannel) -> None:
-    """Serve until rank 0 says `end`, or ends."""
+    """Serve until rank 0 sends `end`, or ends."""
     channel.end_with_parent()
     setup: RankSetup = pickle.loads(channel.receive().body)
     quiet_libraries()

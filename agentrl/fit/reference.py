@@ -23,10 +23,10 @@ from agentrl.batch.examples import AnswerTokens, Example, answer_row
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.update_terms import Mismatch
+from agentrl.disk.full_disk import disk_full
 from agentrl.disk.run_name import REFERENCE_FILE
 from agentrl.errors import RunError
 from agentrl.machine.files import replacing
-from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 logger = logging.getLogger(__name__)
 

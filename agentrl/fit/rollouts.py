@@ -60,7 +60,12 @@ async def rollout_scores(
     """
     config, folder = rollout_config(section, base=base)
     summaries = await score_policy(
-        config, base=folder, model_path=model_path, out=run_dir, step=step, progress=progress,
+        config,
+        base=folder,
+        model_path=model_path,
+        out=run_dir,
+        step=step,
+        progress=progress,
         stop=stop,
-    )  # fmt: skip
+    )
     return {key: value for found in summaries for key, value in found.metrics().items()}

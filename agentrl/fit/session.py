@@ -18,6 +18,7 @@ from agentrl.disk.checkpoint import (
     score_checkpoint,
     would_be_kept,
 )
+from agentrl.disk.full_disk import disk_full
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.fit.crew import FitCrew
@@ -29,7 +30,6 @@ from agentrl.fit.updates import FitUpdate, FitUpdates
 from agentrl.machine.compute_threads import run_computing
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import model_source
-from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog
@@ -196,9 +196,11 @@ class FitSession:
         self.failed = True
         self.crew.order("show", name=name)
         numbers = await run_computing(
-            row_numbers, self.model.fitter.backend, self.updates.shown(name),
+            row_numbers,
+            self.model.fitter.backend,
+            self.updates.shown(name),
             scores=self.config.objective.kind == "rm",
-        )  # fmt: skip
+        )
         self.failed = False
         return self.shown.answers(name, numbers)
 
@@ -215,9 +217,14 @@ class FitSession:
         checkpoint = self.directory.checkpoints / f"step-{self.done}"
         source = model_source(self.config.model) if not self.done else str(checkpoint)
         found = await rollout_scores(
-            section, base=self.base, model_path=source, run_dir=self.directory.path,
-            step=self.done, progress=self.progress.rollouts(), stop=stop,
-        )  # fmt: skip
+            section,
+            base=self.base,
+            model_path=source,
+            run_dir=self.directory.path,
+            step=self.done,
+            progress=self.progress.rollouts(),
+            stop=stop,
+        )
         if not again:
             self.metrics.log(self.done, found)
         self.scores = {**self.scores, **found}

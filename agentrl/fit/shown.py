@@ -42,7 +42,7 @@ class ShownExamples:
     """The first examples of every set of `eval.datasets`, and where their numbers are written."""
 
     config: FitConfig
-    """Says how many."""
+    """Names how many."""
     evals: Mapping[str, FitData]
     """Data by name."""
     run_dir: Path

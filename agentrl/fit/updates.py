@@ -31,7 +31,7 @@ class FitUpdate:
     trained: PackedBatch
     """Rows with a loss."""
     measured: PackedBatch | None = None
-    """Rows that are asked first for what the loss says of the update; None where those are the
+    """Rows that are asked first for what the loss needs of the update; None where those are the
     trained ones, or none are needed."""
 
 
@@ -146,9 +146,12 @@ def make_update(config: FitConfig, examples: Sequence[Example]) -> PackedBatch:
     tokens, sharing = train.micro_batch_tokens, train.prefix_sharing
     if objective.kind == "sft":
         update = likelihood_update(
-            examples, mode=objective.loss_agg_mode, horizon=objective.horizon,
-            micro_batch_tokens=tokens, prefix_sharing=sharing,
-        )  # fmt: skip
+            examples,
+            mode=objective.loss_agg_mode,
+            horizon=objective.horizon,
+            micro_batch_tokens=tokens,
+            prefix_sharing=sharing,
+        )
         parts = within_images(update.micro_batches, train.micro_batch_image_tokens)
         return replace(update, micro_batches=parts)
     make = pair_update if objective.kind == "dpo" else score_update

@@ -105,7 +105,7 @@ class FunctionAgent(SessionAgent):
         self._threaded = not inspect.iscoroutinefunction(function)
 
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
-        """Do what `SessionAgent.session_loop` says."""
+        """Make the loop of an open session; see `SessionAgent.session_loop`."""
         return AgentLoop(opened, agent=self._called, client=self._client, threaded=self._threaded)
 
     async def _called(self, task: Task, client: Any) -> Any:

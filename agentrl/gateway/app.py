@@ -54,7 +54,7 @@ class _Dropped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """What the path and the headers of a request say."""
+    """The address of a request: session and wire from its path and headers."""
 
     path: str
     """Below `/v1/`; empty for the root of the server."""
@@ -124,8 +124,10 @@ class Gateway:
             return
         if scope["type"] != "http":
             return  # no web sockets here; the server refuses them
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1")
-                   for name, value in scope["headers"]}  # fmt: skip
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         place = _place(scope["path"], headers)
         session = self._sessions.get(place.secret)
         try:
@@ -242,8 +244,11 @@ class Gateway:
         send: Send,
     ) -> TurnAnswer | None:
         """Send the answer as events; an error of the engine is one of them."""
-        head = [(b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]  # fmt: skip
+        head = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while not turn.done():
             await asyncio.wait(
@@ -288,10 +293,17 @@ class Gateway:
     def _listed(self, wanted: str) -> dict[str, Any]:
         """All models, or one, in a form that clients of both vendors read."""
         entries = [
-            {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "agentrl",
-             "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+            {
+                "id": name,
+                "object": "model",
+                "type": "model",
+                "created": 0,
+                "owned_by": "agentrl",
+                "display_name": name,
+                "created_at": "1970-01-01T00:00:00Z",
+            }
             for name in self._models
-        ]  # fmt: skip
+        ]
         if wanted:
             self._check_model({"model": wanted})
             return next(entry for entry in entries if entry["id"] == wanted)

@@ -38,7 +38,7 @@ class Body(NamedTuple):
     """One body that was read."""
 
     value: Any
-    """What the JSON says. Values may be those of an earlier body, so nothing is changed in them."""
+    """The parsed JSON. Values may be those of an earlier body, so nothing is changed in them."""
     digest: bytes
     """The same for the same bytes at the same path."""
 
@@ -132,9 +132,15 @@ class BodyReader:
             hashes.append(_hashed(hashes[-1], text[at:end]))
             at = end
         known = _KnownText(
-            path=path, head=head, text=text[:at], tail=text[at:], items=tuple(items),
-            ends=tuple(ends), hashes=tuple(hashes), rest={},
-        )  # fmt: skip
+            path=path,
+            head=head,
+            text=text[:at],
+            tail=text[at:],
+            items=tuple(items),
+            ends=tuple(ends),
+            hashes=tuple(hashes),
+            rest={},
+        )
         if before is not None:
             if count == len(before.items):
                 self._known.remove(before)  # this one goes on where it ends

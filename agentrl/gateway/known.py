@@ -125,7 +125,7 @@ class KnownParts:
         return self._systems[text]
 
     def hear(self, messages: tuple[Message, ...]) -> tuple[HeardMessage, ...]:
-        """The messages that say something; see `agentrl.rollout.history.meaning.hear`.
+        """The messages with content; see `agentrl.rollout.history.meaning.hear`.
 
         Where they go on behind those of the latest time, only the rest is looked at: neither joined
         messages nor the order of results reaches over a message of the assistant that says

@@ -74,9 +74,15 @@ def http_handler(gateway: Gateway) -> MakeProtocol:
     """
     uvicorn = _uvicorn()
     config = uvicorn.Config(
-        gateway, http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=_MOST_REQUESTS,
-    )  # fmt: skip
+        gateway,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        limit_concurrency=_MOST_REQUESTS,
+    )
     config.load()
     state = uvicorn.server.ServerState()
 

@@ -40,7 +40,7 @@ class SessionAgent(OwnLoop):
     """See `GatewaySession`."""
 
     def __init__(self, *, side_calls: SideCalls = "train") -> None:
-        """Take what `GatewaySession` says of `side_calls`."""
+        """Take the arguments of `GatewaySession` about `side_calls`."""
         self._side_calls: SideCalls = side_calls
 
     @abstractmethod
@@ -57,7 +57,7 @@ class SessionAgent(OwnLoop):
         session_id: str,
         activity: Activity,
     ) -> RolloutLoop:
-        """Do what `OwnLoop.loop` says."""
+        """Make the loop of one rollout; see `OwnLoop.loop`."""
         clock = RolloutClock(parts.limits.timeout_s)
         guard = EnvGuard(
             clock=clock,

@@ -142,7 +142,7 @@ class AgentDesk(Gateway):
             self._begin = None
 
     def publish(self, rollout: WaitingRollout) -> None:
-        """Let the next agent that asks have a rollout, or the one that brought its task.
+        """Offer a rollout to the next agent that asks, or pass it to the one that brought its task.
 
         Raises:
             EnvError: the agent that brought the task has had it, and failed.
@@ -164,7 +164,7 @@ class AgentDesk(Gateway):
             self._waiting.remove(rollout)
 
     async def other(self, method: str, path: str, raw: bytes, receive: Receive, send: Send) -> bool:
-        """Do what `Gateway.other` says: hand a rollout out, or begin one."""
+        """Pass a rollout to an agent, or begin one; see `Gateway.other`."""
         asked = path == NEXT and method in ("GET", "POST")
         if not asked and (path, method) != (OWN, "POST"):
             return False
@@ -302,11 +302,13 @@ class OutsideAgent(SessionAgent):
         self._claim_timeout_s = claim_timeout_s
 
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
-        """Do what `SessionAgent.session_loop` says."""
+        """Make the loop of an open session; see `SessionAgent.session_loop`."""
         return OutsideLoop(
-            opened, desk=self._desk(), rollout_id=self.context.rollout_id,
+            opened,
+            desk=self._desk(),
+            rollout_id=self.context.rollout_id,
             claim_timeout_s=self._claim_timeout_s,
-        )  # fmt: skip
+        )
 
     @contextlib.asynccontextmanager
     async def taking_tasks(self, begin: BeginTask, *, most: int) -> AsyncIterator[None]:

@@ -22,7 +22,7 @@ class PostedReward:
     """The reward of a session, as its agent posted it."""
 
     step: StepResult
-    """The reward with what was said of it."""
+    """The reward with the facts posted beside it."""
     raw: bytes
     """Body of the request; the same again gets the same answer."""
 

@@ -57,7 +57,7 @@ class ProgramAgent(SessionAgent):
         self.reward_range = env.reward_range
 
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
-        """Do what `SessionAgent.session_loop` says."""
+        """Make the loop of an open session; see `SessionAgent.session_loop`."""
         self._env.context = self.context
         return ProgramLoop(opened, env=self._env)
 

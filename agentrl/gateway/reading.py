@@ -42,7 +42,7 @@ class ReadTurn:
 
     @property
     def finish(self) -> Literal["stop", "length", "calls"]:
-        """Why it ended, as every wire says it."""
+        """Why it ended, as every wire writes it."""
         return "length" if self.truncated else "calls" if self.calls else "stop"
 
 

@@ -380,7 +380,7 @@ class GatewaySession(SessionRecord):
     async def _sample(
         self, node: TreeNode, request: TurnRequest, sampling: SamplingParams, number: int
     ) -> TurnAnswer:
-        """Sample one turn, record it, and say what it is.
+        """Sample one turn, record it, and classify it.
 
         Raises:
             RequestRefused: the engine failed.

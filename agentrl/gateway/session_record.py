@@ -1,4 +1,4 @@
-"""The record of a session: what was said in it, and the rows and numbers that become of it.
+"""The record of a session: its messages, and the rows and numbers that become of it.
 
 `GatewaySession` adds to it by asking the engine; nothing here asks anyone.
 """
@@ -26,12 +26,12 @@ from agentrl.types import AgentRequest, Message
 
 
 class SessionRecord:
-    """Everything that was said in one rollout, and what is trained of it."""
+    """All messages of one rollout, and what is trained of them."""
 
     def __init__(self, *, side_calls: SideCalls) -> None:
-        """Begin with nothing; `side_calls` says what of it becomes rows."""
+        """Begin with nothing; `side_calls` chooses which of it become rows."""
         self.tree = MessageTree()
-        """Everything said in it."""
+        """All messages of the session."""
         self.counts: Counter[str] = Counter()
         """Retries, token counts and refused requests of it, by name."""
         self._side_calls = side_calls

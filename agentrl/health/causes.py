@@ -54,7 +54,7 @@ _SLOW = frozenset({"reward_fall", "decoupling", "score_falls"})
 _SLOW_TIMES = 3
 """Noise of rewards, and the distance of evaluations, date these so many times less exactly."""
 _TIE_STEPS = 2
-"""Onsets so near to each other do not say which came first."""
+"""Onsets so near to each other do not show which came first."""
 _NEAR_STEPS, _NEAR_SHARE = 5, 0.04
 """Onsets are known to so many steps, or to this share of the steps before them."""
 

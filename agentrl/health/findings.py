@@ -74,7 +74,7 @@ def fine(detector: str, title: str) -> Verdict:
 
 
 def unknown(detector: str, title: str) -> Verdict:
-    """Not enough to judge by; `title` says what is missing."""
+    """Not enough to judge by; `title` names what is missing."""
     return Verdict(name=detector, status=Status.UNKNOWN, detail=title)
 
 

@@ -20,8 +20,8 @@ from agentrl.config.base import Section
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import plain_location
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
-from agentrl.config.renamed import translate
 from agentrl.config.schema import RunConfig
+from agentrl.config.stored import translate
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, require_run
 from agentrl.errors import ConfigError
@@ -216,8 +216,9 @@ def _trouble(path: Path) -> str:
         return f"it has {size} bytes, and a config has a few thousand"
     depth = count = 0
     try:
-        for event in yaml.parse(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", None)
-                                or yaml.SafeLoader):  # fmt: skip
+        for event in yaml.parse(
+            path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", None) or yaml.SafeLoader
+        ):
             count += 1
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)

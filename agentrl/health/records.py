@@ -81,7 +81,7 @@ LARGEST = 1e100
 
 
 class Dating(StrEnum):
-    """The part of a piece of evidence that says since when something is wrong."""
+    """The part of a piece of evidence that dates since when something is wrong."""
 
     NOTICED = "noticed"
     """By the change point of its metric before its first step, at which a bound was passed."""
@@ -108,7 +108,7 @@ class Evidence:
     rollout_ids: tuple[str, ...] = ()
     """Rollouts that show it."""
     dating: Dating = Dating.NOTICED
-    """How it says since when; the first piece that does decides for the verdict."""
+    """How it dates the start; the first piece that does decides for the verdict."""
     sound_step: int | None = None
     """The last step looked at that was still sound, where only some steps are looked at: it began
     after this one and no later than `first_step`."""

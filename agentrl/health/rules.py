@@ -30,7 +30,7 @@ class RuleAction(StrEnum):
     """Action of a rule, in order from the mildest."""
 
     WARN = "warn"
-    """Say so, once a streak."""
+    """Log it, once a streak."""
     PAUSE = "pause"
     """Save, and wait for a person."""
     ROLLBACK = "rollback"

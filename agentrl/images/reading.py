@@ -29,7 +29,7 @@ _ACCEPTED = "a PIL image, the bytes of a file, a path, a data URL or an Image"
 
 
 def read_image(value: Any, *, base: Path | None = None) -> Image:
-    """An image as a record, checked as far as its header says.
+    """An image as a record, checked as far as its header goes.
 
     Args:
         value: a PIL image, bytes of a file, a path, a data URL, a part of a message in the form

@@ -51,7 +51,7 @@ def check_shown(show: Any, max_chars: Any) -> None:
 
 
 def check_standard(standard: Any) -> None:
-    """Refuse a standard that says nothing.
+    """Refuse a standard without content.
 
     Raises:
         ConfigError: it is no text, or an empty one.

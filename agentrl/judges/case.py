@@ -23,7 +23,7 @@ MAX_CHARS = 24_000
 
 
 class CaseJudge:
-    """Asks a served model for a verdict on the works of a case; each kind of judge says which."""
+    """Asks a served model for a verdict on the works of a case; each kind of judge sets which."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CaseJudge:
         max_chars: int,
         where: str,
     ) -> None:
-        """Say who judges, by which instructions; nothing is asked yet.
+        """Set who judges, by which instructions; nothing is asked yet.
 
         Args:
             settings: of the model.
@@ -107,6 +107,8 @@ def verdict_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
 def closed_object(properties: Mapping[str, Any]) -> dict[str, Any]:
     """JSON schema of an object with exactly these fields."""
     return {
-        "type": "object", "properties": dict(properties), "required": list(properties),
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
         "additionalProperties": False,
-    }  # fmt: skip
+    }

@@ -52,7 +52,7 @@ class PairwiseJudge(CaseJudge):
         max_chars: int = MAX_CHARS,
         where: str = "",
     ) -> None:
-        """Say who compares, by which standard; nothing is asked yet.
+        """Set who compares, by which standard; nothing is asked yet.
 
         Args:
             settings: of the model.
@@ -100,7 +100,7 @@ class PairwiseJudge(CaseJudge):
 
 
 def read_winner(said: str, mark: str) -> Winner:
-    """The verdict in what the model said.
+    """The verdict in the model's answer.
 
     Raises:
         ValueError: there is not exactly one, or it is none of `Winner`.
@@ -158,9 +158,12 @@ def pairwise_of(
         ConfigError: an argument is wrong; names it.
     """
     values = {
-        "model": model, "standard": standard, "show": show, "with_label": with_label,
+        "model": model,
+        "standard": standard,
+        "show": show,
+        "with_label": with_label,
         "max_chars": max_chars,
-    }  # fmt: skip
+    }
     return _pairwise_of(values)
 
 

@@ -72,7 +72,7 @@ class RankingJudge(CaseJudge):
         at_once: int = MOST_AT_ONCE,
         where: str = "",
     ) -> None:
-        """Say who ranks, by which standard; nothing is asked yet.
+        """Set who ranks, by which standard; nothing is asked yet.
 
         Args:
             settings: of the model.
@@ -145,7 +145,7 @@ class RankingJudge(CaseJudge):
 
 
 def read_ranking(said: str, mark: str, count: int) -> WorkRanking:
-    """The ranking in what the model said.
+    """The ranking in the model's answer.
 
     Raises:
         ValueError: there is not exactly one, or it is no order of all works.
@@ -196,9 +196,13 @@ async def ranking_judge(
         ServedModelError: the model could not be asked; ends the rollouts as `grader_crashed`.
     """
     judge = ranking_of(
-        model=model, standard=standard, show=show, with_label=with_label, max_chars=max_chars,
+        model=model,
+        standard=standard,
+        show=show,
+        with_label=with_label,
+        max_chars=max_chars,
         at_once=at_once,
-    )  # fmt: skip
+    )
     return await judge.values(task, rows or trajectories)
 
 
@@ -217,9 +221,13 @@ def ranking_of(
         ConfigError: an argument is wrong; names it.
     """
     values = {
-        "model": model, "standard": standard, "show": show, "with_label": with_label,
-        "max_chars": max_chars, "at_once": at_once,
-    }  # fmt: skip
+        "model": model,
+        "standard": standard,
+        "show": show,
+        "with_label": with_label,
+        "max_chars": max_chars,
+        "at_once": at_once,
+    }
     return _ranking_of(values)
 
 

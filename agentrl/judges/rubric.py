@@ -73,7 +73,7 @@ class RubricJudge(CaseJudge):
         max_chars: int = MAX_CHARS,
         where: str = "",
     ) -> None:
-        """Say who judges, by which criteria; nothing is asked yet.
+        """Set who judges, by which criteria; nothing is asked yet.
 
         Args:
             settings: of the model.
@@ -116,7 +116,7 @@ class RubricJudge(CaseJudge):
         return await self.ask(task, {"work": work}, last=_LAST, read=self.read, schema=self._schema)
 
     def read(self, said: str, mark: str) -> RubricVerdict:
-        """The verdict in what the model said.
+        """The verdict in the model's answer.
 
         Args:
             said: text of the model.
@@ -202,9 +202,12 @@ def rubric_of(
         ConfigError: an argument is wrong; names it.
     """
     values = {
-        "model": model, "criteria": criteria, "show": show, "with_label": with_label,
+        "model": model,
+        "criteria": criteria,
+        "show": show,
+        "with_label": with_label,
         "max_chars": max_chars,
-    }  # fmt: skip
+    }
     return _rubric_of(values)
 
 

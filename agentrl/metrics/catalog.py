@@ -1,4 +1,4 @@
-"""Every metric that agentrl logs: its name, what it says, its unit, and what verl calls it.
+"""Every metric that agentrl logs: its name, its meaning, its unit, and what verl calls it.
 
 Data only; `agentrl.metrics.names` looks things up. Parts in capitals stand for a name or a number.
 A name of verl is given where it is the same quantity, or as near to it as verl has one: its lengths
@@ -300,6 +300,13 @@ FIT: tuple[MetricName, ...] = (
 """Those of `agentrl fit`, which no run of RL logs."""
 
 CATALOG: tuple[MetricName, ...] = (
-    *_ROLLOUT, *_REWARD, *_BATCH, *_TRAIN, *_SAMPLER, *_MACHINE, *_EVAL, *FIT,
-)  # fmt: skip
+    *_ROLLOUT,
+    *_REWARD,
+    *_BATCH,
+    *_TRAIN,
+    *_SAMPLER,
+    *_MACHINE,
+    *_EVAL,
+    *FIT,
+)
 """The catalog, in the order of a step."""

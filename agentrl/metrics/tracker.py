@@ -174,7 +174,7 @@ class WandbSink(Tracker):
 
 
 class TrackioArgs(SinkArgs):
-    """`log.sinks.trackio`; `TRACKIO_DIR` says where it keeps local runs."""
+    """`log.sinks.trackio`; `TRACKIO_DIR` names where it keeps local runs."""
 
     project: str = "agentrl"
     """Project there."""

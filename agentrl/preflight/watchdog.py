@@ -34,7 +34,7 @@ from agentrl.types.finding import Finding, fail
 _END_S = 5.0
 """For checks that were asked to end, to close their sandboxes."""
 _MARGIN_S = 5.0
-"""For the other process, to end a check in time itself."""
+"""For the other process, to end a check in time itself, unless a caller sets another limit."""
 _TICK_S = 0.2
 _CHECKS = "agentrl.preflight.runner:serve"
 _GIB = 2**30
@@ -56,6 +56,7 @@ def run_watched(
     *,
     arguments: dict[str, Any],
     memory_share: float = 0.9,
+    margin_s: float = _MARGIN_S,
     waiting: Callable[[str, float, float], None] = lambda name, since_s, limit_s: None,
 ) -> Watched:
     """Run all checks of a plan.
@@ -64,6 +65,7 @@ def run_watched(
         make: `module:function` that makes the plan in the other process.
         arguments: of the function, by name, pickled; it gets `found` besides.
         memory_share: of the free memory that the checks may take.
+        margin_s: for the other process, to end a check in time itself.
         waiting: called several times a second with the line that runs, its seconds so far and its
             limit.
 
@@ -81,7 +83,11 @@ def run_watched(
                 with contextlib.suppress(ChildEnded):
                     child.send({}, pickle.dumps(order))
                 watch = _Watch(
-                    child=child, stacks=stacks, memory_share=memory_share, waiting=waiting
+                    child=child,
+                    stacks=stacks,
+                    memory_share=memory_share,
+                    margin_s=margin_s,
+                    waiting=waiting,
                 )
                 watch.run()
             finally:
@@ -100,6 +106,7 @@ class _Watch:
     child: ChildProcess
     stacks: Path
     memory_share: float
+    margin_s: float
     waiting: Callable[[str, float, float], None]
     lines: list[Finding] = field(default_factory=list[Finding])
     answers: list[Any] = field(default_factory=list[Any])
@@ -146,7 +153,7 @@ class _Watch:
             self.answers, self.ended = pickle.loads(frame.body), True
 
     def _broken_limit(self, now: float) -> Finding | None:
-        if now - self._beat > self._limit.still_s + _MARGIN_S:
+        if now - self._beat > self._limit.still_s + self.margin_s:
             return self._stuck(now - self._beat)
         taken = _resident_bytes(self._process)
         if self._room is not None and taken > self.memory_share * self._room:

@@ -18,7 +18,7 @@ of a long multiplication, too."""
 MEMORY_BYTES = 4 * 2**30
 """Address space; the imports alone reserve about half a GiB."""
 MARKED = re.compile(r"\\boxed|(?<!\\)\$[^$]+\$|\\\(|\\\[")
-"""What says where the formula of a text is. A single dollar sign is a price."""
+"""What marks where the formula of a text is. A single dollar sign is a price."""
 SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d{1,3}")
 """LaTeX would read the `e` as Euler's number."""
 

@@ -115,7 +115,7 @@ def _score(value: Any) -> Any:
 
 
 def _only(value: Any) -> Any:
-    """The one number of a batch of one; TRL's None says that the function is not for this task."""
+    """The one number of a batch of one; TRL's None means that the function is not for this task."""
     [number] = value
     return 0.0 if number is None else number
 

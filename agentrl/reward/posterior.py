@@ -73,9 +73,14 @@ class HeadPosterior:
         """
         buffer = io.BytesIO()
         np.savez(
-            buffer, weight=self.weight_E, mean=self.mean_E, covariance=self.covariance_EE,
-            prior=self.prior, decided=self.decided, pairs=self.pairs,
-        )  # fmt: skip
+            buffer,
+            weight=self.weight_E,
+            mean=self.mean_E,
+            covariance=self.covariance_EE,
+            prior=self.prior,
+            decided=self.decided,
+            pairs=self.pairs,
+        )
         write_whole(folder / POSTERIOR_FILE, buffer.getvalue())
         return folder / POSTERIOR_FILE
 

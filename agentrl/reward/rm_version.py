@@ -1,4 +1,4 @@
-"""The part of a reward that says which version of a refreshed reward model paid it."""
+"""The part of a reward that names which version of a refreshed reward model paid it."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class RewardShaper:
     def _clip(
         self, name: str, bounds: Bounds | None, items: Collection[_Shaped], bag: MetricBag
     ) -> None:
-        """Clip every reward, and say so once a streak if that leaves most on a bound."""
+        """Clip every reward, and warn once a streak if that leaves most on a bound."""
         if bounds is None or not items:
             return
         changed = at_bound = 0

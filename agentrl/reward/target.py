@@ -93,9 +93,14 @@ def load_target(name: str, item: RewardFunction, *, base: Path | None) -> Reward
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return RewardTarget(
-        name=name, target=item.target, weight=item.weight, call=call, args=item.args,
-        wants_rows=wants_rows, of_group=of_group,
-    )  # fmt: skip
+        name=name,
+        target=item.target,
+        weight=item.weight,
+        call=call,
+        args=item.args,
+        wants_rows=wants_rows,
+        of_group=of_group,
+    )
 
 
 def read_value(value: Any, where: str) -> RewardValue:

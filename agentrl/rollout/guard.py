@@ -198,6 +198,6 @@ async def bounded_turn(
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled; else some code let a cancellation of its own escape."""
+    """Whether this task was cancelled; else a cancellation that some code made escaped from it."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -292,7 +292,7 @@ class ToolAgentLoop:
     # -- PROCESSING_TOOLS -------------------------------------------------------------------
 
     async def _processing_tools(self) -> AgentState:
-        """Run the calls, let the environment judge, append what comes back."""
+        """Run the calls, ask the environment to judge, append what comes back."""
         turn, limits, progress = self._turn, self._parts.limits, self._progress
         started = time.monotonic()
         results = await self._run_calls(turn)
@@ -487,7 +487,7 @@ class ToolAgentLoop:
         return AgentState.GENERATING
 
     def _offer(self, tools: Mapping[str, Tool]) -> None:
-        """Let the next turns call these tools."""
+        """Offer these tools to the next turns."""
         self._calls = replace(self._calls, tools=tools)
         self._offered = tuple(tools.values())
 

@@ -84,7 +84,7 @@ class PromptCache:
     def _with_labels(
         self, ids: Sequence[int], spans: Sequence[ImageSpan], labels: Sequence[str]
     ) -> str:
-        """The text of a prompt whose images are words: hundreds of placeholders say nothing."""
+        """The text of a prompt whose images are words: hundreds of placeholders mean nothing."""
         parts: list[str] = []
         at = 0
         for span, words in zip(spans, labels, strict=True):

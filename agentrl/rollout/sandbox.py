@@ -77,7 +77,7 @@ class SharedSandbox:
 
     @property
     def failure(self) -> str:
-        """Why nothing that this rollout says now can be trusted; empty if nothing is wrong.
+        """Why nothing that this rollout returns now can be trusted; empty if nothing is wrong.
 
         The shared sandbox broke; or one to grade in did, and no other was opened since.
         """

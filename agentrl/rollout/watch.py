@@ -47,7 +47,7 @@ class DeadlineWatch:
         return self
 
     def hold(self) -> None:
-        """Let no time pass until `release`; may be nested, and entered by other tasks."""
+        """Stop the clock until `release`; may be nested, and entered by other tasks."""
         if self._holds == 0:
             self._held_since = self._loop.time()
         self._holds += 1

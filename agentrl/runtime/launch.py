@@ -36,7 +36,13 @@ from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.drivers.choose import check_schedule, early_plan, make_run, runs_ahead
+from agentrl.runtime.drivers.choose import (
+    check_schedule,
+    early_plan,
+    is_synchronous,
+    make_run,
+    runs_ahead,
+)
 from agentrl.runtime.health.rules import check_health
 from agentrl.runtime.live_state import LiveState
 from agentrl.runtime.open_stages import open_stages
@@ -129,7 +135,7 @@ def check_parts(config: RunConfig, *, base: Path, model_path: str | None = None)
     make_env_factory(config.env, base=base, rollout=config.rollout)
     load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
     check_reward_models(config, base=base)
-    check_refresh(config, base=base)
+    check_refresh(config, base=base, synchronous=is_synchronous(config.schedule))
     check_teacher(config, base=base)
 
 
@@ -178,7 +184,7 @@ async def _run_in(
 
 @contextlib.contextmanager
 def _rolling_back(run: Path) -> Iterator[None]:
-    """What the disk does to a rollback, as an error that says how it goes on."""
+    """What the disk does to a rollback, as an error that explains how it goes on."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl.health.records import Verdict
     from agentrl.rollout.under_way.in_flight import InFlightReport, LookInFlight
     from agentrl.runtime.records import RunResult
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.serving.records import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _REST = 100
 
 
 class LiveState(Progress):
-    """Passes a run's progress on to its view, and keeps what the live file says."""
+    """Passes a run's progress on to its view, and keeps the content of the live file."""
 
     def __init__(self, path: Path, view: Progress, *, slots_per_engine: int) -> None:
         """Write nothing yet.

@@ -1,4 +1,4 @@
-"""The stages of a run: opened as `runtime` says, closed in any case."""
+"""The stages of a run: opened as `runtime` asks, closed in any case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
-from agentrl.runtime.assembly.policy import Policy, open_policy
 from agentrl.runtime.assembly.resume_point import ResumePoint
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
@@ -26,6 +25,7 @@ from agentrl.runtime.assembly.weight_route import device_to_device, own_address,
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
+from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStages:
-    """The stages of a run, and what to say of them."""
+    """The stages of a run, and their descriptions."""
 
     stages: Stages
     """For a driver."""
@@ -59,7 +59,7 @@ async def open_stages(
     store: TrajectoryStore,
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
-    """As `runtime` says: in this process, or on Ray."""
+    """As `runtime` asks: in this process, or on Ray."""
     if config.runtime.kind == "ray":
         from agentrl.runtime.ray.launch import open_ray_stages
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.health.records import Verdict
     from agentrl.runtime.records import RunResult
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.serving.records import EngineStats
 
 
@@ -74,7 +74,7 @@ class Progress:
         """
 
     def verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """All that the detectors say, each time they have looked; what changed is noted too."""
+        """All findings of the detectors, each time they have looked; what changed is noted too."""
 
     def note(self, text: str) -> None:
         """Something the user should read while the run goes on."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.disk.rollback import Rollbacks
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.health.rules import Rule, RuleAction, Streak
-from agentrl.runtime.scoring.evaluate import Comparison
+from agentrl.runtime.scores import Comparison
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task
 

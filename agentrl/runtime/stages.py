@@ -231,7 +231,7 @@ class LearnStage(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Let `learn` give up at its next micro-batch, with `StepAbandoned`; for a run that ends.
+        """Make `learn` give up at its next micro-batch, with `StepAbandoned`; for a run that ends.
 
         Where no update of the step was made, weights and state are those before it.
         """

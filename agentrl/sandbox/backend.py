@@ -40,7 +40,7 @@ class SandboxBackend(ABC):
 
     @abstractmethod
     async def probe(self) -> Probe:
-        """Try the backend once and say what it can do. Never raises."""
+        """Try the backend once and report what it can do. Never raises."""
 
     @abstractmethod
     async def create(

@@ -31,7 +31,7 @@ class Process(ABC):
 
     @property
     def outcome(self) -> Outcome | None:
-        """The way in which it ended; None while it runs, or where this kind does not say."""
+        """The way in which it ended; None while it runs, or where this kind does not report it."""
         return None
 
     @abstractmethod

@@ -40,7 +40,7 @@ class SandboxLimits:
     """Hard limits of one sandbox."""
 
     wall_s: float = 10.0
-    """Wall-clock seconds a command may take unless `exec` says less."""
+    """Wall-clock seconds a command may take unless `exec` asks for less."""
     memory_bytes: int = 512 * 2**20
     """Memory of all processes together, with what they have in sockets and in shared segments."""
     processes: int = 32

@@ -26,7 +26,7 @@ Operation = Literal["exec", "start", "talk", "files", "listen"]
 
 
 class SandboxWrapper(Sandbox):
-    """Passes everything on; `fill` and `reset` too, but `close` is the subclass's to say."""
+    """Passes everything on; `fill` and `reset` too, but the subclass decides on `close`."""
 
     def __init__(self, inner: Sandbox) -> None:
         self.limits = inner.limits
@@ -47,7 +47,7 @@ class SandboxWrapper(Sandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Do what `Sandbox.exec` says."""
+        """Run a program to its end; see `Sandbox.exec`."""
         with self.around("exec"):
             return await self._inner.exec(
                 command, stdin=stdin, timeout_s=timeout_s, cwd=cwd, env=env
@@ -60,52 +60,52 @@ class SandboxWrapper(Sandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Process:
-        """Do what `Sandbox.start` says."""
+        """Run a program that stays; see `Sandbox.start`."""
         with self.around("start"):
             return _WrappedProcess(await self._inner.start(command, cwd=cwd, env=env), self)
 
     async def listen(self, make_protocol: MakeProtocol) -> SandboxPort:
-        """Do what `Sandbox.listen` says."""
+        """Answer programs inside at a port; see `Sandbox.listen`."""
         with self.around("listen"):
             return await self._inner.listen(make_protocol)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**20) -> bytes:
-        """Do what `Sandbox.read_file` says."""
+        """Read a file of the work directory; see `Sandbox.read_file`."""
         with self.around("files"):
             return await self._inner.read_file(path, max_bytes=max_bytes)
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Do what `Sandbox.write_file` says."""
+        """Write a file of the work directory; see `Sandbox.write_file`."""
         with self.around("files"):
             await self._inner.write_file(path, data)
 
     async def upload(self, source: Path, target: str) -> None:
-        """Do what `Sandbox.upload` says."""
+        """Copy files of the host inside; see `Sandbox.upload`."""
         with self.around("files"):
             await self._inner.upload(source, target)
 
     async def download(self, source: str, *, max_bytes: int) -> dict[str, bytes]:
-        """Do what `Sandbox.download` says."""
+        """Return files of the work directory; see `Sandbox.download`."""
         with self.around("files"):
             return await self._inner.download(source, max_bytes=max_bytes)
 
     async def snapshot(self) -> Snapshot:
-        """Do what `Sandbox.snapshot` says."""
+        """Freeze the work directory; see `Sandbox.snapshot`."""
         with self.around("files"):
             return await self._inner.snapshot()
 
     async def fill(self, snapshot: Snapshot) -> None:
-        """Do what `Sandbox.fill` says."""
+        """Lay a snapshot out; see `Sandbox.fill`."""
         with self.around("files"):
             await self._inner.fill(snapshot)
 
     async def reset(self) -> None:
-        """Do what `Sandbox.reset` says."""
+        """Make the sandbox as good as new; see `Sandbox.reset`."""
         with self.around("files"):
             await self._inner.reset()
 
     async def close(self) -> None:
-        """Do what `Sandbox.close` says."""
+        """Kill everything inside; see `Sandbox.close`."""
         await self._inner.close()
 
 

@@ -16,6 +16,7 @@ import aiohttp
 from agentrl.served import wire
 from agentrl.served.backoff import backoff_s, is_transient, retry_after_s
 from agentrl.served.budget import Gate
+from agentrl.served.formats import count_tokens
 from agentrl.served.settings import ServedSettings
 from agentrl.types import usage
 from agentrl.types.usage import spend
@@ -239,7 +240,7 @@ class Attempts:
 
     def _book(self, answer: Any) -> None:
         """Count the tokens of a response, whatever becomes of it: they have to be paid."""
-        counted = wire.count_tokens(self._settings, answer)
+        counted = count_tokens(self._settings.api, answer)
         read, written = counted.prompt, counted.completion
         if read is None or written is None:
             priced = self._settings.price_in or self._settings.price_out

@@ -14,7 +14,7 @@ from agentrl.served.waiting import in_line
 
 
 class Gate:
-    """Lets requests to one server through, in the order in which they came.
+    """Admits requests to one server, in the order in which they came.
 
     It counts all of them, so models with different bounds share one count: each waits until fewer
     are under way than its own bound.

@@ -32,7 +32,7 @@ class ServedModel:
     """Asks a model behind a server. One object may be used from several event loops."""
 
     def __init__(self, settings: ServedSettings, *, where: str = "") -> None:
-        """Say where the model is; nothing is asked yet.
+        """Set where the model is; nothing is asked yet.
 
         Args:
             settings: address, bounds and prices.

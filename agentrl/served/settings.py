@@ -6,13 +6,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError, choices
-
-Api = Literal["openai", "anthropic"]
-"""Wire formats: OpenAI's chat completions and Anthropic's messages."""
+from agentrl.served.formats import Api
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

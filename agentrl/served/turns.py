@@ -11,6 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.served import wire
+from agentrl.served.formats import (
+    Api,
+    WireCall,
+    add_blocks,
+    anthropic_call,
+    anthropic_result,
+    anthropic_tool,
+    count_tokens,
+    openai_call,
+    read_wire_turn,
+)
 from agentrl.served.settings import ServedSettings
 from agentrl.types import Message, ToolCall
 
@@ -26,9 +37,9 @@ class ServedTurn:
     truncated: bool
     """Whether it ended at its token limit."""
     prompt_tokens: int
-    """Tokens before it; 0 where the server does not say."""
+    """Tokens before it; 0 where the server does not report them."""
     sampled_tokens: int
-    """Tokens of it; 0 where the server does not say."""
+    """Tokens of it; 0 where the server does not report them."""
 
 
 def turn_body(
@@ -56,14 +67,7 @@ def turn_body(
     body = wire.request_body(settings, written, None)
     functions = [tool["function"] for tool in tools]
     if functions and anthropic:
-        body["tools"] = [
-            {
-                "name": one["name"],
-                "description": one.get("description", ""),
-                "input_schema": one["parameters"],
-            }
-            for one in functions
-        ]
+        body["tools"] = [anthropic_tool(one) for one in functions]
     elif functions:
         body["tools"] = [dict(tool) for tool in tools]
     if stop:
@@ -77,18 +81,15 @@ def read_served_turn(settings: ServedSettings, answer: Any) -> ServedTurn:
     Raises:
         ValueError: it is not a response of this wire format, or it says nothing.
     """
-    read = _anthropic_turn if settings.api == "anthropic" else _openai_turn
-    try:
-        text, calls, truncated = read(answer)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a response of the {settings.api} format") from error
-    if not calls and not text.strip():
+    turn = read_wire_turn(settings.api, answer)
+    calls = tuple(_call(settings.api, one) for one in turn.calls)
+    if not calls and not turn.text.strip():
         raise ValueError("the answer has neither text nor calls")
-    counts = wire.count_tokens(settings, answer)
+    counts = count_tokens(settings.api, answer)
     return ServedTurn(
-        text=text.encode(errors="replace").decode(),
+        text=turn.text.encode(errors="replace").decode(),
         calls=calls,
-        truncated=truncated,
+        truncated=turn.truncated,
         prompt_tokens=counts.prompt or 0,
         sampled_tokens=counts.completion or 0,
     )
@@ -98,26 +99,12 @@ def _openai(message: Message) -> dict[str, Any]:
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         out["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-            }
+            openai_call(call.id, call.name, json.dumps(dict(call.arguments)))
             for call in message.tool_calls
         ]
     if message.role == "tool":
         out["tool_call_id"] = message.tool_call_id
     return out
-
-
-def _openai_turn(answer: Any) -> tuple[str, tuple[ToolCall, ...], bool]:
-    choice = answer["choices"][0]
-    message = choice["message"]
-    calls = tuple(
-        _call(one["id"], one["function"]["name"], json.loads(one["function"]["arguments"] or "{}"))
-        for one in message.get("tool_calls") or ()
-    )
-    return message.get("content") or "", calls, choice.get("finish_reason") == "length"
 
 
 def _anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -128,34 +115,22 @@ def _anthropic_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             out.append({"role": "system", "content": message.content})
             continue
         if message.role == "tool":
-            used = message.tool_call_id
-            blocks.append({"type": "tool_result", "tool_use_id": used, "content": message.content})
+            blocks.append(anthropic_result(message.tool_call_id, message.content))
         elif message.content:
             blocks.append({"type": "text", "text": message.content})
         blocks += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
-            for call in message.tool_calls
+            anthropic_call(call.id, call.name, call.arguments) for call in message.tool_calls
         ]
-        role = "assistant" if message.role == "assistant" else "user"
-        if out and out[-1]["role"] == role:
-            out[-1]["content"] += blocks
-        else:
-            out.append({"role": role, "content": blocks})
+        add_blocks(out, "assistant" if message.role == "assistant" else "user", blocks)
     return out
 
 
-def _anthropic_turn(answer: Any) -> tuple[str, tuple[ToolCall, ...], bool]:
-    blocks = answer["content"]
-    text = "".join(block["text"] for block in blocks if block["type"] == "text")
-    calls = tuple(
-        _call(block["id"], block["name"], block["input"])
-        for block in blocks
-        if block["type"] == "tool_use"
-    )
-    return text, calls, answer.get("stop_reason") == "max_tokens"
-
-
-def _call(call_id: Any, name: Any, arguments: Any) -> ToolCall:
-    if not isinstance(arguments, Mapping) or not isinstance(name, str):
-        raise ValueError("a call has no name or no object of arguments")
-    return ToolCall(id=str(call_id), name=name, arguments=dict(arguments), raw="")
+def _call(api: Api, call: WireCall) -> ToolCall:
+    arguments = call.arguments
+    if api == "openai":
+        if not isinstance(arguments, str | None):
+            raise ValueError("not a response of the openai format")
+        arguments = json.loads(arguments or "{}")
+    if call.id is None or not isinstance(arguments, Mapping) or not isinstance(call.name, str):
+        raise ValueError("a call has no id, no name or no object of arguments")
+    return ToolCall(id=str(call.id), name=call.name, arguments=dict(arguments), raw="")

@@ -23,7 +23,7 @@ class HeldLimit:
         self._left_s = 0.0
 
     def hold(self) -> None:
-        """Let no time pass until `release`."""
+        """Stop the clock until `release`."""
         self._holds += 1
         when = self._limit.when()
         if self._holds == 1 and when is not None and not self._limit.expired():
@@ -31,7 +31,7 @@ class HeldLimit:
             self._limit.reschedule(None)
 
     def release(self) -> None:
-        """Let time pass again, once every `hold` has been released."""
+        """Start the clock again, once every `hold` has been released."""
         self._holds -= 1
         if not self._holds and self._limit.when() is None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._left_s)

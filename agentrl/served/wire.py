@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.served.settings import ServedSettings
@@ -18,16 +17,6 @@ SchemaForm = Literal["response_format", "tool", "output_config"]
 _ANTHROPIC_VERSION = "2023-06-01"
 _TOOL = "answer"
 """Name of the tool whose arguments are a structured answer, and of the schema."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCounts:
-    """Tokens of one response, as the server counts them."""
-
-    prompt: int | None
-    """Tokens read; None where it does not say."""
-    completion: int | None
-    """Tokens written; None where it does not say."""
 
 
 def endpoint(settings: ServedSettings) -> str:
@@ -109,21 +98,6 @@ def answer_text(settings: ServedSettings, answer: Any) -> str:
     return text.encode(errors="replace").decode()
 
 
-def count_tokens(settings: ServedSettings, answer: Any) -> TokenCounts:
-    """Tokens of a response, of whatever form it is."""
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
-    if settings.api == "openai":
-        return TokenCounts(
-            prompt=_count(usage, "prompt_tokens"), completion=_count(usage, "completion_tokens")
-        )
-    read = _count(usage, "input_tokens")
-    if read is not None:
-        # Tokens that its prompt cache held or took in are not part of `input_tokens`.
-        for part in ("cache_creation_input_tokens", "cache_read_input_tokens"):
-            read += _count(usage, part) or 0
-    return TokenCounts(prompt=read, completion=_count(usage, "output_tokens"))
-
-
 def _openai_body(settings: ServedSettings, messages: ChatMessages) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": settings.model,
@@ -181,8 +155,3 @@ def _anthropic_text(answer: Any) -> str:
         if block["type"] == "tool_use" and block["name"] == _TOOL:
             return json.dumps(block["input"])
     return "".join(block["text"] for block in blocks if block["type"] == "text")
-
-
-def _count(usage: Any, name: str) -> int | None:
-    value = usage.get(name) if isinstance(usage, Mapping) else None
-    return value if type(value) is int and value >= 0 else None

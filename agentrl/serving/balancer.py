@@ -206,7 +206,7 @@ class LoadBalancer:
         self._set(name, EngineState.QUARANTINED)
 
     def restore(self, name: str) -> None:
-        """Let an engine take requests again."""
+        """Open an engine to requests again."""
         self._set(name, EngineState.ACTIVE)
 
     # -- questions --------------------------------------------------------------------------

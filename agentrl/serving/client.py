@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 STAGE_LIMIT_S = 600.0
 """Seconds that a sync waits for engines to take weights beside those they sample with."""
 PAUSE_LIMIT_S = 600.0
-"""Seconds to pause or resume for engines of which nothing else is said."""
+"""Seconds to pause or resume for engines that set no limit of their own."""
 LOAD_LIMIT_S = RECOVER_LIMIT_S
 """Seconds to take new weights while paused: as long as an engine has that catches up by itself."""
 Act = Callable[[Engine], Awaitable[None]]
@@ -113,7 +113,7 @@ class TokenClient(Fleet):
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """See `Generator.generate`; which failures are tried again says the module.
+        """See `Generator.generate`; the module lists which failures are tried again.
 
         Raises:
             EngineRefused: all engines turned it away, or the client is closed.
@@ -299,7 +299,7 @@ class TokenClient(Fleet):
         await self._all("pause", _within(self._pause_limit_s, lambda engine: engine.pause()))
 
     async def resume_all(self) -> None:
-        """Let every engine that serves go on; one that does not is quarantined.
+        """Resume every engine that serves; one that does not is quarantined.
 
         Raises:
             EngineError: their versions do not agree, and none was resumed; or none resumes.
@@ -310,7 +310,7 @@ class TokenClient(Fleet):
         self._served = version
 
     async def stage_weights(self, ticket: WeightTicket) -> None:
-        """Let every engine that serves take new weights beside those that it samples with.
+        """Stage new weights in every engine that serves, beside those that it samples with.
 
         One that cannot takes them in `load_weights`. So does one that is silent for longer than
         `STAGE_LIMIT_S`, and one that serves no more catches up by itself: new weights of the others

@@ -222,7 +222,7 @@ class Fleet:
         self._join(name)
 
     async def remove_engine(self, name: str, *, limit_s: float = 60.0) -> None:
-        """Give an engine no more requests, let it finish what it has, close and forget it.
+        """Give an engine no more requests, wait for those it has, close and forget it.
 
         Args:
             name: of the engine.
@@ -315,7 +315,7 @@ class Fleet:
         self._notify()
 
     def take_back(self, name: str) -> None:
-        """Let a quarantined engine serve whose weights were loaded for it alone.
+        """Serve again from a quarantined engine whose weights were loaded for it alone.
 
         Raises:
             EngineError: there is none of that name.
@@ -327,7 +327,7 @@ class Fleet:
             self._serve(name)
 
     def hold_turns(self, held: bool) -> None:
-        """Stop the clocks of all turns, or let them go on: the engines are paused by others.
+        """Stop the clocks of all turns, or start them again: the engines are paused by others.
 
         A fleet that pauses its engines itself does this with the pause. Idempotent.
         """

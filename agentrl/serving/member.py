@@ -49,7 +49,7 @@ class Member:
     probe: asyncio.Task[None] | None = None
     """Brings it back out of quarantine."""
     staging: asyncio.Task[None] | None = None
-    """Lets it take new weights beside those it samples with; ends when it serves no more."""
+    """Stages new weights beside those it samples with; ends when it serves no more."""
     _running: set[asyncio.Timeout] = field(default_factory=set)
     _emptied: asyncio.Event = field(default_factory=asyncio.Event)
     _check: asyncio.Task[EngineHealth] | None = None

@@ -1,4 +1,4 @@
-"""Finds engines that hold requests and produce nothing, although they say that they are well.
+"""Finds engines that hold requests and produce nothing, although they report that they are well.
 
     in flight, and for `stuck_after_s` no turn ended and no counter moved
         --> ask for one token, with as long again --none--> quarantine: turns go to other engines
@@ -119,7 +119,7 @@ class EngineWatch:
                 seen.question = asyncio.create_task(self._question(name, seen))
 
     def _note_outage(self, now: float) -> None:
-        """Say that no engine serves, once a minute, and that one does again."""
+        """Log that no engine serves, once a minute, and that one does again."""
         if self._client.active():
             if self._outage_began is not None and self._outage_told:
                 self._note(f"engines serve again after {now - self._outage_began:.0f} s")

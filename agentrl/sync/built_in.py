@@ -23,19 +23,19 @@ class InProcessTransfer(WeightTransfer):
     for_shared_weights = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """Do what `WeightTransfer.hindrance` says."""
+        """Return why it cannot reach the engines; see `WeightTransfer.hindrance`."""
         return "" if route.shared_weights else "the engines do not share the trainer's weights"
 
     def preferred(self, route: TransferRoute) -> bool:
-        """Do what `WeightTransfer.preferred` says."""
+        """Return true where `auto` takes it; see `WeightTransfer.preferred`."""
         return route.shared_weights
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         return InProcessSender()
 
     def receiver(self) -> WeightReceiver:
-        """Do what `WeightTransfer.receiver` says."""
+        """Make the engine's half; see `WeightTransfer.receiver`."""
         return InProcessReceiver()
 
 
@@ -46,7 +46,7 @@ class ShmTransfer(WeightTransfer):
     reads = ()
 
     def hindrance(self, route: TransferRoute) -> str:
-        """Do what `WeightTransfer.hindrance` says."""
+        """Return why it cannot reach the engines; see `WeightTransfer.hindrance`."""
         return "" if route.same_host else "trainer and engines run on different hosts"
 
     def preferred(self, route: TransferRoute) -> bool:
@@ -54,13 +54,13 @@ class ShmTransfer(WeightTransfer):
         return route.same_host and not route.cuda
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         from agentrl.sync.shm.shm import ShmSender
 
         return ShmSender()
 
     def receiver(self) -> WeightReceiver:
-        """Do what `WeightTransfer.receiver` says."""
+        """Make the engine's half; see `WeightTransfer.receiver`."""
         from agentrl.sync.shm.shm import ShmReceiver
 
         return ShmReceiver()
@@ -74,7 +74,7 @@ class DiskTransfer(WeightTransfer):
     plain_server = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """Do what `WeightTransfer.hindrance` says."""
+        """Return why it cannot reach the engines; see `WeightTransfer.hindrance`."""
         reached = route.shared_folder or route.same_host
         return "" if reached else "the hosts need a `sync.directory`"
 
@@ -83,7 +83,7 @@ class DiskTransfer(WeightTransfer):
         return route.shared_folder and not route.cuda
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         from agentrl.sync.disk.disk import DiskSender
 
         section = setup.section
@@ -93,7 +93,7 @@ class DiskTransfer(WeightTransfer):
         return DiskSender(folder, dense_every=section.dense_every)
 
     def receiver(self) -> WeightReceiver:
-        """Do what `WeightTransfer.receiver` says."""
+        """Make the engine's half; see `WeightTransfer.receiver`."""
         from agentrl.sync.disk.disk import DiskReceiver
 
         return DiskReceiver()
@@ -110,7 +110,7 @@ class CollectiveTransfer(WeightTransfer):
         return True
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         from agentrl.sync.collective.sender import GroupSender
         from agentrl.sync.relay.sender import RelaySender
 
@@ -124,7 +124,7 @@ class CollectiveTransfer(WeightTransfer):
         return GroupSender(kind="nccl", **settings) if setup.cuda else RelaySender(**settings)
 
     def receiver(self) -> WeightReceiver:
-        """Do what `WeightTransfer.receiver` says."""
+        """Make the engine's half; see `WeightTransfer.receiver`."""
         from agentrl.sync.network_receiver import NetworkReceiver
 
         return NetworkReceiver()
@@ -139,19 +139,19 @@ class IpcTransfer(WeightTransfer):
     needs_cuda = True
 
     def hindrance(self, route: TransferRoute) -> str:
-        """Do what `WeightTransfer.hindrance` says."""
+        """Return why it cannot reach the engines; see `WeightTransfer.hindrance`."""
         if not route.cuda:
             return "CUDA handles need CUDA devices and there are none"
         return "" if route.same_host else "CUDA handles do not leave their host"
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         from agentrl.sync.ipc import IpcSender
 
         return IpcSender()
 
     def receiver(self) -> WeightReceiver:
-        """Do what `WeightTransfer.receiver` says."""
+        """Make the engine's half; see `WeightTransfer.receiver`."""
         from agentrl.sync.ipc import IpcReceiver
 
         return IpcReceiver()
@@ -167,14 +167,14 @@ class NcclTransfer(WeightTransfer):
     server_plugin = "nccl"
 
     def hindrance(self, route: TransferRoute) -> str:
-        """Do what `WeightTransfer.hindrance` says."""
+        """Return why it cannot reach the engines; see `WeightTransfer.hindrance`."""
         if not route.cuda:
             return "NCCL needs CUDA devices and there are none"
         own = route.engine_kind == "vllm"
         return "" if own else "it is vLLM's own engine, and the embedded one has none"
 
     def sender(self, setup: SenderSetup) -> WeightSender:
-        """Do what `WeightTransfer.sender` says."""
+        """Make the trainer's half; see `WeightTransfer.sender`."""
         from agentrl.sync.vllm.nccl_sender import NcclSender
 
         return NcclSender(

@@ -146,7 +146,7 @@ class WeightSync:
         return bag
 
     async def catch_up(self, engine: Engine) -> None:
-        """Give a quarantined engine the newest weights and let it run; the client's `recover`.
+        """Give a quarantined engine the newest weights and resume it; the client's `recover`.
 
         Raises:
             EngineError: it is not well, or a streaming backend has nothing to give now.
@@ -234,7 +234,7 @@ class WeightSync:
         return self.client.engine(name).version < version
 
     async def _answering(self) -> list[str]:
-        """Quarantined engines that can take part: those that let themselves be paused."""
+        """Quarantined engines that can take part: those that can be paused."""
 
         async def pause(name: str) -> None:
             async with LoopTimeout(ANSWER_LIMIT_S):

@@ -36,7 +36,7 @@ class InProcessSender:
 
 
 class InProcessReceiver:
-    """Says that nothing comes; see `agentrl.sync.transfer.WeightReceiver`."""
+    """Reports that nothing comes; see `agentrl.sync.transfer.WeightReceiver`."""
 
     keeps = True
     """Tensors stay valid until the next ticket."""

@@ -98,7 +98,7 @@ class IpcSender:
         )
 
     def close(self) -> None:
-        """Let go of the tensors. Idempotent."""
+        """Release the tensors. Idempotent."""
         self._alive = []
 
 

@@ -1,4 +1,4 @@
-"""The engines' half of `collective`: a relay or a process group, as the sender's info says."""
+"""The engines' half of `collective`: a relay or a process group, as the sender's info asks."""
 
 from __future__ import annotations
 

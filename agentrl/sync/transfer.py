@@ -66,7 +66,7 @@ class WeightSender(Protocol):
     """Whether the engines must be receiving while `send` runs."""
 
     def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Say how to meet, once before the first `send` and again when the fleet has changed.
+        """Describe how to meet, once before the first `send` and again when the fleet has changed.
 
         Returns:
             One JSON-serialisable info for each receiver's `prepare_weights`, in their order; the

@@ -31,11 +31,11 @@ class ByteImages:
     placeholder_id = 256
 
     def expand(self, image: Image) -> ExpandedImage:
-        """Do what `ImageReader.expand` says; nothing is decoded or kept."""
+        """Write the text of an image; see `ImageReader.expand`. Nothing is decoded or kept."""
         return ExpandedImage(text=IMAGE, grid=(1, 1, 1))
 
     def probes(self) -> tuple[Image, Image, Image]:
-        """Do what `ImageReader.probes` says."""
+        """Make three small images; see `ImageReader.probes`."""
         small, wide, high = (
             Image(digest=name, data=b"", width=width, height=height)
             for name, width, height in (("small", 8, 8), ("wide", 16, 8), ("high", 8, 16))

@@ -245,8 +245,9 @@ def _prompt(draw: random.Random, grammar: PlantedGrammar, split: str) -> str:
 
 
 def _answer(draw: random.Random, grammar: PlantedGrammar) -> str:
-    praise = [word for _ in range(draw.randint(0, _MOST_PRAISE))
-              for word in draw.choice(grammar.praise)]  # fmt: skip
+    praise = [
+        word for _ in range(draw.randint(0, _MOST_PRAISE)) for word in draw.choice(grammar.praise)
+    ]
     good = draw.choices(grammar.good, k=draw.randint(0, _MOST_MARKED))
     bad = draw.choices(grammar.bad, k=draw.randint(0, _MOST_MARKED))
     # The whole length is drawn, so that fillers make up for what the other words leave.

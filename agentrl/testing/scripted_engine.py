@@ -108,7 +108,7 @@ class ScriptedEngine(Engine):
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """Say the next reply of the session's script."""
+        """Return the next reply of the session's script."""
         if self._closed:
             raise EngineRefused(f"engine {self.name} is closed")
         number = self._started

@@ -1,4 +1,4 @@
-"""The critic: says what a rollout is worth from every token on, and is trained to say it better.
+"""The critic: predicts what a rollout is worth from every token on, and learns to do so.
 
 It is a model of its own beside the policy, on the same packed rows, with its own optimizer state
 and learning rate. It is trained in every update of the step, also in those of the warm-up, in

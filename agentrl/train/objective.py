@@ -48,7 +48,7 @@ class FixedLogProbs:
     """The teacher; needed with `algorithm.distill`."""
 
     def asking(self, tensors: TensorBatch) -> TensorBatch:
-        """The micro-batch with a wish for what the policy says of the teacher's tokens."""
+        """The micro-batch with a wish for the policy's numbers at the teacher's tokens."""
         if self.teacher is None or self.teacher.ids_RK.shape[1] == 0:
             return tensors
         return replace(tensors, more_AK=self.teacher.ids_RK[tensors.index_A])
@@ -348,7 +348,7 @@ def _called(spec: LossSpec, inputs: LossInputs) -> object:
 
 
 def _checked(found: object, spec: LossSpec, inputs: LossInputs) -> TokenLosses:
-    """Refuse what cannot be aggregated, and say what was expected."""
+    """Refuse what cannot be aggregated, and name what was expected."""
     what = f"policy loss {spec.name!r}"
     if not isinstance(found, TokenLosses):
         raise TrainError(f"{what} returned {type(found).__name__}, expected TokenLosses")

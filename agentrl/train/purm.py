@@ -1,4 +1,4 @@
-"""The deviation that a reward model with two outputs (`purm`) says of its reward."""
+"""The deviation that a reward model with two outputs (`purm`) gives for its reward."""
 
 from __future__ import annotations
 

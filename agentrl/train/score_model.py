@@ -137,7 +137,7 @@ class ScoreModel:
         return np.stack(numbers).astype(np.float64)
 
     def _outputs(self, values_RO: Tensor) -> Tensor:
-        """[R, K O] As `scores` gives them, of what the model says."""
+        """[R, K O] As `scores` gives them, from the model's outputs."""
         if values_RO.shape[1] == 1 or self.heads > 1:
             return values_RO
         return torch.stack([values_RO[:, 0], purm_deviation(values_RO[:, 1])], dim=1)
@@ -154,7 +154,7 @@ class RewardHead:
     dtype: Literal["bfloat16", "float32"]
     """Arithmetic: bfloat16 where it was saved so, else float32."""
     context: int | None
-    """Most tokens of a row; None where the model does not say."""
+    """Most tokens of a row; None where the model names no limit."""
     vocabulary: int
     """Number of token ids that the model reads."""
 

@@ -70,7 +70,7 @@ class TokenNumbers:
 
 
 def clip_state(metrics: Mapping[str, Tensor | float], mask_R: Tensor) -> Tensor:
-    """[R] Which bound held a token back, from what a policy loss says of itself.
+    """[R] Which bound held a token back, from the metrics of a policy loss.
 
     A loss of a user says it by giving masks [R] the names of `CLIP_METRICS`; one that does
     not shows 0 everywhere.
@@ -173,8 +173,11 @@ class TokenRecorder:
             self._warned = True
             logger.warning(
                 "trained tokens are not recorded, training goes on (later failures are counted as "
-                "%s and not told again): %s: %s", FAILURES, type(error).__name__, error,
-            )  # fmt: skip
+                "%s and not told again): %s: %s",
+                FAILURES,
+                type(error).__name__,
+                error,
+            )
 
     def _note(self, micro: MicroBatch, numbers: TokenNumbers) -> None:
         final = [self._last.get(key) == self._update for key in micro.rows]

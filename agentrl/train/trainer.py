@@ -201,10 +201,14 @@ class Trainer:
         early.check_first_of(batch)
         shares = self._shares(batch)
         answers = ask_other_policies(
-            self.backend, batch, shares[len(early.made) :],
-            algorithm=self._algorithm, reference=self._reference, critic=self._critic,
+            self.backend,
+            batch,
+            shares[len(early.made) :],
+            algorithm=self._algorithm,
+            reference=self._reference,
+            critic=self._critic,
             teacher=self._teacher,
-        ).with_ref(early.ref)  # fmt: skip
+        ).with_ref(early.ref)
         if answers.teacher_s is not None:
             metrics.sum("timing_s/teacher", answers.teacher_s)
         if batch.credit is not None:
@@ -256,9 +260,13 @@ class Trainer:
         early, (update,) = self._early, alone.updates
         shares = self._shares(alone)
         answers = ask_other_policies(
-            self.backend, alone, shares,
-            algorithm=self._algorithm, reference=self._reference, critic=None,
-        )  # fmt: skip
+            self.backend,
+            alone,
+            shares,
+            algorithm=self._algorithm,
+            reference=self._reference,
+            critic=None,
+        )
         updates = replace(
             self._updates(answers, alone, shares, None),
             tokens=early.tokens,

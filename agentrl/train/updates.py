@@ -18,7 +18,7 @@ class Updates:
     """Computes every update of a step, and collects its numbers."""
 
     policy: PolicyPass
-    """Always there: it says who the ranks are."""
+    """Always there: it knows who the ranks are."""
     value: ValuePass | None
     """None without a critic."""
     only_critic: bool

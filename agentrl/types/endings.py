@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class Termination(StrEnum):
-    """Why a rollout ended. `TERMINATION_RULES` says what follows from it, for every stage.
+    """Why a rollout ended. `TERMINATION_RULES` lists what follows from it, for every stage.
 
     Example:
         >>> Termination("max_turns") is Termination.MAX_TURNS
@@ -84,16 +84,25 @@ def _trusted(
     from_env: bool = False,
 ) -> TerminationRule:
     return TerminationRule(
-        reward_trusted=True, in_baseline=True, in_loss=True, truncated=truncated,
-        from_env=from_env, mark=mark, meaning=meaning,
-    )  # fmt: skip
+        reward_trusted=True,
+        in_baseline=True,
+        in_loss=True,
+        truncated=truncated,
+        from_env=from_env,
+        mark=mark,
+        meaning=meaning,
+    )
 
 
 def _dropped(meaning: str, *, retried: bool = False) -> TerminationRule:
     return TerminationRule(
-        reward_trusted=False, in_baseline=False, in_loss=False, retried=retried,
-        mark="fault", meaning=meaning,
-    )  # fmt: skip
+        reward_trusted=False,
+        in_baseline=False,
+        in_loss=False,
+        retried=retried,
+        mark="fault",
+        meaning=meaning,
+    )
 
 
 TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
@@ -161,7 +170,7 @@ class ToolStatus(StrEnum):
     MALFORMED = "malformed"
     """The call could not be parsed; the tool did not run."""
     OVER_CAP = "over_cap"
-    """Beyond `max_parallel_calls`; the tool did not run and the result says so."""
+    """Beyond `max_parallel_calls`; the tool did not run and the result reports it."""
     TIMEOUT = "timeout"
     """The tool ran past its time limit."""
 

@@ -57,7 +57,7 @@ def read_explanation(value: Any) -> Explanation | None:
 
 
 def shortened(text: str, most: int = MOST_CHARS) -> str:
-    """Beginning and end of a text with a mark between them that says how much is left out.
+    """Beginning and end of a text with a mark between them that counts how much is left out.
 
     Args:
         text: any text.

@@ -45,12 +45,12 @@ class Finding:
 
 
 def warn(name: str, detail: str, fix: str = "") -> Finding:
-    """A finding that says what is doubtful, and what to set instead."""
+    """A finding that names what is doubtful, and what to set instead."""
     return Finding(name=name, status=Status.WARN, detail=detail, fix=fix)
 
 
 def fail(name: str, detail: str, fix: str = "") -> Finding:
-    """A finding that says why something cannot work, and what to set instead."""
+    """A finding that explains why something cannot work, and what to set instead."""
     return Finding(name=name, status=Status.FAIL, detail=detail, fix=fix)
 
 

@@ -59,7 +59,7 @@ class Explanation:
     grader_output: str = ""
     """Text that the grader printed: the log of a test run, a traceback."""
     reason: str = ""
-    """Sentences that say why the reward is what it is; of a judge its own words."""
+    """Sentences that explain why the reward is what it is; of a judge its own words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,32 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blind import (
-    healthy,
-    healthy_other,
-    ill_hacking,
-    ill_policy,
-    ill_reward,
-    ill_system,
-    ill_tools,
-    ill_update,
-)
 from blind.draws import Draw
 from blind.labels import STREAMS, Stream
 
 from agentrl.health import Status, diagnose
-
-FILES = (
-    ill_policy,
-    ill_update,
-    ill_hacking,
-    ill_reward,
-    ill_system,
-    ill_tools,
-    healthy,
-    healthy_other,
-)
-"""Imported for the streams they register."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

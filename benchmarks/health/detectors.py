@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/health/detectors.py [--all]
 
-Streams are synthetic (faults/{healthy,ill,fits}.py beside this file) and recorded from real small
-runs with planted faults (record_faults.py). Thresholds were tuned on the odd places of each list
-only; the even places say what that is worth.
+Streams are synthetic (faults/{healthy,ill}.yaml and faults/fits.py beside this file) and recorded
+from real small runs with planted faults (record_faults.py). Thresholds were tuned on the odd places
+of each list only; the even places say what that is worth.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from faults.fits import HEALTHY_FITS, ILL_FITS
-from faults.healthy import HEALTHY
-from faults.ill import ILL
+from faults.planted import HEALTHY, ILL
 from faults.scenarios import SCENARIOS
 from faults.streams import RECORDED, load
 from faults.synthetic import Stream, drawn

@@ -19,23 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onset import (
-    hacking,
-    mixed,
-    policy,
-    reward,
-    sound_learning,
-    sound_moving,
-    tools,
-    update,
-)
 from onset.labels import ONSET_STREAMS, OnsetStream
 from onset.times import Times
 
 from agentrl.health import History, Series, Status, Verdict, causes, diagnose
 
-FILES = (tools, policy, update, reward, hacking, mixed, sound_learning, sound_moving)
-"""Imported for the streams they register."""
 _BLOW_UPS = frozenset({"grad_norm", "entropy_explosion", "not_finite"})
 _NEAR = 5
 """Steps by which a dated onset may be off."""

@@ -97,7 +97,7 @@ class GymTask(AgentInstance):
         return Observation(content=f"{prompt.strip()}\n\n{await self._shown(shown)}".strip())
 
     async def step(self, action: Action) -> StepResult:
-        """Do what the model says, or say why that is no action."""
+        """Do the model's action, or explain why it is none."""
         if self._over:
             raise RuntimeError("GymTask.step was called before reset or after done")
         move = self._read(action.text)

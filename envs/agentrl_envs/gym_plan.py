@@ -1,4 +1,4 @@
-"""The best walk through a Gymnasium game that says what every move does: for `agentrl preflight`.
+"""The best walk through a Gymnasium game that names what every move does: for `agentrl preflight`.
 
 The toy-text games (FrozenLake, Taxi, CliffWalking) have a table `P[state][move]` of outcomes. Where
 each move has one outcome, the walk with the highest return can be worked out.

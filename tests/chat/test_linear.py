@@ -13,8 +13,8 @@ from agentrl.chat import PARSERS, build_chat, build_parser
 from agentrl.chat.parser import MAX_CALLS, ToolCallParser
 from agentrl.config.schema import ChatSection
 from agentrl.testing.byte_tokenizer import ByteTokenizer
-from agentrl.testing.growth import characters, pieces_of, superlinear
 from agentrl.types import CallStatus, ToolCall
+from tests.testing.growth import characters, pieces_of, superlinear
 
 BYTES = build_chat(ByteTokenizer(), ChatSection())
 CALL = ToolCall(id="", name="f", arguments={"a": 1, "b": "x\ny"}, raw="")

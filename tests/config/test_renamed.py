@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from agentrl.config import dump_config, leaves, load_config, parse_config
+from agentrl.config.keys import put
 from agentrl.config.load import FIT_FILE, load_stored_config
-from agentrl.config.renamed import RENAMED, old_keys, put, translate
+from agentrl.config.renamed import RENAMED, old_keys
+from agentrl.config.stored import translate
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.layout import engine_width
 

@@ -28,7 +28,7 @@ from agentrl_tools.search import _without_braces
 import agentrl.chat
 import agentrl.rollout
 from agentrl.errors import ToolError, choices
-from agentrl.testing.growth import characters, pieces_of, superlinear
+from tests.testing.growth import characters, pieces_of, superlinear
 
 OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
 """What reads only what we ship or load, and what can be imported only where it runs."""

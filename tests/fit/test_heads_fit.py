@@ -97,4 +97,4 @@ def test_what_heads_cannot_do_is_refused(run: Path, tmp_path: Path) -> None:
     reward = {"models": {"rm": str(run)}, "refresh": refresh}
     config = load_config(write_project(tmp_path, reward=reward))
     with pytest.raises(ConfigError, match="an ensemble of 2 heads, and only a single model can"):
-        check_refresh(config, base=tmp_path)
+        check_refresh(config, base=tmp_path, synchronous=True)

@@ -28,6 +28,8 @@ from agentrl.gateway import listening
 from tests.gateway.gateway_fakes import CALL, CHAT_TOOLS, MESSAGES_TOOLS, serve
 from tests.gateway.sdk_values import matrix
 
+pytestmark = pytest.mark.slow
+
 REPLY = f"<think>hm</think>Let me see.{CALL}"
 USER: Any = {"role": "user", "content": "Begin."}
 RESPONSES_TOOLS = [{"type": "function", "strict": None, **CHAT_TOOLS[0]["function"]}]

@@ -18,6 +18,8 @@ from agentrl.preflight.watchdog import Watched, run_watched
 from agentrl.types.finding import Status
 from tests.runtime.tiny_project import agentrl, write_project
 
+pytestmark = pytest.mark.slow
+
 PLANS = "tests.preflight.troubled_plans"
 
 ENVS = """
@@ -85,10 +87,19 @@ def test_a_dry_run_does_not_wait_for_a_reset_that_blocks(project: Path, tmp_path
     assert "budget" in text
 
 
+STILL = ("keeps_the_lock", "stops")
+"""Troubles that the process of the checks cannot end itself."""
+
+
 def _run(trouble: str, *, memory_share: float = 0.9, still_s: float = 0.5) -> Watched:
     """Run a plan of `troubled_plans`."""
     arguments = {"trouble": trouble, "still_s": still_s}
-    return run_watched(f"{PLANS}:plan", arguments=arguments, memory_share=memory_share)
+    return run_watched(
+        f"{PLANS}:plan",
+        arguments=arguments,
+        memory_share=memory_share,
+        margin_s=0.5 if trouble in STILL else 60.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,24 +144,6 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(
 def test_a_line_that_only_waits_ends_in_time(plan: str) -> None:
     checks = run_watched(f"{PLANS}:{plan}", arguments={}).checks
     assert "not done in 0 s" in checks[0].detail
-
-
-def test_the_rest_knows_what_was_found_out_before_a_process_ended(tmp_path: Path) -> None:
-    # The environment that ended it is kept from what comes after.
-    log = tmp_path / "log"
-    lines = run_watched(f"{PLANS}:exits_between", arguments={"log": str(log)}).checks
-    assert [line.name for line in lines] == ["datasets", "prompts", "budget"]
-    assert lines[2].detail == "sandbox True, environment False"
-    assert log.read_text() == "found out\n" * 2
-
-
-@pytest.mark.parametrize(
-    ("make", "words"), [("exits_at_once", "status 9"), ("raises_at_once", "status 1")]
-)
-def test_checks_that_never_begin_are_not_started_for_ever(make: str, words: str) -> None:
-    checks = run_watched(f"{PLANS}:{make}", arguments={}).checks
-    assert [check.name for check in checks] == ["start"]
-    assert words in checks[0].detail
 
 
 def test_what_an_environment_prints_is_not_in_the_output(capfd: pytest.CaptureFixture[str]) -> None:

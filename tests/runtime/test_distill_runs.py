@@ -76,7 +76,7 @@ def test_a_run_asks_a_server(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "big", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "big")
     with serving(ScriptedTeacher(model, tokenizer=tokenizer)) as teacher:
-        served = {"kind": "served", "url": teacher.url, "model": "big", "timeout_s": 30.0}
+        served = {"kind": "served", "url": teacher.url, "model": "big"}
         distill = {"teacher": served, "top_k": 4}
         path = write_project(tmp_path, algorithm={"distill": distill}, train__steps=2)
         status, text = agentrl(tmp_path / "run.log", "train", path)

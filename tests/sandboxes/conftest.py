@@ -8,19 +8,7 @@ import pytest
 from agentrl_sandboxes import BACKENDS
 
 from agentrl.testing.sandbox_check.suite import SuiteFinding, run_suite
-
-
-@cache
-def working(name: str) -> str:
-    """Empty if a backend works here, else why not. In CI every backend has to work."""
-
-    async def probe() -> str:
-        backend = BACKENDS[name]()
-        found = await backend.probe()
-        await backend.close()
-        return "" if found.available else found.detail
-
-    return asyncio.run(probe())
+from tests.sandboxes.working import why_not
 
 
 @pytest.fixture(
@@ -32,7 +20,7 @@ def working(name: str) -> str:
 )
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Each backend in turn; skipped where it does not work."""
-    reason = working(request.param)
+    reason = why_not(request.param)
     if reason:
         pytest.skip(reason)
     return request.param

@@ -54,7 +54,7 @@ class McpServer(ToolSet):
         open_s: float = 30.0,
         shared: bool = False,
     ) -> None:
-        """Say where the server is; nothing is started yet.
+        """Set where the server is; nothing is started yet.
 
         Args:
             command: program and arguments of a server that speaks on its stdin and stdout.
@@ -151,7 +151,7 @@ class McpTool(Tool):
         timeout_s: float,
         rollouts: RolloutConnections | None = None,
     ) -> None:
-        """Take what the server says of it.
+        """Take the server's description of it.
 
         Args:
             connection: what it is called over.

@@ -30,7 +30,7 @@ CONNECT_S = 30.0
 READ_S = 300.0
 """A server may hold its answer open; what a call may take is the tool's own limit."""
 ALIVE_S = 5.0
-"""What a server that left a call without an answer is given to say that it lives."""
+"""Seconds a server that left a call without an answer has to show that it lives."""
 KEPT_BYTES = 2000
 """Of what a server writes to its stderr, for messages."""
 
@@ -255,7 +255,7 @@ def _filled(values: Mapping[str, str], what: str) -> dict[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first error inside groups of errors, which say nothing themselves."""
+    """The first error inside groups of errors, which have no meaning themselves."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

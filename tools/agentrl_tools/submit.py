@@ -1,4 +1,4 @@
-"""The call with which a model says that it is done.
+"""The call with which a model declares that it is done.
 
 The tool only passes the answer on. An environment that offers it sees a result with the name
 `submit` in `Action.tool_results` and answers with `StepResult(done=True, ...)`.

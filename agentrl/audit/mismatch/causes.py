@@ -112,7 +112,7 @@ def _stale(table: GapTable, schedule: ScheduleSection, weigh: tuple[Lever, ...])
 
 
 def _top_p(table: GapTable, rollout: RolloutSection, weigh: tuple[Lever, ...]) -> Cause | None:
-    """A sampler that draws from a nucleus and says so: it is never less sure than the trainer."""
+    """A sampler that declares its nucleus sampling: it is never less sure than the trainer."""
     top_p, gap = rollout.top_p, table.gap
     if top_p >= 1.0:
         return None

@@ -14,7 +14,7 @@ from agentrl.health.records import Lever
 NOTABLE = 0.1
 """Above it a part of the tokens is worth a look: 10 % of a probability."""
 FEW = 8
-"""Fewer tokens say nothing."""
+"""Fewer tokens prove nothing."""
 
 
 def mean_of(values: Numbers) -> float:

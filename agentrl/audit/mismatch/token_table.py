@@ -1,4 +1,4 @@
-"""The trained tokens of a step with what sampler and trainer said of each: the join of trajectories
+"""The trained tokens of a step with the numbers of sampler and trainer: the join of trajectories
 and token files."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GapTable:
 
 
 def read_gaps(run: RecordedRun, step: int) -> GapTable:
-    """Join what the sampler and the trainer said of the tokens of a step.
+    """Join the numbers of the sampler and the trainer for the tokens of a step.
 
     Raises:
         RunError: there is nothing to join.

@@ -46,7 +46,7 @@ def _masks(run: RecordedRun, step: int, prepared: PreparedStep) -> list[Agreemen
 
 
 def _batch_rows(prepared: PreparedStep) -> list[TrainedTokens]:
-    """The rows of the last update that holds them, without what a model says of them."""
+    """The rows of the last update that holds them, without any model's numbers for them."""
     rows: dict[tuple[str, str, int], TrainedTokens] = {}
     for update in prepared.batch.updates:
         for micro in update.micro_batches:

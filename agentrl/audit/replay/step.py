@@ -48,7 +48,7 @@ class ReplayReport:
     agreements: tuple[Agreement, ...]
     """Agreements in the order in which a step computes them."""
     trained: bool
-    """Whether the trainer ran; else `weights` says why not."""
+    """Whether the trainer ran; else `weights` explains why not."""
     failure: str = ""
     """Error of the trainer, if the step failed."""
 
@@ -121,7 +121,7 @@ def replay_step(
 def replay_failed(
     run: RecordedRun, step: int | None = None, *, checkpoint: Path | None = None
 ) -> ReplayReport:
-    """Train on the kept batch of a step that failed, and say whether it fails again.
+    """Train on the kept batch of a step that failed, and report whether it fails again.
 
     Args:
         run: which run.

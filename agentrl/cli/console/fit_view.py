@@ -1,4 +1,4 @@
-"""Watching a fit: a line a step, and what the data of `eval.datasets` says."""
+"""Watching a fit: a line a step, and the results on the data of `eval.datasets`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.cli.console.plain import QUIET_S, QuietLines
 from agentrl.cli.console.report import clock
 from agentrl.fit.progress import FitProgress, FitResult
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 
 _STEP = (
     ("sft/loss", "loss", "{:.4f}"),
@@ -64,7 +64,7 @@ class FitView(QuietLines, FitProgress):
         self._phase.trained(done, total)
 
     def rollouts(self) -> Progress:
-        """Takes what rollouts of an evaluation have to say."""
+        """Takes the progress of rollouts of an evaluation."""
         return _RolloutLines(self, self._phase)
 
 

@@ -24,7 +24,7 @@ from agentrl.cli.console.start import open_console, show_warnings
 from agentrl.health.records import Verdict
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 from agentrl.serving.records import EngineState, EngineStats
 from agentrl.types.finding import Status
 

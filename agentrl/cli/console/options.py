@@ -32,7 +32,7 @@ def model_of(model: str | None, config: Path) -> str | None:
 def watched(
     console: Console, work: Callable[[Progress], Coroutine[Any, Any, _T]], *, stopped: str
 ) -> _T:
-    """Run `work` under a live view; Ctrl-C and SIGTERM say `stopped` and exit as shells expect."""
+    """Run `work` under a live view; Ctrl-C and SIGTERM print `stopped`, exit as shells expect."""
     from agentrl.cli.console.live import watch
     from agentrl.machine.processes.stop import Interrupted
 

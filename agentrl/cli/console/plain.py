@@ -15,7 +15,7 @@ from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.run_page import RunPage
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 
 QUIET_S = 10.0
 """Seconds without a line after which the phase is printed."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentrl.metrics.intervals import Interval
     from agentrl.runtime.records import RunResult
     from agentrl.runtime.sampling.api import ApiUse
-    from agentrl.runtime.scoring.evaluate import EvalSummary
+    from agentrl.runtime.scores import EvalSummary
     from agentrl.runtime.scoring.stored_scores import PolicyScores
 
 _TITLE = "Scores: mean over tasks [95 % interval over tasks]"

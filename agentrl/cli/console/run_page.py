@@ -19,7 +19,7 @@ _START_S = 60.0
 
 
 class RunPage:
-    """Says where the page of a run is, once."""
+    """Shows the address of a run's page, once."""
 
     def __init__(self, *, served: bool) -> None:
         """Start nothing yet; `served` starts a server instead of naming the command that does."""
@@ -27,7 +27,7 @@ class RunPage:
         self._child: ChildProcess | None = None
 
     def open(self, run: Path, say: Callable[[str], None]) -> None:
-        """Say how to watch the run in `run`, now or as soon as its server answers."""
+        """Show how to watch the run in `run`, now or as soon as its server answers."""
         if self._said:
             return
         self._said = True

@@ -95,7 +95,7 @@ def attack(
 def _plan(
     target: str, args: Sequence[str], dataset: str | None, tools: Sequence[str], sandbox: str
 ) -> AttackPlan:
-    """A plan that says what is attacked."""
+    """A plan that names what is attacked."""
     from agentrl.preflight.attack.campaign import AttackPlan
 
     if target.endswith((".yaml", ".yml")):

@@ -42,7 +42,7 @@ def new(
     name: Annotated[str, typer.Argument(help="A Python name, such as guess_number.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
 ) -> None:
-    """Write a small working environment, its tasks and a run file, and say what to do next."""
+    """Write a small working environment, its tasks and a run file, and print what to do next."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"env name {name!r}: expected a Python name, such as guess_number")
     files = scaffold(name)

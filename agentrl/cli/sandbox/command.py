@@ -35,7 +35,7 @@ _COLUMNS = MeasuredColumns(
 
 @app.command("list")
 def list_backends() -> None:
-    """Try every backend and say which work; `auto` takes the first of this machine's own kernel."""
+    """Try every backend, list which work; `auto` takes the first of this machine's own kernel."""
     table = Table("backend", "works", "isolation", "what was found", title="Sandboxes")
     for name, probe in asyncio.run(_probe_all()).items():
         works = "[green]yes[/]" if probe.available else "[red]no[/]"

@@ -84,11 +84,17 @@ def routing(
 
     _check_finite(
         {
-            "turns": turns, "new-tokens": new_tokens, "generated-tokens": generated_tokens,
-            "tool-s": tool_s, "sigma": sigma, "alpha": alpha, "prefill-rate": prefill_rate,
-            "step-ms": step_ms, "sequence-ms": sequence_ms,
+            "turns": turns,
+            "new-tokens": new_tokens,
+            "generated-tokens": generated_tokens,
+            "tool-s": tool_s,
+            "sigma": sigma,
+            "alpha": alpha,
+            "prefill-rate": prefill_rate,
+            "step-ms": step_ms,
+            "sequence-ms": sequence_ms,
         }
-    )  # fmt: skip
+    )
     if run is None:
         lengths = Lengths(
             turns=turns,

@@ -216,8 +216,9 @@ def validate(
         raise typer.Exit(1)
     if wrong:
         gone, shorter = resolve(_DROP)(folder, wrong)
-        console.print(f"{_number(gone, 'task', 'tasks')} left out, {shorter} without their tests "
-                      "that flip")  # fmt: skip
+        console.print(
+            f"{_number(gone, 'task', 'tasks')} left out, {shorter} without their tests that flip"
+        )
 
 
 def _maker() -> Any:
@@ -255,7 +256,7 @@ async def _with_sandboxes(name: str, shown: Path, work: Any) -> Any:
 
 
 class _Drawn:
-    """Says in one line what happens, and remembers it for the table."""
+    """Shows what happens in one line, and remembers it for the table."""
 
     def __init__(self, console: Console, status: Any) -> None:
         self._console = console
@@ -270,8 +271,11 @@ class _Drawn:
 
     def baseline(self, release: Any, license: str, baseline: Any) -> None:
         self.libraries[release.name] = (
-            release.version, license, len(baseline.passed), baseline.seconds,
-        )  # fmt: skip
+            release.version,
+            license,
+            len(baseline.passed),
+            baseline.seconds,
+        )
 
     def tried(self, release: Any, reason: str, made: int, wanted: int) -> None:
         self.reasons.setdefault(release.name, Counter())[reason or "task"] += 1
@@ -289,8 +293,14 @@ def _print_made(console: Console, made: Any, progress: _Drawn, took: float) -> N
         version, license, tests, seconds = progress.libraries.get(name, ("", "", 0, 0.0))
         tried = sum(progress.reasons.get(name, Counter()).values())
         cells: Sequence[str] = (
-            name, version, license, str(tests), f"{seconds:.1f}", str(tried), str(count),
-        )  # fmt: skip
+            name,
+            version,
+            license,
+            str(tests),
+            f"{seconds:.1f}",
+            str(tried),
+            str(count),
+        )
         table.add_row(*map(escape, cells))
     console.print(table)
     rate = made.total / max(took, 1e-9) * 60

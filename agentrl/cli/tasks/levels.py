@@ -43,8 +43,10 @@ def command(
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     if rates is not None:
-        console.print(f"solve rates of {len(measured)} of {len(tasks)} tasks written from {rates}",
-                      markup=False)  # fmt: skip
+        console.print(
+            f"solve rates of {len(measured)} of {len(tasks)} tasks written from {rates}",
+            markup=False,
+        )
 
 
 def _measured(folder: Path, source: Path) -> Mapping[str, tuple[float, int]]:

@@ -30,12 +30,12 @@ from agentrl.data.tasks.pass_rates import (
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.errors import ConfigError, DataError
 from agentrl.machine.processes.stop import StopSwitch
-from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import check_parts, in_flight
+from agentrl.runtime.open_policy import open_policy
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sampling.sample import plan_of, policy_sampling
 from agentrl.runtime.stages import HeldGroup

@@ -152,7 +152,7 @@ def select(
     best: int | None = None,
     worst: int | None = None,
 ) -> list[tuple[str, Summary]]:
-    """The rollouts to show, each with the words that say why; all of one step.
+    """The rollouts to show, each with the words that explain why; all of one step.
 
     Raises:
         RunError: no such kind, step, task or rollout; names near misses.

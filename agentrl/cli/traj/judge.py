@@ -55,7 +55,7 @@ def judge(
         bool, typer.Option("--json", help="Print labels and counts as JSON.")
     ] = False,
 ) -> None:
-    """Let a judge label the rollouts of a step; kept in RUN/labels.jsonl as judge:NAME.
+    """Label the rollouts of a step with a judge; kept in RUN/labels.jsonl as judge:NAME.
 
     A judge is a reward function, such as `agentrl.judges:rubric_judge` with a served model, or the
     verdict of the environment. It sees tasks and rollouts as in a run. Labels of people stay as

@@ -1,4 +1,4 @@
-"""`agentrl traj label` and `labels`: what reviewers say of rollouts and tokens."""
+"""`agentrl traj label` and `labels`: reviewers' labels of rollouts and tokens."""
 
 from __future__ import annotations
 
@@ -58,11 +58,17 @@ def label(
     first, end = (None, None) if tokens is None else _tokens(tokens, size)
     given = [
         RolloutLabel(
-            kind=where_kind, step=where_step, rollout=rollout, by=by or getpass.getuser(),
-            label=word, comment=comment, first_token=first, end_token=end,
+            kind=where_kind,
+            step=where_step,
+            rollout=rollout,
+            by=by or getpass.getuser(),
+            label=word,
+            comment=comment,
+            first_token=first,
+            end_token=end,
         )
         for word in (words or [""])
-    ]  # fmt: skip
+    ]
     path = RunPaths(run).labels_file
     for one in given:
         try:
@@ -71,8 +77,10 @@ def label(
             raise RunError(f"{path} cannot be written: {error}; labels are kept there") from error
     console().print(
         f"{len(given)} {'taken back' if remove else 'written'} in {path}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def labels(

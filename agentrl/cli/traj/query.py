@@ -134,9 +134,13 @@ def _hits(answer: Mapping[str, Any]) -> None:
             where = visible(before[-30:]).append_text(visible(match, "bold"))
             where.append_text(visible(after[:40]))
         table.add_row(
-            str(hit["step"]), visible(hit["kind"]), number(hit["reward"]),
-            visible(hit["termination"]), visible(hit["rollout_id"]), where,
-        )  # fmt: skip
+            str(hit["step"]),
+            visible(hit["kind"]),
+            number(hit["reward"]),
+            visible(hit["termination"]),
+            visible(hit["rollout_id"]),
+            where,
+        )
     console = Console()
     console.print(table)
     shown = f", the first {len(answer['hits'])}" if answer["total"] > len(answer["hits"]) else ""

@@ -1,4 +1,4 @@
-"""`RUN/labels.jsonl`: what reviewers say of rollouts and tokens, beside what the run has written.
+"""`RUN/labels.jsonl`: reviewers' labels of rollouts and tokens, beside what the run has written.
 
 Appended to and never rewritten, so that two reviewers lose nothing of each other's and a kill
 nothing but the line that it tears. A label is taken back by a line that says so.

@@ -1,4 +1,4 @@
-"""Trained tokens as Arrow rows and back; `token_store` says what the columns hold."""
+"""Trained tokens as Arrow rows and back; `token_store` describes the columns."""
 
 from __future__ import annotations
 

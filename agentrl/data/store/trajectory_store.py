@@ -283,7 +283,7 @@ class TrajectoryStore:
 
 
 def write_rows(path: Path, rows: Iterable[StoredTrajectory]) -> int:
-    """Write one trajectory file, atomically, and say how many rows it holds.
+    """Write one trajectory file, atomically, and return how many rows it holds.
 
     Raises:
         DataError: as `TrajectoryStore.write`.

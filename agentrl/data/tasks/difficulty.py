@@ -124,8 +124,10 @@ def _known(
     if changed:
         logger.warning(
             "dataset %s: %d tasks were changed since %s measured them; measure them again",
-            section.source, changed, source,
-        )  # fmt: skip
+            section.source,
+            changed,
+            source,
+        )
     return known
 
 

@@ -31,7 +31,7 @@ class SourceRow:
 
 
 def file_kind(path: Path) -> str | None:
-    """The suffix that says how a file is read, or None when it is no dataset file.
+    """The suffix that decides how a file is read, or None when it is no dataset file.
 
     Example:
         >>> file_kind(Path("HumanEval.jsonl.gz"))

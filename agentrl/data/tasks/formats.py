@@ -17,7 +17,7 @@ from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
 
 ABSENT = object()
-"""Stands for "this row does not say"; None is a value."""
+"""Stands for "this row has no such field"; None is a value."""
 
 
 def implied(row: SourceRow, name: str) -> Any:

@@ -70,7 +70,7 @@ def fingerprint(ids: Iterable[str], weights: Mapping[str, int] | None = None) ->
 
 
 def _drawn(order: Sequence[str], weights: Mapping[str, int], salt: str) -> list[str]:
-    """As many tasks as there are, each as often as its weight says, rounded up or down.
+    """As many tasks as there are, each as often as its weight asks, rounded up or down.
 
     Points at equal distances are laid over the weights, one after the other in the order given; a
     hash says where the first lies. Integers throughout.

@@ -88,7 +88,7 @@ def _content_id(
 
 
 def content_hash(values: Mapping[str, Any]) -> str:
-    """An id made of what a row says: the same in every run, whatever the row's position.
+    """An id made of a row's content: the same in every run, whatever the row's position.
 
     Example:
         >>> content_hash({"prompt": "1+1"}) == content_hash({"prompt": "1+1"})

@@ -83,9 +83,17 @@ def load_fit_data(
     else:
         records, left_out = read_records(section, pairs=pairs, base=base, key=key)
     found = _examples(
-        records, left_out, section, objective, train, chat, pairs=pairs, key=key,
-        prefix=f"{name}/" if name else "", vocabulary=vocabulary,
-    )  # fmt: skip
+        records,
+        left_out,
+        section,
+        objective,
+        train,
+        chat,
+        pairs=pairs,
+        key=key,
+        prefix=f"{name}/" if name else "",
+        vocabulary=vocabulary,
+    )
     if verdicts and not name:
         _require_both(found.examples, section.source)
     return found
@@ -116,9 +124,17 @@ def load_centered(
     key = "objective.center_data"
     records, left_out = read_single_answers(section, base=base, key=key)
     return _examples(
-        records, left_out, section, objective, train, chat, pairs=False, key=key,
-        prefix="center_data/", vocabulary=vocabulary,
-    )  # fmt: skip
+        records,
+        left_out,
+        section,
+        objective,
+        train,
+        chat,
+        pairs=False,
+        key=key,
+        prefix="center_data/",
+        vocabulary=vocabulary,
+    )
 
 
 def _examples(

@@ -32,14 +32,23 @@ def read_records(
         )
     if pairs:
         found = load_pairs(
-            source, split=section.split, columns=section.columns, args=section.args,
-            limit=section.limit, base=base,
-        )  # fmt: skip
+            source,
+            split=section.split,
+            columns=section.columns,
+            args=section.args,
+            limit=section.limit,
+            base=base,
+        )
         return found, found.left_out()
     talks = load_conversations(
-        source, split=section.split, columns=section.columns, args=section.args,
-        limit=section.limit, base=base, min_score=section.min_score,
-    )  # fmt: skip
+        source,
+        split=section.split,
+        columns=section.columns,
+        args=section.args,
+        limit=section.limit,
+        base=base,
+        min_score=section.min_score,
+    )
     return talks, Counter(talks.left_out)
 
 
@@ -59,8 +68,12 @@ def read_single_answers(
                 f"{key}.source {section.source!r} holds neither pairs nor conversations.\n"
                 f"as pairs: {no_pairs}\nas conversations: {no_talks}"
             ) from None
-    both = [each.conversation for pair in pairs if isinstance(pair, PreferencePair)
-            for each in unpaired(pair)]  # fmt: skip
+    both = [
+        each.conversation
+        for pair in pairs
+        if isinstance(pair, PreferencePair)
+        for each in unpaired(pair)
+    ]
     return both, left_out
 
 
@@ -69,7 +82,12 @@ def read_verdicts(
 ) -> tuple[Sequence[FitRecord], Counter[str]]:
     """Answers with a verdict, and how many rows are left out for what reason."""
     found = load_verdicts(
-        section.source, split=section.split, columns=section.columns, args=section.args,
-        limit=section.limit, base=base, min_score=section.min_score,
-    )  # fmt: skip
+        section.source,
+        split=section.split,
+        columns=section.columns,
+        args=section.args,
+        limit=section.limit,
+        base=base,
+        min_score=section.min_score,
+    )
     return found, found.left_out

@@ -39,8 +39,12 @@ def check_same_tokens(ours: Any, theirs: Any, examples: Sequence[Example], *, pa
     Raises:
         ConfigError: an id stands for another text there, or for none.
     """
-    used = {token for e in examples for ids in (e.prompt_ids, *(a.ids for a in e.answers))
-            for token in ids}  # fmt: skip
+    used = {
+        token
+        for e in examples
+        for ids in (e.prompt_ids, *(a.ids for a in e.answers))
+        for token in ids
+    }
     ids = sorted(used)
     mine, others = (one.convert_ids_to_tokens(ids) for one in (ours, theirs))
     for token, here, there in zip(ids, mine, others, strict=True):

@@ -40,7 +40,7 @@ class FitLoss(Protocol):
 
     @property
     def needs_totals(self) -> bool:
-        """True if `micro_loss` needs what `totals` says of the whole update."""
+        """True if `micro_loss` needs the numbers of the whole update from `totals`."""
         ...
 
     def micro_loss(

@@ -60,11 +60,14 @@ class KtoLoss:
         desirable_K = torch.tensor([self._desirable(key) for key in micro.rows]).to(sums_K.device)
         ratio_K = sums_K - reference_of(self._reference, micro, like=sums_K)
         loss_K = kto_loss(
-            ratio_K, desirable_K, z0, beta=objective.beta,
+            ratio_K,
+            desirable_K,
+            z0,
+            beta=objective.beta,
             desirable_weight=objective.desirable_weight,
             undesirable_weight=objective.undesirable_weight,
             label_probability_K=self._probabilities(micro, like=sums_K),
-        )  # fmt: skip
+        )
         tokens_K = row_sums(torch.ones_like(log_probs_R), micro, batch)
         metrics = kto_metrics(ratio_K, sums_K, tokens_K, desirable_K, z0, beta=objective.beta)
         return MicroLoss(loss=(row_weights(micro, batch) * loss_K).sum(), metrics=metrics)

@@ -32,7 +32,7 @@ class RewardInputs:
     """
 
     chosen_PO: Tensor
-    """[P, O] What the head says of the chosen answer, with gradient: the reward (`bt`, O = 1), or
+    """[P, O] Outputs of the head for the chosen answer, with gradient: the reward (`bt`, O = 1), or
     mean and deviation before `purm_deviation` (`purm`, O = 2)."""
     rejected_PO: Tensor
     """[P, O] The same of the rejected answer."""
@@ -168,19 +168,6 @@ def log_expected_sigmoid(mean_P: Tensor, deviation_P: Tensor, *, nodes: int) -> 
     log_weights_Q = torch.tensor(log_weights, dtype=mean_P.dtype, device=mean_P.device)
     z_PQ = mean_P[:, None] + deviation_P[:, None] * points_Q
     return torch.logsumexp(F.logsigmoid(z_PQ) + log_weights_Q, dim=-1)
-
-
-def purm_probability(dmu: Tensor, v: Tensor | float) -> Tensor:
-    """Probit approximation of E sigmoid(z), z ~ N(dmu, v): sigmoid(dmu / sqrt(1 + pi v / 8)).
-
-    Within 0.02 of the expectation. MacKay 1992, "The evidence framework applied to classification
-    networks".
-
-    Args:
-        dmu: difference of the means.
-        v: variance of it, s_c^2 + s_r^2; a number or a tensor that broadcasts.
-    """
-    return torch.sigmoid(dmu * (1.0 + math.pi / 8.0 * torch.as_tensor(v).to(dmu)).rsqrt())
 
 
 def center_term(chosen_P: Tensor, rejected_P: Tensor) -> Tensor:

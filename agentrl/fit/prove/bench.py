@@ -88,9 +88,12 @@ class FitBench:
         tokens, sharing = division.micro_batch_tokens, division.prefix_sharing
         if self.objective.kind == "sft":
             return likelihood_update(
-                found, mode=self.objective.loss_agg_mode, horizon=self.objective.horizon,
-                micro_batch_tokens=tokens, prefix_sharing=sharing,
-            )  # fmt: skip
+                found,
+                mode=self.objective.loss_agg_mode,
+                horizon=self.objective.horizon,
+                micro_batch_tokens=tokens,
+                prefix_sharing=sharing,
+            )
         if self.centered:
             return centered_update(
                 found, self.centered, micro_batch_tokens=tokens, prefix_sharing=sharing

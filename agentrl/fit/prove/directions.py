@@ -116,8 +116,11 @@ def value_check(name: str, table: FitBench, dtype: torch.dtype) -> ProofFinding:
     if not off:
         return ProofFinding(name=name, status=Status.OK)
     found, known = apart(outcome.slopes[off[0]], wanted[off[0].rollout_id])
-    return failed(name, f"{len(off)} slopes are not those of the formula; {off[0]}: {found}, "
-                  f"by the formula {known}")  # fmt: skip
+    return failed(
+        name,
+        f"{len(off)} slopes are not those of the formula; {off[0]}: {found}, "
+        f"by the formula {known}",
+    )
 
 
 def _compares(table: FitBench) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def encode_answer(
     chat: ChatFormat, item: PreferencePair | Conversation, completion: Completion
 ) -> ScoredTokens:
-    """Tokens of one completion, up to the last one that an assistant said.
+    """Tokens of one completion, up to the last one of an assistant.
 
     That is where a rollout is scored in RL: what the environment adds behind it is no answer.
 

@@ -1,4 +1,4 @@
-"""The reliability diagram as SVG: how often a reward model is right where it says how sure it is.
+"""The reliability diagram as SVG: how often a reward model is right at each stated confidence.
 
 Written out here, since a plot library is no dependency of what measures a model. The picture asks
 for nothing and runs nothing, and looks the same in a file of its own and inside a page.

@@ -24,7 +24,7 @@ class ReportTable:
 
 
 def report_facts(report: RewardReport) -> dict[str, str]:
-    """Numbers that say most, by their names."""
+    """The most telling numbers, by their names."""
     found = report.calibration
     after = found.overall.after
     share = "unknown, as all scores are equal"
@@ -103,21 +103,40 @@ def _range(values: Sequence[float]) -> str:
 def _calibration(report: RewardReport) -> ReportTable:
     found = report.calibration
     effects: dict[str, TemperatureEffect | None] = {
-        "all": found.overall, "of one length": found.length_matched, **found.by_source,
-    }  # fmt: skip
+        "all": found.overall,
+        "of one length": found.length_matched,
+        **found.by_source,
+    }
     rows: list[list[str]] = []
     for name, effect in effects.items():
         if effect is None:
             continue
         for when, each in (("before", effect.before), ("after", effect.after)):
             interval = f"[{each.accuracy_low:.3f}, {each.accuracy_high:.3f}]"
-            rows.append([
-                name, when, str(each.pairs), f"{each.accuracy:.3f} {interval}", f"{each.ece:.3f}",
-                f"{each.ece_by_chance:.3f}", f"{each.max_error:.3f}", f"{each.brier:.3f}",
-                f"{each.nll:.3f}",
-            ])  # fmt: skip
-    columns = ("pairs of", "temperature", "pairs", "accuracy", "ECE", "by chance", "largest error",
-               "Brier", "NLL")  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    when,
+                    str(each.pairs),
+                    f"{each.accuracy:.3f} {interval}",
+                    f"{each.ece:.3f}",
+                    f"{each.ece_by_chance:.3f}",
+                    f"{each.max_error:.3f}",
+                    f"{each.brier:.3f}",
+                    f"{each.nll:.3f}",
+                ]
+            )
+    columns = (
+        "pairs of",
+        "temperature",
+        "pairs",
+        "accuracy",
+        "ECE",
+        "by chance",
+        "largest error",
+        "Brier",
+        "NLL",
+    )
     return ReportTable(title="Calibration", columns=columns, rows=rows, note="")
 
 
@@ -135,11 +154,18 @@ def _probes(report: RewardReport) -> ReportTable:
     elif report.not_probed:
         note = f"{report.not_probed} pairs had no text that could be changed."
     rows = [
-        [name, each.meaning, str(each.pairs),
-         f"{each.below:.3f} [{each.below_low:.3f}, {each.below_high:.3f}]", f"{each.mean_drop:.3g}"]
+        [
+            name,
+            each.meaning,
+            str(each.pairs),
+            f"{each.below:.3f} [{each.below_low:.3f}, {each.below_high:.3f}]",
+            f"{each.mean_drop:.3g}",
+        ]
         for name, each in report.probes.items()
-    ]  # fmt: skip
+    ]
     return ReportTable(
-        title="Probes", columns=("probe", "answer", "pairs", "scores below", "mean drop"),
-        rows=rows, note=note,
-    )  # fmt: skip
+        title="Probes",
+        columns=("probe", "answer", "pairs", "scores below", "mean drop"),
+        rows=rows,
+        note=note,
+    )

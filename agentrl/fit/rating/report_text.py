@@ -30,7 +30,9 @@ def _table(table: ReportTable) -> list[str]:
     rows = ([cell.replace("|", "/") for cell in row] for row in table.rows)
     cells = [list(table.columns), *rows]
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-             + " |" for row in cells]  # fmt: skip
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return lines

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
 
 PER_GROUP = 8
-"""Most pairs of a group: they share rollouts and say little more than fewer."""
+"""Most pairs of a group: they share rollouts and teach little more than fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

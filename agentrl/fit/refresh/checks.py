@@ -9,16 +9,15 @@ from agentrl.disk.other_models import member_runs, other_model_source
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.fit.refresh.labels import HUMAN, check_human, load_function
 from agentrl.fit.refresh.origin import old_pairs
-from agentrl.runtime.drivers.choose import driver_kind
-from agentrl.runtime.drivers.synchronous import SynchronousRun
 
 
-def check_refresh(config: RunConfig, *, base: Path) -> str | None:
+def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | None:
     """Check the settings of the refresh of a run.
 
     Args:
         config: of the run.
         base: folder that relative paths start from.
+        synchronous: whether no rollout is under way between steps.
 
     Returns:
         A line about it; None where nothing is refreshed.
@@ -30,7 +29,7 @@ def check_refresh(config: RunConfig, *, base: Path) -> str | None:
     section, name = config.reward.refresh, config.reward.refreshed
     if section is None or name is None or not config.train.steps:
         return None
-    if driver_kind(config.schedule) is not SynchronousRun:
+    if not synchronous:
         raise ConfigError(
             f"reward.refresh.every_steps is {section.every_steps}, but this schedule has rollouts "
             "under way between steps, which two versions of the reward model would pay; remove "

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentrl.disk.full_disk import disk_full
 from agentrl.errors import RunError
 from agentrl.machine.files import flush, write_whole
-from agentrl.runtime.drivers.checkpoint_keeper import disk_full
 
 Outcome = Literal["accepted", "rejected", "skipped"]
 _RECORD = re.compile(r"step_(\d+)\.json")

@@ -240,7 +240,7 @@ class ModelRefresh:
         )
 
     async def _use_or_go_back(self, version: int) -> None:
-        """Let all processes load a version; where one cannot, all go back to the present one.
+        """Load a version in all processes; where one cannot, all go back to the present one.
 
         Raises:
             RefreshFailed: all use the present one.

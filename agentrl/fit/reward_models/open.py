@@ -103,7 +103,7 @@ def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None)
 
 
 def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
-    """Bytes of the weights of all reward models in one process, as their files say; hub names 0."""
+    """Bytes of the weights of all reward models in one process, from their files; hub names 0."""
     folders = [
         Path(source)
         for item in config.reward.models.values()
@@ -232,7 +232,7 @@ def _check(
 
 
 def _unread(heads: Iterable[RewardHead], config: RunConfig) -> str:
-    """Says which ids the policy may sample and a reward model cannot read; empty for none."""
+    """Names which ids the policy may sample and a reward model cannot read; empty for none."""
     from agentrl.runtime.assembly.parts import model_source
 
     ours, theirs = vocabulary_of(model_source(config.model)), min(head.vocabulary for head in heads)

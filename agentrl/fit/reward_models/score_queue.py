@@ -33,7 +33,7 @@ class _WaitingRow(Generic[Scores]):
 
 
 class ScoreQueue(Generic[Scores]):
-    """Lets rows of one event loop be scored together, a batch at a time, in a compute thread."""
+    """Scores rows of one event loop together, a batch at a time, in a compute thread."""
 
     def __init__(
         self, compute: Callable[[Sequence[ScoredTokens]], Sequence[Scores]], *, batch_tokens: int

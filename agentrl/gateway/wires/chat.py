@@ -24,6 +24,7 @@ from agentrl.gateway.wires.fields import (
 )
 from agentrl.gateway.wires.openai_errors import openai_error
 from agentrl.gateway.wires.wire import Wire, event
+from agentrl.served.formats import OPENAI_END, openai_call, openai_usage
 from agentrl.tool import Tool
 from agentrl.types import Message, Role, ToolCall
 
@@ -35,7 +36,6 @@ _ROLES: Mapping[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-_FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
 class ChatWire(Wire):
@@ -45,7 +45,7 @@ class ChatWire(Wire):
     history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
-        """Do what `Wire.read` says."""
+        """Read the request in a body; see `Wire.read`."""
         one_answer(body)
         choice = body.get("tool_choice")
         usage = body.get("stream_options")
@@ -65,7 +65,7 @@ class ChatWire(Wire):
         )
 
     def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `Wire.write` says."""
+        """Write the whole answer; see `Wire.write`."""
         said: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text or (None if answer.calls else ""),
@@ -79,7 +79,7 @@ class ChatWire(Wire):
             "index": 0,
             "message": said,
             "logprobs": None,
-            "finish_reason": _FINISH[answer.finish],
+            "finish_reason": OPENAI_END[answer.finish],
         }
         return {
             **_head(answer, body, "chat.completion"),
@@ -90,7 +90,7 @@ class ChatWire(Wire):
     def events(
         self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
     ) -> Iterator[bytes]:
-        """Do what `Wire.events` says."""
+        """Write the answer as server-sent events; see `Wire.events`."""
         head = _head(answer, body, "chat.completion.chunk")
         extra = {"usage": None} if request.stream_usage else {}
 
@@ -109,13 +109,13 @@ class ChatWire(Wire):
             begun = {**whole, "function": {"name": call.name, "arguments": ""}}
             yield chunk({"tool_calls": [{"index": number, **begun}]})
             yield chunk({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
-        yield chunk({}, _FINISH[answer.finish])
+        yield chunk({}, OPENAI_END[answer.finish])
         if request.stream_usage:
             yield event({**head, "choices": [], "usage": _usage(answer)})
         yield event("[DONE]")
 
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
-        """Do what `Wire.error` says."""
+        """Write the status and body of an error; see `Wire.error`."""
         return openai_error(refused)
 
 
@@ -156,14 +156,15 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
             continue  # run by the provider; there is nothing here that could
         function = object_in(entry.get("function"), f"{where}.function")
         yield function_tool(
-            function.get("name"), function.get("description"), function.get("parameters"),
+            function.get("name"),
+            function.get("description"),
+            function.get("parameters"),
             f"{where}.function",
-        )  # fmt: skip
+        )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": written_arguments(call)}
-    return {"id": call.id, "type": "function", "function": function}
+    return openai_call(call.id, call.name, written_arguments(call))
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -177,9 +178,4 @@ def _head(answer: TurnAnswer, body: Mapping[str, Any], kind: str) -> dict[str, A
 
 
 def _usage(answer: TurnAnswer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.sampled_tokens,
-        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-    }
+    return openai_usage(answer.prompt_tokens, answer.sampled_tokens, cached=answer.cached_tokens)

@@ -24,6 +24,7 @@ from agentrl.gateway.wires.fields import (
     wrong,
 )
 from agentrl.gateway.wires.wire import Wire, event, said_by
+from agentrl.served.formats import ANTHROPIC_END, anthropic_call, anthropic_usage
 from agentrl.tool import Tool
 from agentrl.types import Message, Role, ToolCall
 
@@ -52,7 +53,7 @@ class MessagesWire(Wire):
     history = "messages"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
-        """Do what `Wire.read` says."""
+        """Read the request in a body; see `Wire.read`."""
         most = tokens_at(body, "max_tokens")
         if most is None:
             raise wrong("max_tokens", None, "a whole number of at least 1, which must be given")
@@ -86,19 +87,19 @@ class MessagesWire(Wire):
         )
 
     def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `Wire.write` says."""
+        """Write the whole answer; see `Wire.write`."""
         content: list[dict[str, Any]] = []
         if answer.reasoning:
             content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.text:
             content.append({"type": "text", "text": answer.text})
-        content += [{**_call(call), "input": dict(call.arguments)} for call in answer.calls]
+        content += [anthropic_call(call.id, call.name, call.arguments) for call in answer.calls]
         return {**_head(answer, body), "content": content, **_end(answer), "usage": _usage(answer)}
 
     def events(
         self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
     ) -> Iterator[bytes]:
-        """Do what `Wire.events` says."""
+        """Write the answer as server-sent events; see `Wire.events`."""
         usage = _usage(answer)
         start = {
             **_head(answer, body),
@@ -116,7 +117,7 @@ class MessagesWire(Wire):
         yield _event({"type": "message_stop"})
 
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
-        """Do what `Wire.error` says."""
+        """Write the status and body of an error; see `Wire.error`."""
         status, kind = _STATUS[refused.reason]
         return status, {
             "type": "error",
@@ -124,7 +125,7 @@ class MessagesWire(Wire):
         }
 
     def error_event(self, refused: RequestRefused) -> bytes:
-        """Do what `Wire.error_event` says."""
+        """Write an error into a stream; see `Wire.error_event`."""
         return event(self.error(refused)[1], name="error")
 
 
@@ -177,9 +178,12 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
         if object_in(entry, where).get("type") not in (None, "custom"):
             continue  # run by the provider; there is nothing here that could
         yield function_tool(
-            entry.get("name"), entry.get("description"), entry.get("input_schema"), where,
+            entry.get("name"),
+            entry.get("description"),
+            entry.get("input_schema"),
+            where,
             schema_field="input_schema",
-        )  # fmt: skip
+        )
 
 
 def _blocks(answer: TurnAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -190,11 +194,7 @@ def _blocks(answer: TurnAnswer) -> Iterator[tuple[dict[str, Any], dict[str, Any]
         yield {"type": "text", "text": ""}, {"type": "text_delta", "text": answer.text}
     for call in answer.calls:
         arguments = {"type": "input_json_delta", "partial_json": written_arguments(call)}
-        yield {**_call(call), "input": {}}, arguments
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name}
+        yield anthropic_call(call.id, call.name, {}), arguments
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,21 +207,15 @@ def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end(answer: TurnAnswer) -> dict[str, Any]:
-    reasons = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
     stopped = answer.finish == "stop" and answer.stop_text is not None
     return {
-        "stop_reason": "stop_sequence" if stopped else reasons[answer.finish],
+        "stop_reason": "stop_sequence" if stopped else ANTHROPIC_END[answer.finish],
         "stop_sequence": answer.stop_text if stopped else None,
     }
 
 
 def _usage(answer: TurnAnswer) -> dict[str, Any]:
-    return {
-        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.cached_tokens,
-        "output_tokens": answer.sampled_tokens,
-    }
+    return anthropic_usage(answer.prompt_tokens, answer.sampled_tokens, cached=answer.cached_tokens)
 
 
 def _event(data: Mapping[str, Any]) -> bytes:

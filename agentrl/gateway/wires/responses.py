@@ -45,7 +45,7 @@ class ResponsesWire(Wire):
     history = "input"
 
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
-        """Do what `Wire.read` says."""
+        """Read the request in a body; see `Wire.read`."""
         one_answer(body)
         messages: list[Message] = []
         if instructions := text_of(body.get("instructions"), "instructions"):
@@ -72,7 +72,7 @@ class ResponsesWire(Wire):
         )
 
     def write(self, answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what `Wire.write` says."""
+        """Write the whole answer; see `Wire.write`."""
         cut = answer.finish == "length"
         return {
             **_head(answer, body),
@@ -85,7 +85,7 @@ class ResponsesWire(Wire):
     def events(
         self, answer: TurnAnswer, request: TurnRequest, body: Mapping[str, Any]
     ) -> Iterator[bytes]:
-        """Do what `Wire.events` says."""
+        """Write the answer as server-sent events; see `Wire.events`."""
         number = 0
 
         def numbered(kind: str, **data: Any) -> bytes:
@@ -107,11 +107,11 @@ class ResponsesWire(Wire):
         yield numbered(f"response.{whole['status']}", response=whole)
 
     def error(self, refused: RequestRefused) -> tuple[int, dict[str, Any]]:
-        """Do what `Wire.error` says."""
+        """Write the status and body of an error; see `Wire.error`."""
         return openai_error(refused)
 
     def error_event(self, refused: RequestRefused) -> bytes:
-        """Do what `Wire.error_event` says."""
+        """Write an error into a stream; see `Wire.error_event`."""
         said = openai_error(refused)[1]["error"]
         # Some clients read the fields of the event, others what every stream of OpenAI has.
         fields = {name: said[name] for name in ("code", "message", "param")}
@@ -138,9 +138,10 @@ def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
         )
     elif kind != "reasoning":
         raise wrong(
-            f"{where}.type", kind, "'message', 'function_call', 'function_call_output' or "
-            "'reasoning'",
-        )  # fmt: skip
+            f"{where}.type",
+            kind,
+            "'message', 'function_call', 'function_call_output' or 'reasoning'",
+        )
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:

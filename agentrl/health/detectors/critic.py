@@ -99,7 +99,7 @@ def _misleading(history: History, limits: Limits, steps: int) -> list[Evidence]:
 
 
 def _worse_than_nothing(history: History, limits: Limits) -> list[Evidence]:
-    """A loss far above that of a critic which always says 0, if only for some steps.
+    """A loss far above that of a critic which always predicts 0, if only for some steps.
 
     The first loss is that of an untrained head, which is 0 (half the mean square of the returns);
     where rewards grow, so does the loss of saying 0.

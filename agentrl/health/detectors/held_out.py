@@ -36,7 +36,7 @@ from agentrl.types.finding import Status
 
 _REWARD = "reward"
 _ENOUGH = 6
-"""Evaluations that say how far a score follows."""
+"""Evaluations that show how far a score follows."""
 
 
 @detector(

@@ -32,7 +32,7 @@ from agentrl.types.finding import Status
 _ALL_EQUAL = 0.95
 """Share of rollouts in groups with zero advantage that leaves no gradient."""
 _LEVEL = 10
-"""Logged steps that say at which level a curve is."""
+"""Logged steps that show at which level a curve is."""
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")
 """Metrics that must be numbers, by how their names begin."""
 

@@ -1,4 +1,4 @@
-"""Detectors over what reward models say of a policy that is trained on them."""
+"""Detectors over the scores of reward models for a policy that is trained on them."""
 
 from __future__ import annotations
 
@@ -94,15 +94,20 @@ def _drift(history: History, model: _RewardModelCurve, limits: Limits) -> Verdic
     if away is not None:
         text = f"mean beyond {number(far)} standard deviations for {steps_text(away)}"
         return found(
-            "reward_model_drift", Status.FAIL, title,
-            seen(model.metric, away, f"{text}, up to {number(away.worst)}"), levers=pulls,
-        )  # fmt: skip
+            "reward_model_drift",
+            Status.FAIL,
+            title,
+            seen(model.metric, away, f"{text}, up to {number(away.worst)}"),
+            levers=pulls,
+        )
     assert growing is not None
     return found(
-        "reward_model_drift", Status.WARN, title,
+        "reward_model_drift",
+        Status.WARN,
+        title,
         moved(model.metric, series, growing, f"{model.metric} {growing.text()}, and still going"),
         levers=pulls,
-    )  # fmt: skip
+    )
 
 
 def _leaves(series: Series, leaving: float) -> Change | None:

@@ -72,7 +72,7 @@ def entropy_bonus(config: Config) -> list[Lever]:
 
 
 def weaker_kl(config: Config) -> list[Lever]:
-    """Let the policy move."""
+    """Weaken the penalty that holds the policy back."""
     coef = value_of(config, "algorithm.kl_coef", 0.0)
     if not coef:
         return []

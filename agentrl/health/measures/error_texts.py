@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+|(?:/[\w.\-]+){2,}", re.IGN
 
 
 def error_line(text: str) -> str:
-    """The line of an error text that says what happened: of a traceback the last one.
+    """The line of an error text that names what happened: of a traceback the last one.
 
     Example:
         >>> error_line("Traceback (most recent call last):\\n  ...\\nKeyError: 'x'\\n")

@@ -24,7 +24,7 @@ _MANY = 0.1
 NO_RISE = 0.02
 """A share that rises by less than this for certain does not rise."""
 _FEW = 10
-"""Fewer paid answers than this at either end say nothing of their share."""
+"""Fewer paid answers than this at either end prove nothing of their share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ class PaidWrong:
 
 
 def paid_wrong(rollouts: Sequence[RolloutFacts]) -> PaidWrong | None:
-    """Count them; None where the score is the reward, or one of them says nothing.
+    """Count them; None where the score is the reward, or one of them carries no information.
 
     Args:
         rollouts: of a run; those of training count.
@@ -319,7 +319,7 @@ def _counted(
 
 
 def paid_limits(rewards: Values, scores: Values) -> PaidLimits | None:
-    """The bounds for some rollouts; None where the score is the reward, or one says nothing.
+    """The bounds for some rollouts; None where the score is the reward, or one is uninformative.
 
     Args:
         rewards: [rollouts] Reward of each.

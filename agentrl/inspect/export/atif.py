@@ -183,7 +183,7 @@ def _said(turn: Turn, index: int) -> dict[str, Any]:
 
 
 def _only_results(turn: Turn) -> bool:
-    """Whether the results say all that the turn put before the model."""
+    """Whether the results hold all that the turn put before the model."""
     rest = turn.text
     for result in turn.tool_results:
         rest = rest.replace(result.text, "", 1)

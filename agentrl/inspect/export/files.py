@@ -1,4 +1,4 @@
-"""Stored trajectories as files for other programs and other people; `formats` says which."""
+"""Stored trajectories as files for other programs and other people; `formats` lists which."""
 
 from __future__ import annotations
 

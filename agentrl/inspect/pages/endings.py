@@ -10,8 +10,10 @@ from agentrl.types import TERMINATION_RULES, TerminationRule
 
 def endings_answer(rules: Mapping[Any, TerminationRule] = TERMINATION_RULES) -> dict[str, Any]:
     """Traits and meaning of every ending by name, in the order of the table."""
-    return {str(name): {"mark": rule.mark, "meaning": rule.meaning, **ending_traits(rule)}
-            for name, rule in rules.items()}  # fmt: skip
+    return {
+        str(name): {"mark": rule.mark, "meaning": rule.meaning, **ending_traits(rule)}
+        for name, rule in rules.items()
+    }
 
 
 def ending_name(name: str) -> str:

@@ -184,7 +184,7 @@ def _summary(
 
 
 def _value(objective: Mapping[str, Any], answer: ShownAnswer) -> float | None:
-    """The number a of an answer, as the module says."""
+    """The number a of an answer, as the module defines it."""
     if objective["kind"] == "rm":
         return number(answer.score)
     tokens = sum(answer.trained)

@@ -1,4 +1,4 @@
-"""Rollouts by what was said in them and by what became of them.
+"""Rollouts by the text of their messages and by what became of them.
 
 Filters on short columns are one pass over the index; what is left is searched step by step, so
 that a run of 10^5 rollouts needs the memory of one step. Text is compared without regard to case.
@@ -189,7 +189,7 @@ def _in_file(
     wanted: WantedText,
     like: np.ndarray | None,
 ) -> tuple[pa.Table, Texts]:
-    """Those of the candidates of one step that fit in what only its files say."""
+    """Those of the candidates of one step that fit in what only its files hold."""
     rows = candidates.column("row").to_numpy()
     keep = np.zeros(shelf.rows, dtype=bool)
     keep[rows] = True

@@ -110,11 +110,11 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     shelf = rows.shelf(kind, step)
     index = rows_of(chosen(shelf.index, group_id=group))
     if not index:
-        raise RunError(f"step {step} of {kind} has no group {group!r}; open the step to see those "
-                       "it has")  # fmt: skip
+        raise RunError(
+            f"step {step} of {kind} has no group {group!r}; open the step to see those it has"
+        )
     sampled = action_tokens(rows, shelf)
-    columns = ["turns", "termination_detail", "reward_parts", "explanation",
-               "response_ids"]  # fmt: skip
+    columns = ["turns", "termination_detail", "reward_parts", "explanation", "response_ids"]
     order = sorted(row["row"] for row in index)
     table = rows.read(shelf, order, columns)
     ids = _token_lists(table)
@@ -217,7 +217,7 @@ def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def only_results(turn: Mapping[str, Any]) -> bool:
-    """True if the results of its tools say all that a turn put before the model."""
+    """True if the results of its tools hold all that a turn put before the model."""
     rest = turn["text"] or ""
     for result in turn["tool_results"]:
         rest = rest.replace(result["text"], "", 1)

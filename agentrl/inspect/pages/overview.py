@@ -133,7 +133,7 @@ def _curve(curve: Series) -> dict[str, Any]:
 
 
 def _meanings(curves: Mapping[str, Series]) -> dict[str, dict[str, str]]:
-    """What the catalog says of each metric that it knows."""
+    """The catalog's meaning of each metric that it knows."""
     known = ((name, find_metric(name)) for name in curves)
     return {
         shown(name): {"meaning": entry.meaning, "unit": entry.unit}
@@ -168,8 +168,10 @@ def _dashboard(history: History) -> list[dict[str, Any]]:
                 stood_for = name.removeprefix(fixed[0]).removesuffix(fixed[-1])
                 record |= {"metric": shown(name), "label": f"{band.label}: {shown(stood_for)}"}
                 if band.metric == HELD_OUT.metric and stood_for not in untrained:
-                    record |= {"label": f"Score on training tasks: {shown(stood_for)}",
-                               "what": _ON_TRAINING_TASKS}  # fmt: skip
+                    record |= {
+                        "label": f"Score on training tasks: {shown(stood_for)}",
+                        "what": _ON_TRAINING_TASKS,
+                    }
             found.append(record)
     return found
 
@@ -179,7 +181,7 @@ def _last_step(curves: Mapping[str, Series]) -> int:
 
 
 def _planned(config: Mapping[str, Any]) -> int | None:
-    """Steps after which the run ends by itself; None where its config does not say."""
+    """Steps after which the run ends by itself; None where its config names none."""
     steps = config.get("train.steps")
     return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 

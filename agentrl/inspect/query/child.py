@@ -152,8 +152,9 @@ def _values(array: pa.Array) -> int:
         return count + sum(_values(array.field(i)) for i in range(kind.num_fields))
     if pa.types.is_map(kind):
         begin, end = _span(array)
-        return count + sum(_values(part.slice(begin, end - begin))
-                           for part in (array.keys, array.items))  # fmt: skip
+        return count + sum(
+            _values(part.slice(begin, end - begin)) for part in (array.keys, array.items)
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         begin, end = _span(array)
         return count + _values(array.values.slice(begin, end - begin))

@@ -263,8 +263,9 @@ def _trained_rows(
         trained, old = _joined(table.column("trained")), _joined(table.column("old_log_probs"))
         masks = trained.values.to_numpy(zero_copy_only=False).astype(bool)
         values = np.asarray(old.values, dtype=np.float32)
-        spans = zip(pairwise(np.asarray(trained.offsets)), pairwise(np.asarray(old.offsets)),
-                    strict=True)  # fmt: skip
+        spans = zip(
+            pairwise(np.asarray(trained.offsets)), pairwise(np.asarray(old.offsets)), strict=True
+        )
         for key, ((a, b), (c, d)) in zip(keys, spans, strict=True):
             if b - a == d - c:
                 yield key, masks[a:b], values[c:d]

@@ -23,7 +23,7 @@ from agentrl.data.store.step_files import step_of, stored_steps
 from agentrl.metrics import read_metrics
 
 _EFFECTIVE = os.access in os.supports_effective_ids
-"""Whether the system can say what this process may do, and not who started it."""
+"""Whether the system can check what this process may do, and not who started it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

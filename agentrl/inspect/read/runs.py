@@ -57,8 +57,10 @@ def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
     for root in roots:
         if not root.is_dir():
             what = "is not a directory" if root.exists() else "does not exist"
-            raise RunError(f"{printable(str(root))} {what}; expected a run directory, or a folder "
-                           "of them, as in runs/")  # fmt: skip
+            raise RunError(
+                f"{printable(str(root))} {what}; expected a run directory, or a folder "
+                "of them, as in runs/"
+            )
         top = root.resolve()
         for path in _below(top, _DEPTH):
             if len(found) < _MOST_RUNS:
@@ -139,7 +141,7 @@ def _is_folder(entry: Path) -> bool:
 
 
 def _held(file: os.stat_result, owner: str) -> bool:
-    """Whether anybody holds a lock on the file; false where the system does not say.
+    """Whether anybody holds a lock on the file; false where the system does not report it.
 
     Layered file systems report another device than the file's own, and then the owner has to fit.
     """

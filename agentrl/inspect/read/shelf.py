@@ -60,7 +60,7 @@ class Shelf:
     parts: tuple[ShelfPart, ...]
     """Files of the step, in the order of its rows: one for each rank that stored a part of it."""
     kind: str
-    """`train` or `eval/NAME`, as its folder says."""
+    """`train` or `eval/NAME`, read from its folder."""
     step: int
     """Step in the names of its files."""
     index: pa.Table
@@ -114,7 +114,7 @@ def make_shelf(
 
 
 def _kind_and_step(path: Path) -> tuple[str, int] | None:
-    """Kind and step of a file, as its path says."""
+    """Kind and step of a file, read from its path."""
     step = step_of(path)
     if step is None or step > _LAST_STEP:
         return None

@@ -90,9 +90,10 @@ def _written(turns: pa.ChunkedArray) -> list[str]:
     lists = turns.chunk(0) if turns.num_chunks == 1 else pa.concat_arrays(turns.chunks)
     is_own = pc.equal(lists.values.field("role"), "assistant").fill_null(False)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
     own = is_own.to_numpy(zero_copy_only=False)
-    texts = [row["text"] or "" for row in rows_of(
-        pa.table({"text": lists.values.field("text").filter(is_own)})
-    )]  # fmt: skip
+    texts = [
+        row["text"] or ""
+        for row in rows_of(pa.table({"text": lists.values.field("text").filter(is_own)}))
+    ]
     before = np.concatenate([[0], np.cumsum(own)])[np.asarray(lists.offsets)]
     return ["\n".join(texts[a:b])[:_MOST_CHARS] for a, b in pairwise(before.tolist())]
 

@@ -127,8 +127,10 @@ class StoredRows:
                 return shelf
         steps = self.steps(kind)
         if not steps:
-            raise RunError(f"kind {kind!r} has no trajectories here; valid: "
-                           f"{', '.join(self.kinds()) or '(none yet)'}")  # fmt: skip
+            raise RunError(
+                f"kind {kind!r} has no trajectories here; valid: "
+                f"{', '.join(self.kinds()) or '(none yet)'}"
+            )
         raise RunError(
             f"step {step} of {kind} has no trajectories that can be read; there are "
             f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
@@ -194,7 +196,7 @@ class StoredRows:
         return kept[1]
 
     def _is_unchanged(self) -> bool:
-        """Whether the folders say that no file came or went since the last look.
+        """Whether the folders show that no file came or went since the last look.
 
         A folder changes when a run writes, since files appear in it whole. A file that is being
         copied grows without that, so every few seconds all of them are looked at.

@@ -88,7 +88,7 @@ def rows_by_rollout(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rollout_scores(rows: pa.Table, measure: Measure = "score") -> np.ndarray:
-    """[rows] Score or reward; NaN where it is no number, or the ending says not to trust it."""
+    """[rows] Score or reward; NaN where it is no number, or the ending forbids trusting it."""
     values = rows.column("reward")
     if measure == "score":
         values = pc.coalesce(rows.column("score"), values)  # pyright: ignore[reportAttributeAccessIssue] - made at run time

@@ -126,9 +126,10 @@ def facts_of(reader: RunReader, entry: Mapping[str, Any], *, recorded_step: bool
     reasons = [
         name.removeprefix(_DROPPED)
         for name, curve in history.metrics.items()
-        if name.startswith(_DROPPED) and step in curve.steps
+        if name.startswith(_DROPPED)
+        and step in curve.steps
         and curve.values[curve.steps.index(step)] > 0
-    ]  # fmt: skip
+    ]
     return Facts(
         kind=entry["kind"],
         step=step,

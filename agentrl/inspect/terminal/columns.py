@@ -1,4 +1,4 @@
-"""Columns of tables in the terminal that say the same: shown once."""
+"""Columns of tables in the terminal with the same content: shown once."""
 
 from __future__ import annotations
 

@@ -208,8 +208,10 @@ def _prompt(answer: Mapping[str, Any], width: int) -> Iterator[Text]:
 
 
 def _sums(name: str, sums: Mapping[str, Any]) -> Iterator[Text]:
-    yield Text(f"{name}  {sums['tokens']} tokens", style="bold green" if name != "rejected" else
-               "bold yellow")  # fmt: skip
+    yield Text(
+        f"{name}  {sums['tokens']} tokens",
+        style="bold green" if name != "rejected" else "bold yellow",
+    )
     known = (
         ("log-prob", sums["log_prob"]), ("reference", sums["ref_log_prob"]),
         ("log-ratio", sums["log_ratio"]), ("score", sums["score"]),
@@ -275,10 +277,15 @@ def _cells(one: Mapping[str, Any]) -> list[Text | str]:
     values = [sums["value"] for sums in one["sums"]]
     colour = "" if not one["h"] else ("green" if one["h"] > 0 else "red")
     return [
-        one["id"], number(values[0]), number(values[1] if len(values) > 1 else None),
-        Text(number(one["h"], sign=True), style=colour), number(one["scaled"], sign=True),
-        number(one["margin"], sign=True), _short(one["prompt"][-60:]), _short(one["excerpts"][0]),
-    ]  # fmt: skip
+        one["id"],
+        number(values[0]),
+        number(values[1] if len(values) > 1 else None),
+        Text(number(one["h"], sign=True), style=colour),
+        number(one["scaled"], sign=True),
+        number(one["margin"], sign=True),
+        _short(one["prompt"][-60:]),
+        _short(one["excerpts"][0]),
+    ]
 
 
 def _short(text: str) -> str:

@@ -81,6 +81,10 @@ def _cells(hit: dict[str, Any]) -> list[Text | str]:
         where.append_text(visible(before[-30:])).append_text(visible(match, "reverse"))
         where.append_text(visible(after[:40]))
     return [
-        str(hit["step"]), hit["kind"], hit["task_id"], number(hit["reward"]),
-        hit["termination"], where,
-    ]  # fmt: skip
+        str(hit["step"]),
+        hit["kind"],
+        hit["task_id"],
+        number(hit["reward"]),
+        hit["termination"],
+        where,
+    ]

@@ -227,9 +227,13 @@ def _heading(
     line.append(f"  {title}" if title else "")
     yield line
     yield Text.assemble(
-        "task ", visible(last.task_id), "  rollout ", visible(last.rollout_id),
-        "  group ", visible(last.group_id),
-    )  # fmt: skip
+        "task ",
+        visible(last.task_id),
+        "  rollout ",
+        visible(last.rollout_id),
+        "  group ",
+        visible(last.group_id),
+    )
     yield worth_line(
         {
             "reward": last.reward,

@@ -260,18 +260,27 @@ def _run_cells(reader: RunReader) -> list[Text | str]:
 
 def _step_cells(step: StoredStep) -> list[str]:
     return [
-        str(step.step), step.kind, str(step.groups), str(step.rollouts), number(step.reward),
-        number(step.score), _counted(step.terminations),
-    ]  # fmt: skip
+        str(step.step),
+        step.kind,
+        str(step.groups),
+        str(step.rollouts),
+        number(step.reward),
+        number(step.score),
+        _counted(step.terminations),
+    ]
 
 
 def _group_cells(group: Mapping[str, Any]) -> list[Text | str]:
     dull = "dim" if group["zero_advantage"] else ""
     return [
-        visible(group["task_id"], dull), str(group["n"]), number(group["reward_mean"]),
-        number(group["reward_std"]), number(group["score_mean"]), str(group["tokens"]),
+        visible(group["task_id"], dull),
+        str(group["n"]),
+        number(group["reward_mean"]),
+        number(group["reward_std"]),
+        number(group["score_mean"]),
+        str(group["tokens"]),
         _counted(group["terminations"]),
-    ]  # fmt: skip
+    ]
 
 
 def _sibling_cells(sibling: Mapping[str, Any], turn: int, char: int) -> list[Text | str]:
@@ -281,11 +290,15 @@ def _sibling_cells(sibling: Mapping[str, Any], turn: int, char: int) -> list[Tex
     advantage = sibling["advantage"]
     colour = "" if not advantage else ("green" if advantage > 0 else "red")
     return [
-        number(sibling["reward"]), number(sibling["score"]),
-        Text(number(advantage, sign=True), style=colour), str(sibling["turns"]),
-        str(sibling["action_tokens"]), f"{sibling['duration_s'] or math.nan:.1f}",
-        sibling["termination"], words_,
-    ]  # fmt: skip
+        number(sibling["reward"]),
+        number(sibling["score"]),
+        Text(number(advantage, sign=True), style=colour),
+        str(sibling["turns"]),
+        str(sibling["action_tokens"]),
+        f"{sibling['duration_s'] or math.nan:.1f}",
+        sibling["termination"],
+        words_,
+    ]
 
 
 def _counted(counts: Mapping[str, int]) -> str:

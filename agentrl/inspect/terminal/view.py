@@ -28,7 +28,7 @@ from agentrl.inspect.terminal.lines import Lines
 _READS = 3
 """Threads that read for one screen; the answers of all but the newest are lost."""
 _PATIENCE_S = 0.2
-"""A screen that is not there after so long says that it is being read."""
+"""A screen that is not there after so long shows that it is being read."""
 
 
 class Arrived(Message):
@@ -126,7 +126,7 @@ class View(Screen[None]):
             self.post_message(Arrived(number, answer, error))
 
     def on_arrived(self, message: Arrived) -> None:
-        """Show the newest answer; what is wrong with the run's files is said instead."""
+        """Show the newest answer, or else what is wrong with the run's files."""
         message.stop()
         self._reading -= 1
         if self._begun < self._wanted:

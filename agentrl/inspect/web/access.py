@@ -45,7 +45,7 @@ _HEADERS = {
 
 
 class AccessGuard:
-    """Lets a request through to `app`, or answers it with a refusal."""
+    """Admits a request to `app`, or answers it with a refusal."""
 
     def __init__(
         self,

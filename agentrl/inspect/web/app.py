@@ -116,10 +116,19 @@ def _entry(reader: Any) -> dict[str, Any]:
         return run_entry(reader)
     except AgentrlError as error:  # one run that was moved away does not hide the others
         return {
-            "id": reader.run.id, "name": reader.run.name, "path": str(reader.path),
-            "state": "stopped", "steps": 0, "started": None, "model": "", "score": "",
-            "score_before": None, "score_after": None, "verdicts": None, "notes": [str(error)],
-        }  # fmt: skip
+            "id": reader.run.id,
+            "name": reader.run.name,
+            "path": str(reader.path),
+            "state": "stopped",
+            "steps": 0,
+            "started": None,
+            "model": "",
+            "score": "",
+            "score_before": None,
+            "score_after": None,
+            "verdicts": None,
+            "notes": [str(error)],
+        }
 
 
 def _run(library: Library, query: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""Lets the inspector's server stand below a path, behind a proxy of other services.
+"""Serves the inspector below a path, behind a proxy of other services.
 
 https://example.org/runs/  ->  proxy  ->  agentrl inspect --base-path /runs
 """

@@ -1,4 +1,4 @@
-"""Opens the inspector's server at an address, says which, and ends it cleanly."""
+"""Opens the inspector's server at an address, prints which, and ends it cleanly."""
 
 from __future__ import annotations
 

@@ -95,8 +95,10 @@ def _other_side(library: Library, reader: RunReader, query: Mapping[str, str]) -
     kind, _, rest = text.partition(" ")
     steps, _, run = rest.partition(" ")
     if not steps:
-        raise ValueError(f"against: got {text[:100]!r}, expected a kind and steps, as eval/held 0, "
-                         "and after them the run if it is another one")  # fmt: skip
+        raise ValueError(
+            f"against: got {text[:100]!r}, expected a kind and steps, as eval/held 0, "
+            "and after them the run if it is another one"
+        )
     other = library.reader(run) if run else reader
     return Side(reader=other, kind=kind, steps=parse_steps("against", steps))
 

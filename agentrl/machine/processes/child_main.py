@@ -115,7 +115,7 @@ def limit(
     file_bytes: int | None = None,
     processes: int | None = None,
 ) -> None:
-    """Bound what this process may take from now on, and let it leave no core file.
+    """Bound what this process may take from now on, and forbid it core files.
 
     Args:
         address_bytes: of address space, libraries and reserves included.
@@ -137,7 +137,7 @@ def limit(
 
 
 def limit_cpu(seconds: int) -> None:
-    """Let the kernel end this process by SIGXCPU after so many more seconds of processor time."""
+    """Set how many more seconds of processor time this process has before SIGXCPU ends it."""
     soft = int(time.process_time()) + _ROUNDING_S + seconds
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]  # only root may raise it
     allowed = soft if hard == resource.RLIM_INFINITY else min(soft, hard)

@@ -51,7 +51,7 @@ class SharedHost:
         wall_s: float,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Say what to run; nothing is started yet.
+        """Set what to run; nothing is started yet.
 
         Args:
             host: class as `child_main.load` takes it; its `OPERATIONS` may be asked for.

@@ -112,7 +112,7 @@ class StopSwitch:
             raise error
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; on a stop request cancel it, let it clean up, and raise `Interrupted`."""
+        """Await `work`; on a stop request cancel it, await its cleanup, raise `Interrupted`."""
         task = asyncio.ensure_future(work)
         waiter = asyncio.ensure_future(self._event.wait())
         try:

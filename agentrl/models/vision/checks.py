@@ -61,7 +61,7 @@ def _refuse(path: str, wanted: Sequence[tuple[str, object, object, bool]]) -> No
 
 
 def open_images(config: RunConfig, reader: VisionReader | None, folder: Path) -> None:
-    """Let the reader of a run's model keep its images in a folder.
+    """Open the folder in which the reader of a run's model keeps its images.
 
     Args:
         config: of the run.

@@ -27,7 +27,7 @@ class VisionFamily:
     """One way to read images."""
 
     name: str
-    """As users say it."""
+    """As users write it."""
     token: str
     """Text that chat templates write for an image."""
     placeholder: str

@@ -107,14 +107,14 @@ class VisionReader:
         self._lock = threading.Lock()
 
     def expand(self, image: Image) -> ExpandedImage:
-        """Do what `ImageReader.expand` says."""
+        """Write the text of an image; see `ImageReader.expand`."""
         read = self._read(image.digest, image.data)
         if self.folder is not None and image.digest not in self._probes:
             self.folder.keep(image)
         return read.expanded
 
     def probes(self) -> Sequence[Image]:
-        """Do what `ImageReader.probes` says."""
+        """Make three small images; see `ImageReader.probes`."""
         from PIL import Image as pil
 
         made = [
@@ -282,7 +282,7 @@ def attach_reader(model: Any, reader: VisionReader) -> None:
 
 
 def share_reader(model: Any, reader: VisionReader, *, who: str) -> None:
-    """Let a model beside the policy read the policy's images, with the very same pixels.
+    """Read images for a model beside the policy with the policy's reader, to exactly equal pixels.
 
     Args:
         model: of `transformers`; gets the reader.

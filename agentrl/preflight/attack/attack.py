@@ -33,7 +33,7 @@ class AttackClass(StrEnum):
     INFRASTRUCTURE = "become infrastructure"
     """Fail in a way that is taken for a failure of ours, so that the reward is dropped."""
     SPECIAL_CASE = "special-case"
-    """Say the same whatever is asked."""
+    """Answer the same whatever is asked."""
     LEAK = "leak between turns"
     """Keep something from one turn or rollout for the next."""
 
@@ -69,8 +69,10 @@ class AttackedTask:
     def filled(self, text: str) -> str:
         """A text with its places filled: the prompt, the mark, the file that nobody can reach."""
         for place, value in (
-            ("{prompt}", self.prompt), ("{mark}", self.mark), ("{reached}", self.reached)
-        ):  # fmt: skip
+            ("{prompt}", self.prompt),
+            ("{mark}", self.mark),
+            ("{reached}", self.reached),
+        ):
             text = text.replace(place, value)
         return text
 
@@ -98,14 +100,14 @@ class Attack:
     aim: AttackClass
     """Class of the attack."""
     episodes: Callable[[AttackedTask], Iterable[Solution]]
-    """Whole episodes of it on one task, in order. Turns that a rollout ended before are said in
+    """Whole episodes of it on one task, in order. Turns that a rollout ended before are sent in
     another one, if they are words."""
     leaks: bool = False
     """Whether the mark in something that the model is shown means that the attack got through."""
 
 
 def text_attack(aim: AttackClass, name: str, *turns: str, leaks: bool = False) -> Attack:
-    """Turns that are said as they are, but for the places of `AttackedTask.filled`."""
+    """Turns that are sent as they are, but for the markers of `AttackedTask.filled`."""
 
     def episodes(on: AttackedTask) -> Iterable[Solution]:
         yield [on.filled(turn) for turn in turns]

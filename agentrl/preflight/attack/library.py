@@ -121,7 +121,7 @@ class TaskWorth:
     """Rewards of a task for known answers, to know an attack that is paid."""
 
     idle: float | None = None
-    """Reward of saying nothing; None where that does not count."""
+    """Reward of an empty turn; None where that does not count."""
     solution: float | None = None
     """Reward of the environment's own solution; None where it gives none or does not count."""
 

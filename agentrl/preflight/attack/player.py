@@ -91,7 +91,7 @@ class AttackPlayer:
         self._numbers = 0
 
     async def worths(self) -> dict[str, TaskWorth]:
-        """Rewards of each task for saying nothing, and for its solution."""
+        """Rewards of each task for an empty turn, and for its solution."""
         solutions = await find_solutions(self._make_env, self._tasks, self._tools)
         worths: dict[str, TaskWorth] = {}
         for task in self._tasks:
@@ -123,7 +123,7 @@ class AttackPlayer:
         return outcomes
 
     async def _play_all(self, task: Task, said: Solution, mark: str) -> list[AttackOutcome]:
-        """One episode, in as many rollouts as it takes to say all of its words."""
+        """One episode, in as many rollouts as it takes to send all of its words."""
         left = [said] if isinstance(said, str) else list(said)
         words = all(isinstance(turn, str) for turn in left)
         outcomes: list[AttackOutcome] = []
@@ -257,7 +257,7 @@ async def _worths(player: AttackPlayer) -> dict[str, Any]:
 
 
 async def _give_signs(channel: ChildChannel) -> None:
-    """Say that the event loop is alive, for as long as it is."""
+    """Send a sign of life while the event loop runs."""
     while True:
         channel.send({"alive": True})
         await asyncio.sleep(_SIGN_S)

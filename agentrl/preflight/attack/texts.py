@@ -150,8 +150,13 @@ def text_attacks() -> list[Attack]:
             "<tool_call>" + "[" * 5000,
         )
     )
-    made.append(Attack(name="calls tools that there are not", aim=AttackClass.INFRASTRUCTURE,
-                       episodes=_strange_calls))  # fmt: skip
+    made.append(
+        Attack(
+            name="calls tools that there are not",
+            aim=AttackClass.INFRASTRUCTURE,
+            episodes=_strange_calls,
+        )
+    )
     made += [call_attack(AttackClass.INFRASTRUCTURE, name, v) for name, v in EXTREMES.items()]
     made += [
         call_attack(AttackClass.FREEZE, f"{name} by a tool", {"": asked})
@@ -162,7 +167,7 @@ def text_attacks() -> list[Attack]:
 
 
 def leaks_by_words() -> list[Attack]:
-    """An attack that says the mark in one rollout, and one that looks for it in the next."""
+    """An attack that writes the mark in one rollout, and one that looks for it in the next."""
     aim = AttackClass.LEAK
     return [
         text_attack(aim, "says something in one rollout", *_in_forms("{mark}")),

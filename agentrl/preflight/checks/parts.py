@@ -169,7 +169,7 @@ async def sandbox(section: SandboxSection, base: Path, found: PreflightFacts) ->
 
 
 async def run_directory(run: RunSection, resume: bool) -> Finding | str:
-    """Check that the run may be written where the config says."""
+    """Check that the run may be written where the config asks."""
     path = run_path(run)
     if holds_a_run(path) and not resume:
         raise RunError(

@@ -8,13 +8,15 @@ from agentrl.config import RunConfig
 from agentrl.fit.refresh.checks import check_refresh
 from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.preflight.checks.facts import PreflightFacts
+from agentrl.runtime.drivers.choose import is_synchronous
 from agentrl.types.finding import Finding, warn
 
 
 async def reward_models(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
     """Check reward models without loading them: paths, scales, lengths and vocabularies."""
     lines = check_reward_models(config, base=base, tokenizer=found.tokenizer)
-    if (refresh := check_refresh(config, base=base)) is not None:
+    synchronous = is_synchronous(config.schedule)
+    if (refresh := check_refresh(config, base=base, synchronous=synchronous)) is not None:
         lines.append(refresh)
     reward = config.reward
     if reward.normalize or reward.clip is not None or reward.clip_raw is not None:

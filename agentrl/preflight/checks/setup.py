@@ -29,7 +29,7 @@ PROMPTS = 256
 _CRITIC_ROLLOUTS = 64
 """Rollouts of a step that a critic needs for a target that holds still."""
 _EVAL_TASKS = (50, 200)
-"""Held-out prompts: fewer say little, more cost time."""
+"""Held-out prompts: fewer show little, more cost time."""
 _EVAL_EVERY = (50, 100)
 """Steps between two evaluations."""
 _RULES = ("kl > 2 for 20 steps -> stop", "entropy < 0.05 for 10 steps -> stop")
@@ -172,7 +172,7 @@ async def evaluation(
 async def early_stop(
     algorithm: AlgorithmSection, health: HealthSection, *, datasets: Collection[str]
 ) -> Finding | str:
-    """Check that rules say when to stop, and that each can be read and can ever act.
+    """Check that rules decide when to stop, and that each can be read and can ever act.
 
     Raises:
         ConfigError: a rule that cannot be read.

@@ -189,7 +189,7 @@ def _without_group_functions(config: RunConfig, base: Path) -> RunConfig:
 async def samples(
     config: RunConfig, base: Path, found: PreflightFacts, request: SampleRequest
 ) -> Finding | str:
-    """Let a model write samples and judge what it earns."""
+    """Write samples with a model and judge what it earns."""
     if found.tasks is None or found.make_env is None:
         return not_checked("reward samples", found)
     check, answers = await sample_rewards(

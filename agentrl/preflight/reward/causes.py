@@ -208,7 +208,7 @@ def mean_reward(answers: Sequence[TriedAnswer]) -> float | None:
 
 
 def _fit(rows: Sequence[TriedAnswer]) -> list[TriedAnswer]:
-    """Solutions that no limit ended or cut off: others say nothing of the reward."""
+    """Solutions that no limit ended or truncated: others carry no information on the reward."""
     return [row for row in of_kind(AnswerKind.SOLUTION, rows) if _fits(row)]
 
 

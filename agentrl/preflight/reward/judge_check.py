@@ -168,7 +168,7 @@ async def _scored(
 
 
 def _without_cache(item: RewardFunction) -> RewardFunction:
-    """The function with a served model that is asked whatever it has said before."""
+    """The function with a served model that is asked whatever it has answered before."""
     model = item.args.get("model")
     if not isinstance(model, Mapping):
         return item
@@ -229,12 +229,19 @@ def _labelled(task: Task, answers: LabelledAnswers) -> tuple[Trajectory, float]:
 
 def _rollout(task: Task, turns: Sequence[tuple[Any, str]]) -> Trajectory:
     return Trajectory(
-        task_id=task.id, group_id=task.id, rollout_id=task.id, prompt_ids=(), response_ids=(),
-        response_mask=(), rollout_log_probs=(), policy_versions=(),
+        task_id=task.id,
+        group_id=task.id,
+        rollout_id=task.id,
+        prompt_ids=(),
+        response_ids=(),
+        response_mask=(),
+        rollout_log_probs=(),
+        policy_versions=(),
         turns=tuple(Turn(role=role, start=0, end=0, text=text) for role, text in turns),
         prompt_text=task.prompt if isinstance(task.prompt, str) else "",
-        reward=0.0, termination=Termination.ENV_DONE,
-    )  # fmt: skip
+        reward=0.0,
+        termination=Termination.ENV_DONE,
+    )
 
 
 def _number(value: Any) -> float | None:

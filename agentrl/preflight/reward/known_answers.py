@@ -101,7 +101,7 @@ class AskedAnswer:
     """One answer that is to be graded."""
 
     kind: AnswerKind
-    """Says its worth."""
+    """Decides its worth."""
     task: Task
     """The task that it answers."""
     said: Solution

@@ -1,4 +1,4 @@
-"""Look for the answer in what a model is shown before it says anything. Pure.
+"""Look for the answer in what a model is shown before its first turn. Pure.
 
 An answer may stand in a prompt by rights: as one of the choices, in a passage to read, by chance as
 a number. So two things count. A word that announces it (`answer: 42`), in more prompts than it
@@ -46,7 +46,7 @@ _EXCERPT = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownText:
-    """One text that a model sees before it says anything."""
+    """One text that a model sees before its first turn."""
 
     place: str
     """As `user message`."""
@@ -85,7 +85,7 @@ class _Hit:
         return _CUE.search(self.lead) is not None
 
     def stands_in(self, text: str) -> bool:
-        """Whether another prompt says the same, by the characters that lead to it."""
+        """Whether another prompt holds the same text, by the characters that lead to it."""
         near = self.text[max(0, self.start - _NEAR_CHARS) : self.end]
         return re.search(rf"{re.escape(near)}(?!\w)", text) is not None
 
@@ -103,9 +103,11 @@ def answer_texts(task: Task, solution: object = None) -> list[str]:
         ['42']
     """
     label = task.label
-    values = [label] if not isinstance(label, Mapping) else [
-        value for key, value in label.items() if str(key).casefold() in _KEYS
-    ]  # fmt: skip
+    values = (
+        [label]
+        if not isinstance(label, Mapping)
+        else [value for key, value in label.items() if str(key).casefold() in _KEYS]
+    )
     texts = [
         str(value).strip()
         for value in values

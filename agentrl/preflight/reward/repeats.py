@@ -32,7 +32,7 @@ class FlakyGrader:
     fix: str
     """The change that mends it."""
     verdicts: bool
-    """Whether verdicts differ; otherwise it raises, and what it says is always the same."""
+    """Whether verdicts differ; otherwise it raises, and its words are always the same."""
     raised: float
     """Share of gradings that raised, of those that do not always."""
 

@@ -111,7 +111,7 @@ async def judge_rollouts(
 
 
 def _bare(rows: Sequence[Trajectory]) -> list[Trajectory]:
-    """The rows without what graders said in the run: a judge judges by itself."""
+    """The rows without the graders' words in the run: a judge judges by itself."""
     return [replace(row, reward=0.0, reward_parts={}, explanation=None) for row in rows]
 
 

@@ -10,11 +10,11 @@ from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.sample_verdict import judge_samples
-from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
 from agentrl.runtime.launch import in_flight
+from agentrl.runtime.open_policy import open_policy
 from agentrl.types import SamplingParams, Task
 from agentrl.types.finding import Finding
 

@@ -19,7 +19,7 @@ Turns = Sequence[tuple[int, ...]]
 
 
 class ScriptedGenerator:
-    """Says the turns of a script, one script a group; the last turn repeats."""
+    """Plays the turns of a script, one script a group; the last turn repeats."""
 
     def __init__(self, scripts: Mapping[str, Turns]) -> None:
         """Take the scripts by group id."""

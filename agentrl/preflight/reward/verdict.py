@@ -30,7 +30,7 @@ NAME = "reward test"
 _HALF = 0.5
 _MOST_VALUES = 6
 _FEWEST_LABELS = 8
-"""Labels from which a share of them says something."""
+"""Labels from which a share of them means something."""
 _HOOK = "let solution(task) of the environment give a good answer, so that one can be tried"
 
 

@@ -53,7 +53,7 @@ _NAMES = {
 
 @contextmanager
 def others_importable() -> Iterator[None]:
-    """Let `from openrlhf.utils.agent import ...` succeed where OpenRLHF is not installed, and so
+    """Make `from openrlhf.utils.agent import ...` succeed where OpenRLHF is not installed, and so
     for verl."""
     modules: dict[str, ModuleType] = {}
     for path, classes in _NAMES.items():

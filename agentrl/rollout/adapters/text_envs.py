@@ -45,7 +45,7 @@ class SkyRLEnv(AgentInstance):
         self._inner: Any = None
 
     async def reset(self, task: Task) -> Observation:
-        """Make the environment of this task, and let it change the prompt."""
+        """Make the environment of this task, which may change the prompt."""
         truth = {"method": "rule", "ground_truth": task.label}
         # Their older environments look for it under verl's name.
         extras = {"extra_info": {}, "reward_spec": truth, "reward_model": truth, **task.metadata}

@@ -44,7 +44,7 @@ class HeardMessage:
 def hear(
     messages: Iterable[Message], known: dict[int, HeardMessage] | None = None
 ) -> tuple[HeardMessage, ...]:
-    """The messages that say something, results of parallel calls in the order of the calls.
+    """The messages with content, results of parallel calls in the order of the calls.
 
     Neighbouring messages of the assistant become one: some agents send its words and its calls
     apart.

@@ -33,7 +33,7 @@ class HistoryPlacer:
     """Places the histories of one rollout."""
 
     tree: MessageTree
-    """Everything said in the rollout."""
+    """All messages of the rollout."""
     chat: ChatFormat
     """Writes what is new."""
     long_texts: LongTexts
@@ -72,10 +72,14 @@ class HistoryPlacer:
             ids = await self.rendered([item.message for item in heard], offered)
             node = self.tree.add(
                 TreeNode(
-                    kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard), tools=tools,
-                    reason=BranchReason.EDITED, images=await self._images(ids, heard),
+                    kind=NodeKind.PROMPT,
+                    ids=ids,
+                    heard=tuple(heard),
+                    tools=tools,
+                    reason=BranchReason.EDITED,
+                    images=await self._images(ids, heard),
                 )
-            )  # fmt: skip
+            )
         for one in node.upward():
             if one.delivered:
                 break  # all before it are, since the agent sent them with the request for it
@@ -105,9 +109,13 @@ class HistoryPlacer:
         end = next(known, len(heard)) or len(heard)
         ids = await self.rendered([item.message for item in heard[:end]], offered)
         node = TreeNode(
-            kind=NodeKind.PROMPT, ids=ids, heard=tuple(heard[:end]), tools=tools, reason=reason,
+            kind=NodeKind.PROMPT,
+            ids=ids,
+            heard=tuple(heard[:end]),
+            tools=tools,
+            reason=reason,
             images=await self._images(ids, heard[:end]),
-        )  # fmt: skip
+        )
         return PathMatch(node=self.tree.add(node), known=end)
 
     async def _append(
@@ -132,10 +140,14 @@ class HistoryPlacer:
         images = await self._images(ids, heard, turn=sum(one.spoken for one in node.upward()))
         return self.tree.add(
             TreeNode(
-                kind=NodeKind.GIVEN, ids=tuple(ids), parent=node, heard=tuple(heard), reason=reason,
+                kind=NodeKind.GIVEN,
+                ids=tuple(ids),
+                parent=node,
+                heard=tuple(heard),
+                reason=reason,
                 images=images,
             )
-        )  # fmt: skip
+        )
 
     async def _images(
         self, ids: Sequence[int], heard: Sequence[HeardMessage], *, turn: int = 0
@@ -168,9 +180,15 @@ class HistoryPlacer:
             calls = said.calls[len(said.calls) - wanted :]
             stop_id = said.ids[-1] if said.ended else None
         return TreeNode(
-            kind=NodeKind.CONTEXT, ids=ids, parent=node, heard=(item,), key=item.key,
-            calls=calls, stop_id=stop_id, reason=reason,
-        )  # fmt: skip
+            kind=NodeKind.CONTEXT,
+            ids=ids,
+            parent=node,
+            heard=(item,),
+            key=item.key,
+            calls=calls,
+            stop_id=stop_id,
+            reason=reason,
+        )
 
 
 def _work(messages: Sequence[Message]) -> int:

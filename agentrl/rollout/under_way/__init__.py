@@ -1,1 +1,1 @@
-"""Rollouts that have begun: what they wait for, what they cost, and how they let go."""
+"""Rollouts that have begun: what they wait for, what they cost, and how they release it."""

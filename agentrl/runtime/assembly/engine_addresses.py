@@ -146,7 +146,7 @@ async def follow(
 
 
 async def _take(client: TokenClient, entry: EngineAddress, pictures: PictureSource | None) -> str:
-    """Let a client serve from one more engine; returns why it cannot, or nothing."""
+    """Make a client serve from one more engine; returns why it cannot, or nothing."""
     try:
         async with asyncio.timeout(CONNECT_S):
             engine = await connect(entry, pictures=pictures)

@@ -120,7 +120,7 @@ class LiveServers:
             del self._answers[request.path]
 
     def _say_changes(self, begun: dict[str, str]) -> None:
-        """Say which changes a run that opens its engines again, for any reason, has forgotten."""
+        """Log which changes a run that opens its engines again, for any reason, has forgotten."""
         joined = [f"{n} at {url} joined" for n, url in self._urls.items() - begun.items()]
         left = [f"{n} at {url} left" for n, url in begun.items() - self._urls.items()]
         if joined or left:
@@ -224,7 +224,7 @@ async def live_servers(
     note: Callable[[str], None],
     pictures: PictureSource | None = None,
 ) -> AsyncIterator[None]:
-    """Let servers join and leave a run in this process until the block ends.
+    """Admit and release servers of a run in this process until the block ends.
 
     Args:
         config: of the run.

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.errors import StepAbandoned
 from agentrl.machine.compute_threads import run_computing
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
-from agentrl.runtime.drivers.groups import GroupRunner, note_aborted
+from agentrl.runtime.drivers.groups import GroupRunner
 from agentrl.runtime.engine_wait import Guard, Push, push_or_wait, to_the_end
 from agentrl.runtime.stages import GroupHandle, HeldGroup
 from agentrl.types import SamplingParams, Task, TrajectoryGroup

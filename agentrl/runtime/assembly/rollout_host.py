@@ -222,7 +222,7 @@ class RolloutHost:
             )
 
     async def hold_turns(self, held: bool) -> None:
-        """Stop the clocks of turns while the driver has paused the engines, or let them go on."""
+        """Stop the clocks of turns while the driver has paused the engines, or start them again."""
         self._client.hold_turns(held)
 
     async def use_reward_model(self, used: UsedRewardModel) -> None:

@@ -182,7 +182,7 @@ class StepMaker:
         return why_not_split(self._algorithm)
 
     def forget(self) -> None:
-        """Let the statistics forget the last step that was prepared: it was not trained."""
+        """Drop the last prepared step from the statistics: it was not trained."""
         self._shaper.moments = self._before
 
     def prepare_minibatch(

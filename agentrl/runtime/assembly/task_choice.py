@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.paths import PathStart, absolute_paths
-from agentrl.config.renamed import translate
 from agentrl.config.schema import DatasetSection, RunConfig
+from agentrl.config.stored import translate
 from agentrl.errors import RunError
 from agentrl.machine.files import write_whole
 from agentrl.runtime.assembly.parts import TRAIN, Chosen, TaskSets, eval_name

@@ -156,7 +156,7 @@ def check_learner(config: RunConfig, *, base: Path) -> str:
 
 
 def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
-    """Stores what the trainer made of the tokens; the trainer lets no failure of it through."""
+    """Stores what the trainer made of the tokens; the trainer contains every failure of it."""
 
     world_size = 1 if ranks is None else ranks.world_size
     return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)

@@ -16,7 +16,7 @@ from agentrl.serving.vllm.check import Score
 from agentrl.serving.vllm.http import Http
 
 ANSWER_S = 60.0
-"""Seconds a server has to say which weights it holds."""
+"""Seconds a server has to report which weights it holds."""
 _OF_THE_START = ("default", "")
 """Names vLLM gives to weights of its own start; a run gives every other name."""
 

@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
 from agentrl.runtime.checks.rarely_meant import rarely_meant
 from agentrl.runtime.drivers.choose import runs_ahead
-from agentrl.runtime.scoring.evaluate import metric_keys
+from agentrl.runtime.scores import metric_keys
 from agentrl.types.finding import Finding, Status
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ async def engines(
 
 
 async def require_fleet(config: RunConfig) -> None:
-    """Before anything is started: what `--dry-run` would say of engines and cluster.
+    """Before anything is started: refuse what `--dry-run` would report of engines and cluster.
 
     Raises:
         ConfigError: the run cannot have the engines or the machines it asks for.

@@ -27,7 +27,7 @@ class OpenWorkers:
     rollouts: ChildRollouts
     """Makes groups with them."""
     news: EngineNews
-    """Lets them know which engines serve."""
+    """Reports to them which engines serve."""
     workers: ChildWorkers
     """Their processes."""
     report: HostReport

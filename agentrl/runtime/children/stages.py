@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import InFlightReport, merged
@@ -18,7 +19,6 @@ from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.children.worker_child import WorkerLost
 from agentrl.runtime.children.workers import ChildWorkers
-from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.stages import HeldGroup
 from agentrl.serving import TokenClient
@@ -113,7 +113,7 @@ class EngineNews:
         self._seen: list[Mapping[str, EngineStats]] = []
 
     async def announce(self) -> None:
-        """Let all workers use exactly the engines that serve, at the versions of their weights."""
+        """Point all workers at exactly the engines that serve, at the versions of their weights."""
         left = {entry.name for entry in self._announced} - set(self._names())
         self._announced = serving = self._workers.engines()
         self._used_by_all = True
@@ -126,7 +126,7 @@ class EngineNews:
                 self._used_by_all = False
 
     async def hold_turns(self, held: bool) -> None:
-        """Stop the clocks of turns while the engines are paused, or let them go on."""
+        """Stop the clocks of turns while the engines are paused, or start them again."""
         await self._workers.hold_turns(held)
 
     async def watch(self) -> None:

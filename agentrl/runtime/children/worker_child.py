@@ -55,7 +55,7 @@ class WorkerChild:
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self, engines: Sequence[EngineAddress]) -> HostReport:
-        """Let it open sandboxes, tools and connections.
+        """Open sandboxes, tools and connections in the process.
 
         Raises:
             WorkerLost: it ended.
@@ -85,7 +85,7 @@ class WorkerChild:
             self._awaited.pop(number, None)
 
     async def close(self) -> None:
-        """Let it release everything, then end it and what it leaves."""
+        """Make it release everything, then end it and what it leaves."""
         try:
             # Without an answer it ends all the same.
             with contextlib.suppress(WorkerLost, TimeoutError):

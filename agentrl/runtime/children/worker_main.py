@@ -46,7 +46,7 @@ class WorkerSetup:
 
 
 def serve(channel: ChildChannel) -> None:
-    """Serve as a rollout worker until the parent says `close`, or ends."""
+    """Serve as a rollout worker until the parent sends `close`, or ends."""
     channel.end_with_parent()
     setup: WorkerSetup = pickle.loads(channel.receive().body)
     quiet_libraries()

@@ -6,10 +6,16 @@
                         ^                                                                 |
                         +------------------------------ fill -----------------------------+
 
-- A group that ends wakes the trainer, which takes a batch as soon as `choose_batch` finds one, and
-  starts another in its slot.
-- The trainer waits for nothing else. What it trained frees no slot until the next sync, which
-  moves the allowance of the back-pressure on and fills.
+    loop         produces                waits for                          unblocked by
+    Rollouter    finished groups         a slot (back-pressure, engines)    fill: a batch, a sync
+    trainer      weights of a step       `choose_batch` to find a batch     a group that ends
+    sync         weights on the engines  the evaluation of those before;    what is in flight, as it
+                                         whole rollouts to end, unless      ends
+                                         `partial_rollout`
+    evaluation   scores of a step        its weights on the engines         the sync before it
+
+- What the trainer trained frees no slot until the next sync, which moves the allowance of the
+  back-pressure on and fills.
 - Groups that are too old or that the dynamic filter drops come with the batch, to be stored, and it
   takes others in their place; these slots are free at once.
 - A sync is `EngineStage.sync`: pause, swap, resume. With `partial_rollout` conversations go on in
@@ -45,13 +51,12 @@ from agentrl.data.staleness import BackPressure, Pace, choose_batch, oldest_allo
 from agentrl.data.tasks.cursor import Claim
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.driver import DriverParts, StepLoop
 from agentrl.runtime.drivers.filters.dynamic_filter import Refill
 from agentrl.runtime.drivers.filters.token_ages import age_metrics
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.drivers.rollouter import Rollouter
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.records import RunResult
 from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import TrajectoryGroup
@@ -59,7 +64,7 @@ from agentrl.types import TrajectoryGroup
 Entries = Sequence[Entry[GroupHandle]]
 
 
-class AsynchronousRun:
+class AsynchronousRun(StepLoop):
     """Trains a step as soon as enough groups are finished, and keeps others in flight."""
 
     def __init__(
@@ -111,39 +116,20 @@ class AsynchronousRun:
         self._streams = False  # rollouts have begun; before, stored steps are replayed
         self._waits = False  # the trainer waits for groups; then those that end are shown
 
-    async def run(self) -> RunResult:
-        """Train to the end and score the result; may be called once.
-
-        Raises:
-            Interrupted: a signal; the state of the last finished step is saved.
-            RollBack: a rule asks for it; nothing is rolled back yet.
-            RunError: nothing can be rolled out, or the disk is full.
-        """
-        parts, position = self._parts, self._parts.position
-        async with parts.running():
-            # Servers that were just started hold the model they were started with.
-            await self._sync(MetricBag())
-            if parts.decisions.evaluation_due(position.done):
-                await self._serve_for_evaluation()
-                await parts.score_and_save(position.done)
-            await parts.apply_rules(position.done, drain=self._drain)
-            again_after: int | None = None
-            with parts.aborted_logged():
-                try:
-                    while (reason := parts.decisions.reason_to_end()) is None:
-                        await self._step(position.done + 1)
-                    if not parts.health.rolls_back(position.done):
-                        await self._evaluation.finish()
-                except RankLost:
-                    again_after = parts.checkpoints.saved
-                    raise
-                finally:
-                    closing = asyncio.ensure_future(self._close_in_flight(again_after))
-                    await parts.stop.cleaned_up(closing)
-            parts.end_as_ruled()
-            await self._serve_for_evaluation()
-            await parts.score_and_save(position.done)
-        return parts.write_result(reason)
+    async def _train_steps(self) -> str:
+        again_after: int | None = None
+        parts = self._parts
+        try:
+            reason = await super()._train_steps()
+            if not parts.health.rolls_back(parts.position.done):
+                await self._evaluation.finish()
+            return reason
+        except RankLost:
+            again_after = parts.checkpoints.saved
+            raise
+        finally:
+            closing = asyncio.ensure_future(self._close_in_flight(again_after))
+            await parts.stop.cleaned_up(closing)
 
     async def _step(self, step: int) -> None:
         parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
@@ -152,17 +138,7 @@ class AsynchronousRun:
             await self._replay(step, stored, bag)
         else:
             await self._train_next(step, bag)
-        parts.count_step(step, bag, began=began, fresh=not stored)
-        if not stored:
-            self._note_idle_time(bag)
-        parts.log.show(step, bag.result())
-        with parts.log.step_line(step, bag.result()) as scores:
-            parts.weights.check()
-            if parts.decisions.evaluation_due(step):
-                scores.update(await self._score(step))
-        if parts.decisions.checkpoint_due(step):
-            await parts.checkpoints.save(step)
-        await parts.apply_rules(step, drain=self._drain)
+        await self._end_step(step, bag, began=began, fresh=not stored)
 
     async def _train_next(self, step: int, bag: MetricBag) -> None:
         await self._begin_stream(bag)
@@ -321,7 +297,7 @@ class AsynchronousRun:
             await self._swap(MetricBag())
 
     async def _drain(self) -> None:
-        """Let what is in flight end; the next batch begins other groups."""
+        """Wait until what is in flight ends; the next batch begins other groups."""
         self._rollouter.hold()
         await self._evaluation.finish()
         await self._parts.stop.guard(self._rollouter.drained())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.config.schema import CheckpointSection
@@ -15,6 +13,7 @@ from agentrl.disk.checkpoint import (
     score_checkpoint,
     would_be_kept,
 )
+from agentrl.disk.full_disk import disk_full
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.drivers.position import RunPosition
@@ -128,12 +127,3 @@ class CheckpointKeeper:
             scores=self._book.metrics(step),
             rm_version=self._refresh.version if self._refresh is not None else 0,
         )
-
-
-def disk_full(run: Path, error: BaseException) -> str:
-    """The message for a disk that does not take something of a run."""
-    free = shutil.disk_usage(run).free / 2**30
-    return (
-        f"{run} could not be written ({error}); {free:.1f} GiB are free there; "
-        "earlier checkpoints and trajectories are intact"
-    )

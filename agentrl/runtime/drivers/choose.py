@@ -1,40 +1,27 @@
-"""Chooses the driver of a `schedule`, and refuses schedules that contradict themselves."""
+"""Makes the driver of a `schedule` with its parts, and refuses contradicting schedules."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
 from agentrl.errors import ConfigError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
-from agentrl.runtime.drivers.driver import make_driver_parts
+from agentrl.runtime.drivers.driver import StepLoop
+from agentrl.runtime.drivers.make_parts import make_driver_parts
 from agentrl.runtime.drivers.mini_batches import MiniBatchPlan, why_whole_steps
 from agentrl.runtime.drivers.synchronous import SynchronousRun
 from agentrl.runtime.drivers.tail_batching import TailBatchingRun
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.records import Parts, RunHistory, RunResult
+from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.scoring.evaluation_beside import why_training_stops
 
 if TYPE_CHECKING:
     from agentrl.disk.run_directory import RunDir
-
-
-class Driver(Protocol):
-    """The loop of one run."""
-
-    async def run(self) -> RunResult:
-        """Train to the end and score the result; may be called once.
-
-        Raises:
-            Interrupted: a signal; the state of the last finished step is saved.
-            RollBack: a rule asks for it; nothing is rolled back yet.
-            RunError: nothing can be rolled out, or the disk is full.
-        """
-        ...
 
 
 def make_run(
@@ -46,7 +33,7 @@ def make_run(
     progress: Progress,
     stop: StopSwitch,
     now: Callable[[], float] = time.monotonic,
-) -> Driver:
+) -> StepLoop:
     """Make the driver of a config.
 
     Args:
@@ -103,7 +90,7 @@ def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | No
         train,
         config.resolved_algorithm(),
         config.reward,
-        synchronous=driver_kind(schedule) is SynchronousRun,
+        synchronous=is_synchronous(schedule),
         shares_weights=shares_weights,
     )
     if not why:
@@ -117,11 +104,16 @@ def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | No
     return None
 
 
-def driver_kind(schedule: ScheduleSection) -> type[Driver]:
+def driver_kind(schedule: ScheduleSection) -> type[StepLoop]:
     """The driver class that a schedule asks for."""
     if schedule.oversample > 1:
         return TailBatchingRun
     return AsynchronousRun if runs_ahead(schedule) else SynchronousRun
+
+
+def is_synchronous(schedule: ScheduleSection) -> bool:
+    """No rollout is under way between the steps of a schedule."""
+    return driver_kind(schedule) is SynchronousRun
 
 
 def runs_ahead(schedule: ScheduleSection) -> bool:

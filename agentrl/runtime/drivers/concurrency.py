@@ -52,7 +52,7 @@ class RolloutLimit:
 
 
 class GroupGate:
-    """Lets groups of one loop begin in the order in which they ask, as the limit allows."""
+    """Starts groups of one loop in the order in which they ask, as the limit allows."""
 
     def __init__(self, limit: RolloutLimit, n: int) -> None:
         """Take the limit and the rollouts of a group."""

@@ -1,7 +1,7 @@
-"""The parts that every driver calls, and the two ends of a run that all drivers share.
+"""The parts that every driver calls, and the loop that all drivers share.
 
-A driver (`synchronous`, `asynchronous`, `tail_batching`) is a plain class: its `run` and its step
-call these parts, one a line, and nothing calls back into it. Each part does one thing:
+A driver (`synchronous`, `asynchronous`, `tail_batching`) is a `StepLoop`: `run` and its step call
+these parts, one a line, and no part calls back into it. Each part does one thing:
 
     position     steps done, cursor of the tasks      learner      trains the groups of a step
     rollouts     runs groups of tasks                 weights      brings new weights to the engines
@@ -22,28 +22,25 @@ lost. What is paid again is the training time (not the rollout time) since the l
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import errno
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
+from agentrl.disk.full_disk import disk_full
 from agentrl.disk.stored_groups import stored_names
 from agentrl.errors import Outage, RunError
 from agentrl.fit.reward_models.versions import RewardRefresher
-from agentrl.health.history import flat_config
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper, disk_full
+from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
-from agentrl.runtime.drivers.engine_counts import ServingCounts
 from agentrl.runtime.drivers.evaluator import Evaluator
-from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.drivers.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
@@ -52,13 +49,13 @@ from agentrl.runtime.drivers.step_learner import StepLearner
 from agentrl.runtime.drivers.step_log import StepLog
 from agentrl.runtime.drivers.weight_sync import EngineWeights
 from agentrl.runtime.health.failure_watch import FailureWatch
-from agentrl.runtime.health.outage_retries import OutageRetries
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.records import Parts, RunHistory, RunResult
-from agentrl.runtime.scoring.score_book import ScoreBook, last_value
+from agentrl.runtime.records import RunResult
+from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import Stages
+from agentrl.serving.engine_counts import ServingCounts
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
@@ -143,7 +140,7 @@ class DriverParts:
     async def apply_rules(
         self, step: int, *, drain: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Let the rules warn of a step that is logged, or pause the run after it.
+        """Apply the rules to a logged step: warn, or pause the run after it.
 
         Args:
             step: training steps done.
@@ -252,122 +249,75 @@ class DriverParts:
         return result
 
 
-def make_driver_parts(
-    config: RunConfig,
-    run_dir: RunDir,
-    parts: Parts,
-    *,
-    history: RunHistory,
-    progress: Progress,
-    stop: StopSwitch,
-    now: Callable[[], float] = time.monotonic,
-) -> DriverParts:
-    """Make the parts of a driver, standing where earlier processes of the run have stopped.
+class StepLoop(abc.ABC):
+    """The loop of a run, begun and ended alike by all drivers.
 
-    Args:
-        config: of the run.
-        run_dir: its locked directory.
-        parts: the opened stages and the disk.
-        history: what earlier processes left.
-        progress: notified of what happens.
-        stop: ends the run.
-        now: a clock that never goes back, in seconds.
+    A driver is its step. One that rolls out beside the training also overrides what is done about
+    groups in flight, of which others have none.
     """
-    stages, store = parts.stages, parts.store
-    stages.engines.guard = stop.guard
-    seed = config.run.seed
-    if history.rollbacks.count:
-        # The same rollouts from the same weights would end where the last ones did.
-        seed = stable_seed(seed, "rollback", history.rollbacks.count)
-    position = RunPosition(parts.cursor, parts.leaps, done=history.done)
-    rolling = OutageRetries(stages.rollouts, stages.engines)
-    pending = PendingGroups(rolling)
-    step_s = last_value(history.logged, "timing_s/step")
-    clock = RunClock(config.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now)
-    book = ScoreBook(
-        parts.eval_tasks, store, n_samples=config.eval.n_samples, logged=history.logged, now=now
-    )
-    failures = FailureWatch(worked=history.done > 0, note=progress.note)
-    health = RunHealth(
-        config.health,
-        run_dir,
-        history,
-        settings=flat_config(config),
-        progress=progress,
-        stop=stop,
-    )
-    checkpoints = CheckpointKeeper(
-        run_dir,
-        config.checkpoint,
-        learner=stages.learner,
-        position=position,
-        book=book,
-        protected=health.protected,
-        clock=clock,
-        progress=progress,
-        refresh=parts.refresh,
-    )
-    # The embedded engine keeps its rows by itself, and decodes between the trainer's steps.
-    serving = config.serving
-    concurrency = Concurrency(
-        parts.in_flight,
-        slots_per_engine=None if serving.engine == "embedded" else serving.max_batch_size,
-    )
-    rollouts = RolloutRunner(
-        rolling,
-        config.rollout,
-        stop_token_ids=stages.stop_token_ids,
-        limit=concurrency.limit,
-        seed=seed,
-        stop=stop,
-        progress=progress,
-    )
-    return DriverParts(
-        run_dir=run_dir,
-        stages=stages,
-        store=store,
-        seed=seed,
-        concurrency=concurrency,
-        position=position,
-        clock=clock,
-        rollouts=rollouts,
-        pending=pending,
-        failures=failures,
-        learner=StepLearner(
-            stages,
-            pending=pending,
-            position=position,
-            clock=clock,
-            stop=stop,
-            progress=progress,
-        ),
-        weights=EngineWeights(stages, progress),
-        engine_counts=ServingCounts(),
-        book=book,
-        evaluator=Evaluator(
-            config.eval,
-            seed=config.run.seed,
-            book=book,
-            rollouts=rollouts,
-            learner=stages.learner,
-            watch=failures,
-            pending=pending,
-            progress=progress,
-        ),
-        checkpoints=checkpoints,
-        health=health,
-        decisions=StepDecisions(
-            position=position,
-            health=health,
-            store=store,
-            clock=clock,
-            book=book,
-            checkpoints=checkpoints,
-            steps=config.train.steps,
-            evaluate_every=config.eval.every_steps,
-        ),
-        log=StepLog(parts.metrics, logged=history.logged, health=health, progress=progress),
-        stop=stop,
-        progress=progress,
-        refresh=parts.refresh,
-    )
+
+    _parts: DriverParts
+
+    async def run(self) -> RunResult:
+        """Train to the end and score the result; may be called once.
+
+        Raises:
+            Interrupted: a signal; the state of the last finished step is saved.
+            RollBack: a rule asks for it; nothing is rolled back yet.
+            RunError: nothing can be rolled out, or the disk is full.
+        """
+        parts, position = self._parts, self._parts.position
+        async with parts.running():
+            # Servers that were just started hold the model they were started with.
+            await self._sync(MetricBag())
+            if parts.decisions.evaluation_due(position.done):
+                await self._serve_for_evaluation()
+                await parts.score_and_save(position.done)
+            await parts.apply_rules(position.done, drain=self._drain)
+            with parts.aborted_logged():
+                reason = await self._train_steps()
+            parts.end_as_ruled()
+            await self._serve_for_evaluation()
+            await parts.score_and_save(position.done)
+        return parts.write_result(reason)
+
+    @abc.abstractmethod
+    async def _step(self, step: int) -> None:
+        """Train one step, replayed or rolled out, and end it with `_end_step`."""
+
+    async def _train_steps(self) -> str:
+        """Train one step after the other; the reason to end."""
+        while (reason := self._parts.decisions.reason_to_end()) is None:
+            await self._step(self._parts.position.done + 1)
+        return reason
+
+    async def _end_step(self, step: int, bag: MetricBag, *, began: float, fresh: bool) -> None:
+        """Count, log and score a trained step, save it where that is due, and apply the rules."""
+        parts = self._parts
+        parts.count_step(step, bag, began=began, fresh=fresh)
+        if fresh:
+            self._note_idle_time(bag)
+        parts.log.show(step, bag.result())
+        with parts.log.step_line(step, bag.result()) as scores:
+            parts.weights.check()
+            if parts.decisions.evaluation_due(step):
+                scores.update(await self._score(step))
+        if parts.decisions.checkpoint_due(step):
+            await parts.checkpoints.save(step)
+        await parts.apply_rules(step, drain=self._drain)
+
+    async def _sync(self, bag: MetricBag) -> None:
+        await self._parts.weights.sync(bag)
+
+    async def _score(self, step: int) -> Mapping[str, float]:
+        """The scores of a step that are known when this returns."""
+        return await self._parts.evaluator.evaluate(step)
+
+    async def _serve_for_evaluation(self) -> None:  # noqa: B027 - nothing is in flight
+        """Put the weights of the last step on the engines, and begin no training rollout."""
+
+    async def _drain(self) -> None:  # noqa: B027 - nothing is in flight
+        """Wait until what is in flight ends."""
+
+    def _note_idle_time(self, bag: MetricBag) -> None:  # noqa: B027 - it waits for nothing else
+        """Add how long the trainer and the engines waited for each other."""

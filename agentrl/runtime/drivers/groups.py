@@ -129,12 +129,6 @@ def note_rollouts(bag: MetricBag, groups: Sequence[GroupHandle], *, n: int) -> N
     bag.sum("rollout/dropped", sum(not rollout.rule.in_loss for rollout in rollouts))
 
 
-def note_aborted(bag: MetricBag, *, tokens: int, seconds: float) -> None:
-    """Add the cost of cancelled groups, which are part of no batch, to the ledger of a step."""
-    bag.sum("waste/tokens/aborted", tokens)
-    bag.sum("waste/seconds/aborted", seconds)
-
-
 def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     """The last row of every rollout; it carries the termination."""
     return [rows[-1] for group in groups for rows in group.rollouts()]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.stages import GroupHandle, GroupReport, RolloutStage
 
 

@@ -100,7 +100,7 @@ class RunPosition:
         return self._cursor_state
 
     def observe(self, step: int, groups: Sequence[GroupReport], bag: MetricBag) -> None:
-        """Let the outcomes of a trained step choose later tasks, where `dataset.selection` asks.
+        """Choose later tasks by the outcomes of a trained step, where `dataset.selection` asks.
 
         Args:
             step: from 1; called once for each, before `finish`.
@@ -122,7 +122,7 @@ class RunPosition:
             cursor.observe(outcomes_of(groups))
 
     def _places(self, groups: Sequence[GroupReport]) -> Sequence[int]:
-        """Position of each group's task in the stream: its name says it, or else the order."""
+        """Position of each group's task in the stream: by its name, or else by the order."""
         found = [_NAME.match(group.group_id) for group in groups]
         if any(item is None for item in found):
             first = self._cursor.taken - len(groups)

@@ -29,16 +29,15 @@ from agentrl.config.schema import RolloutSection
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.driver import DriverParts, StepLoop
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
 from agentrl.runtime.drivers.groups import note_rollouts, stable_seed
 from agentrl.runtime.drivers.mini_batches import EarlyTraining, MiniBatchPlan
-from agentrl.runtime.records import RunResult
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import Task, TrajectoryGroup
 
 
-class SynchronousRun:
+class SynchronousRun(StepLoop):
     """Rolls out a step, trains it, moves the weights, and only then rolls out the next."""
 
     def __init__(
@@ -59,28 +58,6 @@ class SynchronousRun:
         """
         self._parts, self._rollout, self._reward, self._plan = parts, rollout, reward, plan
 
-    async def run(self) -> RunResult:
-        """Train to the end and score the result; may be called once.
-
-        Raises:
-            Interrupted: a signal; the state of the last finished step is saved.
-            RollBack: a rule asks for it; nothing is rolled back yet.
-            RunError: nothing can be rolled out, or the disk is full.
-        """
-        parts, position = self._parts, self._parts.position
-        async with parts.running():
-            # Servers that were just started hold the model they were started with.
-            await parts.weights.sync(MetricBag())
-            if parts.decisions.evaluation_due(position.done):
-                await parts.score_and_save(position.done)
-            await parts.apply_rules(position.done)
-            with parts.aborted_logged():
-                while (reason := parts.decisions.reason_to_end()) is None:
-                    await self._step(position.done + 1)
-            parts.end_as_ruled()
-            await parts.score_and_save(position.done)
-        return parts.write_result(reason)
-
     async def _step(self, step: int) -> None:
         parts, bag = self._parts, MetricBag()
         parts.stop.check()
@@ -92,15 +69,7 @@ class SynchronousRun:
         note_rollouts(bag, groups, n=self._rollout.n_samples_per_prompt)
         await parts.learner.train(step, groups, bag, stored=bool(stored))
         await parts.weights.sync_after_step(bag)
-        parts.count_step(step, bag, began=began, fresh=not stored)
-        parts.log.show(step, bag.result())
-        with parts.log.step_line(step, bag.result()) as scores:
-            parts.weights.check()
-            if parts.decisions.evaluation_due(step):
-                scores.update(await parts.evaluator.evaluate(step))
-        if parts.decisions.checkpoint_due(step):
-            await parts.checkpoints.save(step)
-        await parts.apply_rules(step)
+        await self._end_step(step, bag, began=began, fresh=not stored)
 
     def _replay(self, step: int, stored: Sequence[TrajectoryGroup]) -> list[GroupHandle]:
         """Adopt the groups that a killed process stored, and take their tasks.

@@ -27,6 +27,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.config.fleet import ScheduleSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection
@@ -34,10 +35,9 @@ from agentrl.data.tasks.cursor import Claim
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
-from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.driver import DriverParts, StepLoop
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
-from agentrl.runtime.drivers.groups import note_aborted, note_rollouts
-from agentrl.runtime.records import RunResult
+from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import TrajectoryGroup
 
@@ -73,7 +73,7 @@ def plan_round(*, size: int, oversample: float, deferred: int, left: int) -> Rou
     return Round(new=new, groups=new)
 
 
-class TailBatchingRun:
+class TailBatchingRun(StepLoop):
     """On-policy steps of the groups that end first, and rounds of their own for the others."""
 
     def __init__(
@@ -95,28 +95,9 @@ class TailBatchingRun:
         self._parts, self._section, self._reward = parts, rollout, reward
         self._oversample = schedule.oversample
 
-    async def run(self) -> RunResult:
-        """Train to the end and score the result; may be called once.
-
-        Raises:
-            Interrupted: a signal; the state of the last finished step is saved.
-            RollBack: a rule asks for it; nothing is rolled back yet.
-            RunError: nothing can be rolled out, or the disk is full.
-        """
-        parts, position = self._parts, self._parts.position
-        async with parts.running():
-            # Servers that were just started hold the model they were started with.
-            await parts.weights.sync(MetricBag())
-            if parts.decisions.evaluation_due(position.done):
-                await parts.score_and_save(position.done)
-            await parts.apply_rules(position.done)
-            with parts.aborted_logged():
-                position.commit_stored(parts.store)
-                while (reason := parts.decisions.reason_to_end()) is None:
-                    await self._step(position.done + 1)
-            parts.end_as_ruled()
-            await parts.score_and_save(position.done)
-        return parts.write_result(reason)
+    async def _train_steps(self) -> str:
+        self._parts.position.commit_stored(self._parts.store)
+        return await super()._train_steps()
 
     async def _step(self, step: int) -> None:
         parts, bag, began = self._parts, MetricBag(), self._parts.clock.now()
@@ -129,15 +110,7 @@ class TailBatchingRun:
             await self._train(step, [item.group for item in finished], bag, stored=False)
             parts.position.cursor.commit(item.claim.index for item in finished)
         await parts.weights.sync_after_step(bag)
-        parts.count_step(step, bag, began=began, fresh=not stored)
-        parts.log.show(step, bag.result())
-        with parts.log.step_line(step, bag.result()) as scores:
-            parts.weights.check()
-            if parts.decisions.evaluation_due(step):
-                scores.update(await parts.evaluator.evaluate(step))
-        if parts.decisions.checkpoint_due(step):
-            await parts.checkpoints.save(step)
-        await parts.apply_rules(step)
+        await self._end_step(step, bag, began=began, fresh=not stored)
 
     def _replay(self, stored: Sequence[TrajectoryGroup]) -> list[GroupHandle]:
         """Adopt what a killed process stored; its tasks were committed when this one began."""

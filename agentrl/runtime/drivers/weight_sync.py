@@ -55,7 +55,7 @@ class EngineWeights:
 
     @contextlib.contextmanager
     def step_stays_complete(self) -> Iterator[None]:
-        """Let neither a signal nor an outage in the block undo the step that was just trained.
+        """Keep signals and outages in the block from undoing the step that was just trained.
 
         The step is complete without new weights on the engines, and is still to be counted and
         logged. Then a signal ends the run at the next look at the switch, an outage at `check`.

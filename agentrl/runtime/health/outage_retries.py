@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.errors import Outage
 from agentrl.metrics import MetricBag
-from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.stages import EngineStage, GroupHandle, GroupReport, RolloutStage
 from agentrl.serving.records import EngineState
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup

@@ -214,7 +214,7 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 async def _close(group: WorkerGroup, *, without_one_s: float = CLOSE_S) -> None:
-    """Let actors release what they hold; those that are gone, or hang, are ended with the pool."""
+    """Make actors release what they hold; those that are gone, or hang, are ended with the pool."""
     calls = [group.one(index, "close") for index in group.usable]
     limit_s = CLOSE_S if len(calls) == len(group) else without_one_s
     try:

@@ -135,7 +135,7 @@ async def open_fleet(
 async def _open_sync(
     actors: RunActors, stack: contextlib.AsyncExitStack, ranks: WorkerGroup, client: TokenClient
 ) -> Push:
-    """Weights go from rank 0 to every engine; the driver only says when."""
+    """Weights go from rank 0 to every engine; the driver only decides when."""
     from agentrl.sync import WeightSync
 
     facts = await ranks.open_sender(actors.backend, actors.cuda)

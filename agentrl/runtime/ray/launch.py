@@ -136,7 +136,7 @@ def _live_servers(
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Say of a rank that dies in the block that it died at the start."""
+    """Report a rank that dies in the block as one that died at the start."""
     try:
         yield
     except RankLost as error:

@@ -78,7 +78,7 @@ class RolloutActor:
 
     @dispatch(Mode.BROADCAST)
     async def hold_turns(self, held: bool) -> None:
-        """Stop the clocks of turns while the driver has paused the engines, or let them go on."""
+        """Stop the clocks of turns while the driver has paused the engines, or start them again."""
         await self._host.hold_turns(held)
 
     @dispatch(Mode.BROADCAST)

@@ -52,7 +52,7 @@ class RemoteSender:
         return self._ask("announce", version)
 
     def send(self, weights: Weights, version: int) -> WeightTicket:
-        """Send the weights of rank 0, as `WeightSender` says; `weights` is ignored."""
+        """Send the weights of rank 0, as `WeightSender` asks; `weights` is ignored."""
         with ThreadPoolExecutor(max(1, len(self._others))) as pool:
             others = [pool.submit(self._gather, rank) for rank in self._others]
             ticket = self._ask("send", version)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from agentrl.batch.ledger import note_aborted
 from agentrl.errors import RunError, StepAbandoned, TrainError
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.in_flight import InFlightReport, merged
-from agentrl.runtime.drivers.groups import note_aborted
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.rollout_workers import Workers
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup, divide

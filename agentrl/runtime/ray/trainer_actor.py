@@ -77,7 +77,7 @@ class TrainerActor:
 
     @dispatch(Mode.RANK_ZERO)
     async def meet(self) -> str:
-        """Let the ranks meet here; returns the address."""
+        """Join the ranks here; returns the address."""
         from agentrl.train.backends.ranks import Meeting
 
         meeting = Meeting(host=listening_host(self._spec))
@@ -156,7 +156,7 @@ class TrainerActor:
 
     @dispatch(Mode.BROADCAST)
     async def abandon(self) -> None:
-        """Let `learn` raise `StepAbandoned` at the next micro-batch of this rank."""
+        """Make `learn` raise `StepAbandoned` at the next micro-batch of this rank."""
         self._abandoned = True
 
     @dispatch(Mode.BROADCAST)

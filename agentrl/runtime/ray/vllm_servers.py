@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASK_S = 30.0
-"""Seconds an actor has to say whether its server runs."""
+"""Seconds an actor has to report whether its server runs."""
 
 
 class ServerActor:

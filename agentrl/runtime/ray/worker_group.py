@@ -1,4 +1,4 @@
-"""Many actors as one object: a method says how it is dispatched, the driver awaits one call.
+"""Many actors as one object: a method declares how it is dispatched, the driver awaits one call.
 
     class Rank:                                   ranks = WorkerGroup(Rank, handles, name="rank")
         @dispatch(Mode.BROADCAST)
@@ -57,7 +57,7 @@ class ActorLost(AgentrlError):
 
 
 def dispatch(mode: Mode, *, returns: int = 1) -> Callable[[F], F]:
-    """Say how a method of an actor class is called through a `WorkerGroup`.
+    """Declare how a method of an actor class is called through a `WorkerGroup`.
 
     Args:
         mode: which actors are called.

@@ -20,7 +20,7 @@ from agentrl.types import SamplingParams, Task
 G = TypeVar("G")
 
 TakingTasks = Callable[[BeginTask, int], AbstractAsyncContextManager[None]]
-"""Lets agents bring tasks while its block runs, at most so many at once."""
+"""Accepts tasks that agents bring while its block runs, at most so many at once."""
 
 
 class BroughtTasks(Generic[G]):

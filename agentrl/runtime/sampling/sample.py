@@ -18,7 +18,6 @@ from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.policy import open_policy
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
@@ -31,10 +30,12 @@ from agentrl.runtime.drivers.groups import (
 )
 from agentrl.runtime.health.failure_watch import infrastructure_failure
 from agentrl.runtime.launch import check_parts, in_flight
+from agentrl.runtime.open_policy import open_policy
 from agentrl.runtime.progress import Progress, RunPlan
 from agentrl.runtime.sampling.api import ApiUse, open_api_policy, write_evaluation
 from agentrl.runtime.sampling.brought_tasks import BroughtTasks, TakingTasks
-from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
+from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
@@ -120,13 +121,24 @@ async def score_policy(
     check_parts(config, base=base, model_path=model_path)
     await stop.guard(require_engines(config, model_path=model_path))
     opened = open_policy(
-        config, base=base, model_path=model_path, logs=out / "logs", note=progress.note,
+        config,
+        base=base,
+        model_path=model_path,
+        logs=out / "logs",
+        note=progress.note,
         images=out / "images",
-    )  # fmt: skip
+    )
     return await _score(
-        config, opened, lambda policy: None, at_once=in_flight(config), base=base, out=out,
-        step=step, progress=progress, stop=stop,
-    )  # fmt: skip
+        config,
+        opened,
+        lambda policy: None,
+        at_once=in_flight(config),
+        base=base,
+        out=out,
+        step=step,
+        progress=progress,
+        stop=stop,
+    )
 
 
 async def evaluate_api(
@@ -157,10 +169,16 @@ async def evaluate_api(
         check_parts(config, base=base)
         opened = open_api_policy(config, settings, base=base, native_tools=native_tools)
         scores = await _score(
-            config, opened, lambda policy: used.append(policy.use),
-            at_once=2 * settings.max_in_flight, base=base, out=out, step=0, progress=progress,
+            config,
+            opened,
+            lambda policy: used.append(policy.use),
+            at_once=2 * settings.max_in_flight,
+            base=base,
+            out=out,
+            step=0,
+            progress=progress,
             stop=stop,
-        )  # fmt: skip
+        )
     write_evaluation(out, policy=settings.model, scores=scores, use=used[0])
     return scores, used[0]
 

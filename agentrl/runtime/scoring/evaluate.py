@@ -1,69 +1,14 @@
-"""Scoring a policy on named datasets, and comparing two scores of the same tasks."""
+"""Scoring a policy on named datasets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
-from agentrl.metrics.intervals import (
-    Interval,
-    clipped_t_interval,
-    mean_interval,
-    paired_difference,
-)
+from agentrl.metrics.intervals import clipped_t_interval, mean_interval
+from agentrl.runtime.scores import EvalSummary, passes_of
 from agentrl.runtime.stages import GroupReport
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSummary:
-    """The score of one dataset at one point of the run."""
-
-    name: str
-    """Name of the dataset, as in `eval.datasets`."""
-    step: int
-    """Training steps before it; 0 is the untrained policy."""
-    score: Interval
-    """Mean over tasks of the mean score of a task, with its 95 % interval over tasks."""
-    passed: Mapping[int, Interval]
-    """pass@k for k = 1 and for k = rollouts per task: mean over tasks of the chance that one of k
-    draws scores at least 1, with its 95 % interval over tasks."""
-    k: int
-    """Rollouts per task."""
-    rollouts: int
-    """Rollouts started."""
-    untrusted: int
-    """Rollouts left out because the infrastructure failed."""
-    mean_tokens: float
-    """Sampled tokens per rollout."""
-    truncated: float
-    """Share of the counted rollouts that a budget ended."""
-    by_task: Mapping[str, float] = field(repr=False)
-    """Mean score of each task that has at least one trusted rollout."""
-
-    def metrics(self) -> dict[str, float]:
-        """Under `eval/NAME/`, for the log; unknown numbers are left out."""
-        intervals = (self.score, *self.passed.values())
-        numbers = (
-            *(end for found in intervals for end in (found.mean, found.low, found.high)),
-            *(self.mean_tokens, self.truncated, float(self.untrusted)),
-        )
-        values = zip(metric_keys(self.k), numbers, strict=True)
-        return {f"eval/{self.name}/{key}": v for key, v in values if not math.isnan(v)}
-
-
-def metric_keys(n_samples: int) -> tuple[str, ...]:
-    """Names after `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
-    names = ("score", *(f"pass@{k}" for k in passes_of(n_samples)))
-    ends = (f"{name}{end}" for name in names for end in ("", "_low", "_high"))
-    return (*ends, "mean_length", "truncated", "untrusted")
-
-
-def passes_of(n_samples: int) -> tuple[int, ...]:
-    """The k of the pass@k that so many rollouts per task are summed up by."""
-    return (1, n_samples) if n_samples > 1 else (1,)
 
 
 def summarise(
@@ -106,55 +51,6 @@ def summarise(
         truncated=truncated / counted if counted else 0.0,
         by_task=by_task,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One dataset before and after training."""
-
-    name: str
-    """Name of the dataset, as in `eval.datasets`."""
-    before: EvalSummary
-    """At step 0."""
-    after: EvalSummary
-    """After the last step."""
-
-    @property
-    def difference(self) -> Interval:
-        """After minus before, paired by task."""
-        return paired_difference(self.before.by_task, self.after.by_task)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `result.json`; unknown numbers are null."""
-        return {
-            "before": _document(self.before),
-            "after": _document(self.after),
-            "difference": _numbers(self.difference),
-        }
-
-
-def _document(summary: EvalSummary) -> dict[str, Any]:
-    return {
-        "step": summary.step,
-        **_numbers(summary.score),
-        **{f"pass@{k}": _numbers(found) for k, found in summary.passed.items()},
-        "rollouts": summary.rollouts,
-        "untrusted": summary.untrusted,
-        "by_task": dict(summary.by_task),
-    }
-
-
-def _numbers(interval: Interval) -> dict[str, Any]:
-    return {
-        "mean": _known(interval.mean),
-        "low": _known(interval.low),
-        "high": _known(interval.high),
-        "tasks": interval.n,
-    }
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def pass_at_k(passed: int, n: int, k: int) -> float:

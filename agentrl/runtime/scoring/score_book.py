@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.disk.stored_groups import stored_groups
-from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary, summarise
+from agentrl.runtime.scores import Comparison, EvalSummary
+from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import GroupHandle, report_of
 from agentrl.types import Task
 

@@ -11,7 +11,8 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import ConfigError
-from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
+from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import report_of
 
 

@@ -110,7 +110,7 @@ class PrefillAttention:
         scale: float | None,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Attend as `CacheAttention.attend` says."""
+        """Attend with a cache; see `CacheAttention.attend`."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
         share, dim = query.shape[1] // key.shape[1], query.shape[3]
         outputs = []
@@ -142,7 +142,7 @@ class PrefillAttention:
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
     def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
-        """[L, T] for a fused kernel, made once a pass; None where "causal" says it all."""
+        """[L, T] for a fused kernel, made once a pass; None where "causal" is enough."""
         segment = self._segments[number]
         start, length = segment.start, len(segment.ids)
         end = start + length
@@ -229,7 +229,7 @@ class DecodeAttention:
         scale: float | None,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Attend as `CacheAttention.attend` says."""
+        """Attend with a cache; see `CacheAttention.attend`."""
         keys, values = self._data[layer, 0], self._data[layer, 1]
         keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
         values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
@@ -279,7 +279,7 @@ class PaddingAttention:
         scale: float | None,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Attend as `CacheAttention.attend` says."""
+        """Attend with a cache; see `CacheAttention.attend`."""
         return torch.zeros_like(query).transpose(1, 2)
 
 
@@ -301,7 +301,7 @@ class MixedAttention:
         scale: float | None,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Attend as `CacheAttention.attend` says."""
+        """Attend with a cache; see `CacheAttention.attend`."""
         outputs = [
             part.attend(layer, q, k, v, scale, window)
             for part, q, k, v in zip(

@@ -103,7 +103,7 @@ class EmbeddedEngine(Engine):
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """Sample one turn, as `agentrl.engine.Generator.generate` says."""
+        """Sample one turn; see `agentrl.engine.Generator.generate`."""
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         limit = min(sampling.max_tokens, self._max_context - len(prompt))
         if len(prompt) == 0 or limit < 1:
@@ -210,7 +210,7 @@ class EmbeddedEngine(Engine):
 
     @property
     def version(self) -> int:
-        """Version of the weights, as `agentrl.engine.Engine.version` says."""
+        """Version of the weights; see `agentrl.engine.Engine.version`."""
         return self._lanes[0].batch.version
 
     async def health(self) -> EngineHealth:

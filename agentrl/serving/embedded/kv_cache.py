@@ -47,10 +47,6 @@ class KvCache:
         self._used = [0] * num_rows
         self._clock = 0
 
-    def row_of(self, session_id: str) -> int | None:
-        """The row that holds a session, if it is still there."""
-        return self._row_of.get(session_id)
-
     def is_active(self, session_id: str) -> bool:
         """True while a turn of the session is being decoded."""
         row = self._row_of.get(session_id)

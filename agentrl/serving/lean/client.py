@@ -102,7 +102,7 @@ class LeanEngine(Engine):
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """Sample one turn, as `Generator.generate` says."""
+        """Sample one turn; see `Generator.generate`."""
         link = self._link
         if link is None or not link.usable:
             link = await self._connected()
@@ -116,19 +116,19 @@ class LeanEngine(Engine):
     # -- control ----------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Pause the engine, as `Engine.pause` says."""
+        """Pause the engine; see `Engine.pause`."""
         await self._control("pause")
 
     async def resume(self) -> None:
-        """Resume the engine, as `Engine.resume` says."""
+        """Resume the engine; see `Engine.resume`."""
         await self._control("resume")
 
     async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
-        """Prepare a transfer of weights, as `Engine.prepare_weights` says."""
+        """Prepare a transfer of weights; see `Engine.prepare_weights`."""
         await self._control("prepare_weights", backend=backend, info=dict(info))
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """Load new weights, as `Engine.load_weights` says."""
+        """Load new weights; see `Engine.load_weights`."""
         await self._control(
             "load_weights",
             backend=ticket.backend,
@@ -139,7 +139,7 @@ class LeanEngine(Engine):
 
     @property
     def version(self) -> int:
-        """As the server last said, with every answer.
+        """As last received from the server, with every answer.
 
         Raises:
             EngineError: it was never connected.

@@ -59,7 +59,7 @@ class FrameKind(IntEnum):
 
 
 class FrameError(ValueError):
-    """Bytes that are not what the protocol says. The connection they came from is useless."""
+    """Bytes that violate the protocol. The connection they came from is useless."""
 
 
 _HEAD = struct.Struct("<IB")
@@ -210,7 +210,7 @@ def unpack(shape: struct.Struct, payload: bytes, *, exact: bool = False) -> tupl
 
 
 def check_length(what: str, payload: bytes, expected: int) -> None:
-    """Raise if a payload has another length than its counts say.
+    """Raise if a payload has another length than its counts require.
 
     Raises:
         FrameError: it has.

@@ -111,7 +111,7 @@ class LeanLink(asyncio.Protocol):
         self._beats = 0
         self._silent_beats = 0
         self.version = -1
-        """The weights of the engine, as the server last said; from the handshake on."""
+        """The weights of the engine, as last received from the server; from the handshake on."""
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class LeanLink(asyncio.Protocol):
         await self._closed
 
     def _send_turn(self, turn: _Turn) -> None:
-        """Queue it under a new id, so that ids say what has been written."""
+        """Queue it under a new id, so that ids show what has been written."""
         sent, stats = turn.sent, self._stats
         self._next_id = turn.request_id = self._next_id + 1
         packed = turns.encode_generate(

@@ -165,7 +165,7 @@ class ServedConnection(asyncio.Protocol):
             self._reject(str(error))
 
     def _reject(self, text: str) -> None:
-        """Say why, then hang up."""
+        """Send the reason, then hang up."""
         logger.warning("a lean client is turned away: %s", text)
         self._lost = True
         if self._transport is not None:
@@ -271,6 +271,6 @@ class ServedConnection(asyncio.Protocol):
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled; else the engine let a cancellation of its own escape."""
+    """Whether this task was cancelled; else a cancellation that the engine made escaped from it."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

@@ -117,7 +117,7 @@ class _Server:
     order: count[int] = field(default_factory=count)
 
     def advance(self, now_s: float) -> None:
-        """Let time pass; nothing ends in between."""
+        """Advance the time; nothing ends in between."""
         if self.prefilling or self.running:
             self.busy_s += now_s - self.now_s
         if self.running and not self.prefilling:
@@ -196,7 +196,7 @@ def simulate(
     model: ServerModel,
     limit: ConversationLimit | None = None,
 ) -> RoutingReport:
-    """Serve all sessions and say how it went.
+    """Serve all sessions and report how it went.
 
     Args:
         sessions: their turns in order; a turn has at least one new and one generated token.

@@ -20,7 +20,7 @@ class SimulatedTurn:
     """One request of a conversation."""
 
     new_tokens: int
-    """Prompt tokens that were not in the conversation before: the prompt, or what tools said."""
+    """Prompt tokens that were not in the conversation before: the prompt, or results of tools."""
     generated_tokens: int
     """Sampled."""
     then_s: float = 0.0

@@ -183,7 +183,7 @@ class _ServerProbe:
         return missing
 
     async def _head(self) -> None:
-        """The dtype of its logits, as far as its config says it."""
+        """The dtype of its logits, as far as its config names it."""
         info = (await self._get("/server_info?config_format=json")).json()
         found = info.get("vllm_config", {}) if isinstance(info, dict) else {}
         config = found.get("model_config") if isinstance(found, dict) else None

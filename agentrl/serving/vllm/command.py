@@ -46,7 +46,7 @@ _OTHER_WORKERS = frozenset(
         "config",
     }
 )
-"""Options of a user that say, or may say, where workers run."""
+"""Options of a user that decide, or may decide, where workers run."""
 
 _REPEATED = frozenset({"middleware"})
 """Options that are given once for each of several values."""

@@ -138,7 +138,7 @@ class VllmEngine(Engine):
         self._connected = True
 
     async def _read_version(self, limit_s: float, *, wait: bool = True) -> None:
-        """What the server says counts: it may have been updated, or restarted, by others."""
+        """The server's answer counts: it may have been updated, or restarted, by others."""
         answer = await self._http.expect("GET", "/weight_info", limit_s=limit_s, wait=wait)
         text = str((answer.json() or {}).get("weight_version", ""))
         if text == TORN:
@@ -273,7 +273,7 @@ class VllmEngine(Engine):
         await self._ask("POST", "/abort_requests", {})
 
     async def adopt_version(self, version: int) -> None:
-        """Say which version the weights have that the server holds, loading nothing.
+        """Declare which version the weights have that the server holds, loading nothing.
 
         Raises:
             EngineError: they are torn, and have none.
@@ -286,17 +286,17 @@ class VllmEngine(Engine):
             self._version = version
 
     async def prepare_weights(self, backend: str, info: Mapping[str, Any]) -> None:
-        """Prepare a transfer of weights, as `agentrl.engine.Engine.prepare_weights` says."""
+        """Prepare a transfer of weights; see `agentrl.engine.Engine.prepare_weights`."""
         async with self._control:
             await prepare(self._ask, backend, info)
 
     async def stage_weights(self, ticket: WeightTicket) -> None:
-        """Let workers take weights beside those they sample with, as `Engine.stage_weights`."""
+        """Stage weights in the workers beside those they sample with, as `Engine.stage_weights`."""
         async with self._control:
             await stage(self._ask, ticket)
 
     async def load_weights(self, ticket: WeightTicket) -> None:
-        """Load new weights, as `agentrl.engine.Engine.load_weights` says."""
+        """Load new weights; see `agentrl.engine.Engine.load_weights`."""
         async with self._control:
             if not (await self._ask("GET", "/is_paused")).get("is_paused"):
                 raise EngineError(f"engine {self.name}: pause before load_weights")

@@ -54,7 +54,7 @@ class VllmServer:
         start_limit_s: float = 600.0,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Say what to run.
+        """Set what to run.
 
         Args:
             command: from `server_command`.
@@ -161,7 +161,7 @@ class VllmServer:
         return "\n".join(text.splitlines()[-lines:])
 
     def _choose_port(self) -> int:
-        """The wanted port, or that of the last start, or one that the kernel says is free."""
+        """The wanted port, or that of the last start, or one that the kernel reports free."""
         try:
             return self._free(self._wanted_port or self.port)
         except OSError as error:
@@ -241,7 +241,7 @@ class VllmServer:
         return any(card.get("id") == alias for card in cards)
 
     def _report_stage(self, shown: str, notify: Progress) -> str:
-        """Pass on what vLLM's log says it is doing, once for each stage."""
+        """Pass on what vLLM's log reports it is doing, once for each stage."""
         text = self.tail(200)
         stage = next((name for mark, name in reversed(_STAGES) if mark in text), shown)
         if stage != shown:
@@ -276,7 +276,7 @@ def _environment(command: ServerCommand) -> dict[str, str]:
 
 
 _CAUSE = re.compile(r"(\w+\.)*\w*(Error|Exception|error)\b.*:")
-"""The line of a traceback that says what happened."""
+"""The line of a traceback that names what happened."""
 _STAGES = (
     ("vLLM API server version", "reading options"),
     ("Initializing a V1 LLM engine", "starting its engine"),

@@ -31,7 +31,7 @@ _KEEPS = 'enable_prefix_caching="True"'
 
 
 def keeps_prefixes(text: str) -> bool:
-    """True if the server says that it keeps the prefixes of turns."""
+    """True if the server reports that it keeps the prefixes of turns."""
     return any(line.startswith(_CACHE) and _KEEPS in line for line in text.splitlines())
 
 

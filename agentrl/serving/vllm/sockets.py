@@ -29,7 +29,7 @@ them."""
 LEAST = 16
 """Turns that are sent at once however few descriptors there are."""
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-"""Errors of this machine, which say nothing of a server."""
+"""Errors of this machine, which mean nothing about a server."""
 TRY_AGAIN_S = 0.2
 """Seconds until a connection is tried again for which this process had no file descriptor."""
 _OVER_S = 10 * TRY_AGAIN_S
@@ -39,7 +39,7 @@ _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 class NoDescriptor(EngineRefused):
-    """This process had no file descriptor for a connection; that says nothing of the server."""
+    """This process had no file descriptor for a connection; the server may be well."""
 
 
 class Shortage:

@@ -41,12 +41,12 @@ _NO_TRANSFER = "Weight transfer not configured"
 _UNFIT = re.compile(
     r"weights have no place in|got no weight|does not fit the model: (AssertionError|ValueError)"
 )
-"""What `sync.vllm.receiver` says of weights whose names or shapes are not those of its model."""
+"""Words of `sync.vllm.receiver` for weights whose names or shapes are not those of its model."""
 _STILL_OPEN = "already active"
 
 
 async def prepare(ask: Ask, backend: str, info: Mapping[str, Any]) -> None:
-    """Let the server meet the sender.
+    """Connect the server to the sender.
 
     Raises:
         SyncError: it cannot.
@@ -61,7 +61,7 @@ async def prepare(ask: Ask, backend: str, info: Mapping[str, Any]) -> None:
 
 
 async def stage(ask: Ask, ticket: WeightTicket) -> None:
-    """Let the server take weights beside those it samples with; returns once it has.
+    """Stage weights in the server beside those it samples with; returns once it has them.
 
     Raises:
         EngineError: it cannot, or does not answer; `update` brings them all the same.
@@ -150,7 +150,7 @@ def _plain(ticket: WeightTicket) -> dict[str, Any]:
 
 
 def _explained(error: EngineError, backend: str) -> SyncError:
-    """As `SyncError`, with what to do where vLLM does not say it."""
+    """As `SyncError`, with what to do where vLLM names nothing."""
     if _NO_TRANSFER in str(error):
         wanted = backend if backend in _NATIVE else "agentrl"
         return SyncError(

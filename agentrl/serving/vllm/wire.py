@@ -146,7 +146,7 @@ def read_generation(body: bytes, sampling: SamplingParams, *, start_version: int
 
 
 def says_cached(body: bytes) -> bool:
-    """True if an answer says how much of its prompt was cached, also where that is nothing."""
+    """True if an answer counts how much of its prompt was cached, also where that is nothing."""
     return bool(orjson.loads(body)["usage"].get("prompt_tokens_details"))
 
 

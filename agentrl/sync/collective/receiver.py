@@ -73,9 +73,13 @@ class GroupReceiver:
     def _join(self, info: Mapping[str, Any], store: TCPStore) -> Group:
         if self._group is None:
             self._group = Group(
-                store, rank=info["rank"], size=info["size"], kind=info["kind"],
-                address=own_address(info["host"], info["port"]), timeout_s=info["timeout_s"],
-            )  # fmt: skip
+                store,
+                rank=info["rank"],
+                size=info["size"],
+                kind=info["kind"],
+                address=own_address(info["host"], info["port"]),
+                timeout_s=info["timeout_s"],
+            )
             self._buffers = self._group.make_buffers(info["bucket_bytes"])
         return self._group
 

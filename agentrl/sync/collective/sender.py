@@ -10,16 +10,14 @@ leave, and `connect` makes a new one.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined] - a re-export
 
-from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.collective.process_group import Group
 from agentrl.sync.collective.rendezvous import (
@@ -32,9 +30,9 @@ from agentrl.sync.collective.rendezvous import (
     say,
     sync_key,
 )
-from agentrl.sync.transfer import NotAllCame, SendFailed, Weights, need_ended
+from agentrl.sync.streaming import StreamingSender
+from agentrl.sync.transfer import NotAllCame, SendFailed, Weights
 from agentrl.sync.wire.buckets import pack
-from agentrl.sync.wire.patches import PatchEncoder
 
 POLL_S = 0.0005
 """Seconds between two looks at who is ready."""
@@ -46,122 +44,58 @@ def drain(weights: Iterable[tuple[str, Tensor]]) -> None:
         pass
 
 
-class GroupSender:
+class GroupSender(StreamingSender):
     """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`.
 
     Kind `gloo` is for tests and comparisons without GPUs; runs without GPUs use the relay.
     """
 
-    backend = "collective"
-    streams = True
-
-    def __init__(
-        self,
-        *,
-        bucket_bytes: int,
-        dense_every: int = 1,
-        address: str = "127.0.0.1",
-        kind: str = "gloo",
-        workers: int = 1,
-        timeout_s: float = 60.0,
-    ) -> None:
+    def __init__(self, *, kind: str = "gloo", **settings: Any) -> None:
         """Take the settings; nothing is opened before `connect`.
 
         Args:
-            bucket_bytes: of one buffer; there are two.
-            dense_every: all weights go with every so many sends, between them patches.
-            address: of this host, as the engines reach it.
             kind: `nccl` where trainer and engines have GPUs of their own, or `gloo`.
-            workers: processes of each engine that receive.
-            timeout_s: for the meeting and for each bucket.
+            settings: of `StreamingSender`.
         """
-        self._workers = workers
-        self._address, self._kind, self._timeout_s = address, kind, timeout_s
-        self._bucket_bytes = bucket_bytes
-        self._encoder = PatchEncoder(dense_every)
-        self._dense_every = dense_every
+        super().__init__(**settings)
+        self._kind = kind
         self._store: TCPStore | None = None
         self._group: Group | None = None
-        self._aborted = threading.Event()
-        self._sending = threading.Lock()
-        """Held by `send`: `_aborted` and the buffers are one send's at a time."""
         self._keys: list[str] = []
-        self._size = 0
-        self._epoch = 0
 
-    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Leave the group there is and open the rendezvous of a new one.
-
-        Raises:
-            SyncError: as `agentrl.sync.transfer.WeightSender.connect`.
-        """
-        need_ended(self._sending)
-        self.close()
-        self._encoder.forget()
+    def _open(self) -> Mapping[str, Any]:
         self._keys.clear()
         self._store = make_store(self._address, 0, is_master=True, timeout_s=self._timeout_s)
-        self._size = receivers * self._workers + 1
-        self._epoch += 1
-        common = {
-            "host": self._address,
-            "port": self._store.port,
-            "size": self._size,
-            "kind": self._kind,
-            "epoch": self._epoch,
-            "bucket_bytes": self._bucket_bytes,
-            "timeout_s": self._timeout_s,
-            "patches_follow": self._dense_every > 1,
-            "workers": self._workers,
-        }
-        # Of the first worker of each engine; the others count on from it.
-        return [{**common, "rank": rank} for rank in range(1, self._size, self._workers)]
+        return {"port": self._store.port, "kind": self._kind}
 
-    def announce(self, version: int) -> WeightTicket:
-        """The ticket of a coming `send`; its checksum follows with the last bucket.
-
-        Raises:
-            SyncError: as `agentrl.sync.transfer.WeightSender.announce`.
-        """
-        need_ended(self._sending)
-        self._aborted.clear()
-        return WeightTicket(backend=self.backend, version=version, info={"epoch": self._epoch})
-
-    def send(self, weights: Weights, version: int) -> WeightTicket:
-        """Broadcast, while every engine is in `load_weights`.
-
-        Raises:
-            SyncError: an engine failed or was too slow; the group is left.
-        """
+    def _send(self, weights: Weights, version: int) -> int:
         if self._store is None:
             raise SyncError("connect the collective sender before it sends")
-        with self._sending:
-            try:
-                moved = self._broadcast(self._store, weights, version)
-            except BaseException as error:
-                # Also on cancellation: receivers that wait for a bucket must be notified.
-                left = self._who_left(self._store, version)
-                self.close()
-                if isinstance(error, NotAllCame):
-                    error.culprits = error.culprits or left
-                elif isinstance(error, SyncError | dist.DistError):
-                    failed = SendFailed(f"the weight group failed: {error}")
-                    failed.culprits = left
-                    raise failed from error
-                raise
-        return WeightTicket(
-            backend=self.backend,
-            version=version,
-            info={"epoch": self._epoch, "size_bytes": moved},
-            checksum=self._encoder.checksum,
-        )
+        try:
+            return self._broadcast(self._store, weights, version)
+        except BaseException as error:
+            # Also on cancellation: receivers that wait for a bucket must be notified.
+            left = self._who_left(self._store, version)
+            self.close()
+            if isinstance(error, NotAllCame):
+                error.culprits = error.culprits or left
+            elif isinstance(error, SyncError | dist.DistError):
+                failed = SendFailed(f"the weight group failed: {error}")
+                failed.culprits = left
+                raise failed from error
+            raise
 
     def _join(self) -> Group:
         assert self._store is not None
         if self._group is None:
             self._group = Group(
-                self._store, rank=0, size=self._size, kind=self._kind, address=self._address,
+                self._store,
+                rank=0,
+                size=self._size,
+                kind=self._kind,
+                address=self._address,
                 timeout_s=self._timeout_s,
-            )  # fmt: skip
+            )
             self._buffers = self._group.make_buffers(self._bucket_bytes)
         return self._group
 
@@ -208,12 +142,12 @@ class GroupSender:
             if self._aborted.wait(POLL_S):
                 raise NotAllCame(f"version {version} was given up: an engine did not take part")
             if time.monotonic() > deadline:
-                late = [i for i, key in enumerate(wanted) if key in missing]
+                late = [rank for rank, key in enumerate(wanted, start=1) if key in missing]
                 absent = NotAllCame(
                     f"{len(missing)} of {self._size - 1} engines did not come to receive version "
                     f"{version} within {self._timeout_s:g} s"
                 )
-                absent.culprits = sorted({i // self._workers for i in late})
+                absent.culprits = self._engines(late)
                 raise absent
 
     def _who_left(self, store: TCPStore, version: int) -> list[int]:
@@ -222,15 +156,11 @@ class GroupSender:
             left = [rank for rank in ranks if store.check([left_key(version, rank)])]
         except RuntimeError:
             return []
-        return sorted({(rank - 1) // self._workers for rank in left})
+        return self._engines(left)
 
     def _publish(self, store: TCPStore, key: str, value: bytes) -> None:
         say(store, key, value)
         self._keys.append(key)
-
-    def abort(self) -> None:
-        """From another thread: end a `send` that waits for engines that will not come."""
-        self._aborted.set()
 
     def close(self) -> None:
         """Leave the group and close the rendezvous. Idempotent."""

@@ -32,7 +32,7 @@ from agentrl.sync.wire.checksum import WeightDigest, check_all
 from agentrl.sync.wire.patches import PatchBase, PatchDecoder, PatchEncoder
 
 OWNER = "owner.json"
-"""Says whose folder it is."""
+"""Names whose folder it is."""
 KEPT = 2
 """Versions that can be taken at any time."""
 
@@ -200,7 +200,7 @@ def _checked(folder: Path, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
 
 
 def _owner(pid: int) -> list[str | int | None]:
-    """Says whose a folder is, and is never said of another process."""
+    """Names the owner of a folder; no other process has the same name."""
     return [socket.gethostname(), host_identity(), pid, _began(pid)]
 
 

@@ -1,4 +1,4 @@
-"""A folder of safetensors files and one `weights.json` that says what they are, written whole.
+"""A folder of safetensors files and one `weights.json` that describes them, written whole.
 
 Everything is written into a hidden neighbour that takes its name in the end, so a folder that can
 be seen is complete. It is not forced to the disk: after a power failure the digests show it.

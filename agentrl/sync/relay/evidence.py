@@ -1,4 +1,4 @@
-"""Which members of a relay made a send fail, from what each said and what its connection shows."""
+"""Which members of a relay made a send fail, from the report and the connection of each."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class RelayFlow:
         return count
 
     def _wait(self, *, writing: bool, limit_s: float = TICK_S) -> bool:
-        """Let a moment pass; whether the first member takes bytes."""
+        """Wait a moment; whether the first member takes bytes."""
         can_write = self._hear(writing=writing, limit_s=limit_s)
         if self.evidence.over:
             self._collect(GRACE_S)

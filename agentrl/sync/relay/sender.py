@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import Tensor
 
-from agentrl.engine import WeightTicket
 from agentrl.errors import SyncError
 from agentrl.sync.relay.flow import RelayFlow
 from agentrl.sync.relay.links import (
@@ -33,114 +32,45 @@ from agentrl.sync.relay.links import (
     reason_of,
 )
 from agentrl.sync.relay.pump import frame_of
-from agentrl.sync.transfer import MemberLost, NotAllCame, SendFailed, Weights, need_ended
+from agentrl.sync.streaming import StreamingSender
+from agentrl.sync.transfer import MemberLost, NotAllCame, SendFailed, Weights
 from agentrl.sync.wire.buckets import pack
 from agentrl.sync.wire.checksum import empty_bytes
-from agentrl.sync.wire.patches import PatchEncoder
 
 Members = Mapping[int, tuple[MemberLink, Mapping[str, Any]]]
 """Control connection and first message of each rank."""
 
 
-class RelaySender:
+class RelaySender(StreamingSender):
     """Streams weights to all engines; see `agentrl.sync.transfer.WeightSender`."""
 
-    backend = "collective"
-    streams = True
-
-    def __init__(
-        self,
-        *,
-        bucket_bytes: int,
-        dense_every: int = 1,
-        address: str = "127.0.0.1",
-        workers: int = 1,
-        timeout_s: float = 60.0,
-    ) -> None:
-        """Take the settings; nothing is opened before `connect`.
-
-        Args:
-            bucket_bytes: of one buffer; there are two.
-            dense_every: all weights go with every so many sends, between them patches.
-            address: of this host, as the engines reach it.
-            workers: processes of each engine that receive.
-            timeout_s: for the meeting, and without progress of any member.
-        """
-        self._bucket_bytes, self._dense_every = bucket_bytes, dense_every
-        self._address, self._workers, self._timeout_s = address, workers, timeout_s
-        self._encoder = PatchEncoder(dense_every)
+    def __init__(self, **settings: Any) -> None:
+        """Take the settings of `StreamingSender`; nothing is opened before `connect`."""
+        super().__init__(**settings)
         self._buffers: list[Tensor] = []
         self._listener: socket.socket | None = None
-        self._group: dict[str, Any] = {}
-        self._epoch = self._receivers = 0
-        self._aborted = threading.Event()
-        self._sending = threading.Lock()
-        """Held by `send`: `_aborted` and the buffers are one send's at a time."""
 
-    def connect(self, receivers: int) -> Sequence[Mapping[str, Any]]:
-        """Leave the group there is and open the meeting of a new one.
-
-        Raises:
-            SyncError: a send that was aborted has not ended, or the address is not of this host.
-        """
-        need_ended(self._sending)
-        self.close()
-        self._encoder.forget()
+    def _open(self) -> Mapping[str, Any]:
         self._listener = open_listener(self._address)
-        self._receivers = receivers * self._workers
-        self._epoch += 1
-        self._group = {
+        return {
             "kind": "relay",
-            "host": self._address,
             "port": self._listener.getsockname()[1],
-            "size": self._receivers + 1,
-            "epoch": self._epoch,
             "token": secrets.token_hex(16),
-            "bucket_bytes": self._bucket_bytes,
-            "timeout_s": self._timeout_s,
-            "patches_follow": self._dense_every > 1,
-            "workers": self._workers,
         }
-        # Of the first worker of each engine; the others count on from it.
-        ranks = range(1, self._receivers + 1, self._workers)
-        return [{**self._group, "rank": rank} for rank in ranks]
 
-    def announce(self, version: int) -> WeightTicket:
-        """The ticket of a coming `send`; its checksum follows with the last bucket.
-
-        Raises:
-            SyncError: a send that was aborted has not ended.
-        """
-        need_ended(self._sending)
-        self._aborted.clear()
-        return WeightTicket(backend=self.backend, version=version, info={"epoch": self._epoch})
-
-    def send(self, weights: Weights, version: int) -> WeightTicket:
-        """Stream, while every engine is in `load_weights`.
-
-        Raises:
-            SendFailed: an engine failed or was too slow; the group is left.
-            SyncError: not connected, or the weights changed their layout.
-        """
+    def _send(self, weights: Weights, version: int) -> int:
         if self._listener is None:
             raise SyncError("connect the relay sender before it sends")
-        with self._sending:
+        try:
+            members = self._meet(self._listener, version)
             try:
-                members = self._meet(self._listener, version)
-                try:
-                    moved = self._stream(members, weights, version)
-                finally:
-                    for link, _ in members.values():
-                        link.close()
-            except BaseException:
-                self.close()
-                raise
-        return WeightTicket(
-            backend=self.backend,
-            version=version,
-            info={"epoch": self._epoch, "size_bytes": moved},
-            checksum=self._encoder.checksum,
-        )
+                return self._stream(members, weights, version)
+            finally:
+                for link, _ in members.values():
+                    link.close()
+        except BaseException:
+            self.close()
+            raise
 
     def _meet(self, listener: socket.socket, version: int) -> Members:
         """Wait until all listen: from then on a missing one would cost the whole time limit.
@@ -154,11 +84,11 @@ class RelaySender:
                 why = f"rank {rank} gave up before version {version}: {message['gave_up']}"
                 raise self._blame(NotAllCame(why), [rank])
 
-        ranks = range(1, self._receivers + 1)
+        ranks = range(1, self._size)
         came = accept_members(
             listener,
             ranks,
-            lambda message: is_member(message, self._group, version),
+            lambda message: is_member(message, self._group_info, version),
             timeout_s=self._timeout_s,
             check=lambda: self._go_on(version),
             hear=hear,
@@ -166,7 +96,7 @@ class RelaySender:
         late = [rank for rank in ranks if rank not in came]
         if late:
             error = NotAllCame(
-                f"{len(late)} of {self._receivers} engines did not come to receive version "
+                f"{len(late)} of {self._size - 1} engines did not come to receive version "
                 f"{version} within {self._timeout_s:g} s: rank {', '.join(map(str, late))}"
             )
             _end_sync(came, error)
@@ -198,7 +128,7 @@ class RelaySender:
                 timeout_s=self._timeout_s,
                 check=lambda: self._go_on(version),
             )
-            first.say(token=self._group["token"], epoch=self._epoch, version=version, rank=0)
+            first.say(token=self._group_info["token"], epoch=self._epoch, version=version, rank=0)
             flow = RelayFlow(
                 first,
                 {rank: link for rank, (link, _) in members.items()},
@@ -240,12 +170,8 @@ class RelaySender:
         return moved
 
     def _blame(self, error: SendFailed, ranks: Sequence[int]) -> SendFailed:
-        error.culprits = sorted({(rank - 1) // self._workers for rank in ranks})
+        error.culprits = self._engines(ranks)
         return error
-
-    def abort(self) -> None:
-        """From another thread: end a `send`, at once, wherever it is."""
-        self._aborted.set()
 
     def close(self) -> None:
         """Leave the group and close its port. Idempotent."""

@@ -115,7 +115,7 @@ class Segment:
         self.size = size
 
     def write_header(self, version: int, *, manifest_offset: int = 0, size: int = 0) -> None:
-        """Say what the segment holds."""
+        """Write the version and the layout of the segment into its header."""
         HEADER.pack_into(self._memory, 0, MAGIC, self._nonce, version, manifest_offset, size)
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class ShmSender:
         return records, digest.hexdigest(), size
 
     def close(self) -> None:
-        """Free the memory; receivers keep what they have mapped until they let go of it."""
+        """Free the memory; receivers keep what they have mapped until they release it."""
         for segment in self._segments:
             segment.close()
 
@@ -156,7 +156,7 @@ class ShmReceiver:
         self._watched: set[int] = set()
 
     def connect(self, info: Mapping[str, Any]) -> None:
-        """Check that the segments can be reached, and let go of those of an earlier sender."""
+        """Check that the segments can be reached, and release those of an earlier sender."""
         self.close()
         for fd in info["fds"]:
             map_segment(dict(info), fd)
@@ -220,7 +220,7 @@ class ShmReceiver:
         threading.Thread(target=wait, name=f"weights-of-{pid}", daemon=True).start()
 
     def close(self) -> None:
-        """Let go of the segments. Idempotent."""
+        """Release the segments. Idempotent."""
         with self._lock:
             self._maps.clear()
 

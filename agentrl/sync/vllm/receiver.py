@@ -154,7 +154,7 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             model.load(self._merger.whole(weights), keeps=getattr(receiver, "keeps", False))
 
     def shutdown(self) -> None:
-        """Let go of the receiver."""
+        """Release what the receiver holds."""
         self._staging.wait()
         self._release()
 

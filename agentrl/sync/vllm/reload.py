@@ -65,7 +65,7 @@ class ReloadableModel:
         self._prepare_tied_head()
 
     def _prepare_tied_head(self) -> None:
-        """Let a head that is tied to the embeddings make its kernels' layout from the new weights.
+        """Make the layout of a head that is tied to the embeddings again, from the new weights.
 
         It is given no weight of its own, so the reload passes it over; on a CPU it multiplies with
         a packed copy, and would go on sampling from the old one.
@@ -118,7 +118,7 @@ class ReloadableModel:
         return bool(getattr(self._config.hf_text_config, "tie_word_embeddings", False))
 
     def _put(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
-        """Names of the parameters that were filled; None from models that do not say."""
+        """Names of the parameters that were filled; None from models that do not report them."""
         model: Any = self.model
         return model.load_weights(weights)
 

@@ -94,7 +94,7 @@ def make_twin(
 
 @contextlib.contextmanager
 def _own_rotary_embeddings() -> Iterator[None]:
-    """Let a model make rotary embeddings of its own.
+    """Make rotary embeddings of a model's own.
 
     vLLM has one for all models of a process. A reload takes the layers of the copy apart, and with
     them would take apart what the first model computes with at that moment.

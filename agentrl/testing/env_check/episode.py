@@ -183,7 +183,7 @@ class Episode:
             self._check_range()
 
     async def play(self, text: str) -> None:
-        """Say the same thing every turn until done."""
+        """Send the same turn again and again until done."""
         limit = self._setting.limits.max_steps
         for turn in range(limit):
             action = Action(text=text, raw_text=text, turn=turn, last=turn == limit - 1)

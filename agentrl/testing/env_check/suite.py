@@ -41,7 +41,7 @@ _HOPELESS = frozenset({"E101", "E205", "E206"})
 """After these every further episode would only fail, or wait, in the same way."""
 
 Solo = Mapping[tuple[int, str], tuple[str, ...]]
-"""What an episode alone showed, by the task's index and the text said every turn."""
+"""What an episode alone showed, by the task's index and the text sent every turn."""
 
 
 async def check_env(
@@ -129,7 +129,7 @@ async def _run(
 async def check_ordinary(
     setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
 ) -> tuple[Solo, Belongings | None]:
-    """Say each ordinary thing again and again until done, for each task.
+    """Send each ordinary turn again and again until done, for each task.
 
     Returns:
         What was shown, and what this process held when the first episode was closed.

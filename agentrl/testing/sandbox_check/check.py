@@ -32,7 +32,7 @@ class Check:
     """One behaviour every backend must show, or must be too weak to promise."""
 
     name: str
-    """Unique; says what holds when it passes."""
+    """Unique; names what holds when it passes."""
     about: str
     """The first line of its docstring."""
     needs: Isolation

@@ -97,7 +97,7 @@ async def arguments_arrive_verbatim(backend: SandboxBackend) -> None:
 
 @check()
 async def environment_is_cut_off(backend: SandboxBackend) -> None:
-    """Nothing of the host's environment is inherited; what `env` says is added."""
+    """Nothing of the host's environment is inherited; the entries of `env` are added."""
     os.environ["AGENTRL_CHECK_SECRET"] = "hunter2"
     try:
         async with opened(backend) as sandbox:

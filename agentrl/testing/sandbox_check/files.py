@@ -51,7 +51,7 @@ async def overwriting(backend: SandboxBackend) -> None:
 
 @check()
 async def missing_files_and_directories(backend: SandboxBackend) -> None:
-    """A missing file and a directory raise what their names say."""
+    """A missing file and a directory raise what their names promise."""
     async with opened(backend) as sandbox:
         await sandbox.write_file("d/f", b"")
         await refused(sandbox.read_file("nothing"), FileNotFoundError)

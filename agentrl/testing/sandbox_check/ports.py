@@ -243,7 +243,7 @@ print(read_all(link))
 
 @check(optional="listen")
 async def port_outlives_crowds_of_connections(backend: SandboxBackend) -> None:
-    """Hundreds of connections that say nothing, never read or break off end no sandbox."""
+    """Hundreds of connections that send nothing, never read or break off end no sandbox."""
     async with answered(backend) as (sandbox, port, handlers):
         program = (
             CONNECT % port.port

@@ -111,7 +111,7 @@ async def session_end_is_seen(backend: SandboxBackend) -> None:
 
 @check(optional="start")
 async def session_of_a_missing_program(backend: SandboxBackend) -> None:
-    """A program that is not there says so and has ended, as a command does."""
+    """A program that is not there writes so and has ended, as a command does."""
     async with opened(backend) as sandbox:
         process = await sandbox.start(("no-such-program-here",))
         seen = await rest(process)

@@ -123,7 +123,7 @@ async def main():
 
 asyncio.run(main())
 """
-"""A host process that has three busy sandboxes when it says `ready`."""
+"""A host process that has three busy sandboxes when it prints `ready`."""
 
 
 def _running(token: str) -> list[int]:

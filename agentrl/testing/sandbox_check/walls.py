@@ -107,7 +107,7 @@ async def host_processes_are_out_of_reach(backend: SandboxBackend) -> None:
 
 @check(WALLS)
 async def system_is_read_only(backend: SandboxBackend) -> None:
-    """Nothing but the writable places can be written, whatever the permissions say."""
+    """Nothing but the writable directories can be written, whatever the permissions are."""
     program = (
         "import os\nfor path in ('/', '/usr', '/usr/bin', '/etc', '/dev', '/opt', '/proc/sys',"
         " os.path.dirname(os.path.realpath('/proc/self/exe'))):\n"
@@ -245,7 +245,7 @@ time.sleep(30)
 
 @check()
 async def names_are_not_believed(backend: SandboxBackend) -> None:
-    """A process whose name looks like something the kernel says is ended like any other."""
+    """A process whose name looks like words of the kernel is ended like any other."""
     async with opened(backend) as sandbox:
         expect(await python(sandbox, NAMES, timeout_s=0.7), Outcome.TIMEOUT)
         assert (await sandbox.exec(("sh", "-c", "echo alive"))).stdout == "alive\n"

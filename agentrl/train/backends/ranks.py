@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what they say to each other.
+"""The processes that train one model together, and the messages between them.
 
 A group of its own rather than torch's global one: the process of a trainer rank may be in other
 groups as well, such as the one that moves weights to the engines. Libraries that know the global
@@ -209,7 +209,7 @@ class Ranks:
 
     @contextmanager
     def naming(self, what: str) -> Iterator[None]:
-        """Say who was doing what when the library below gave up."""
+        """Name who was doing what when the library below gave up."""
         try:
             yield
         except torch.OutOfMemoryError:

@@ -98,7 +98,7 @@ def sharded_modules(whole: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that `transformers` says must stay in one piece: they hold the bulk."""
+    """The blocks that `transformers` declares must stay in one piece: they hold the bulk."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 

@@ -43,7 +43,7 @@ class ZeroParts(ABC):
         self._matrices: set[int] = set()
 
     def divide(self, matrices: Sequence[nn.Parameter], *, ranks: Ranks) -> None:
-        """Let a `FlatMuon` know where in DeepSpeed's tensors the matrices are. All ranks call."""
+        """Show a `FlatMuon` where in DeepSpeed's tensors the matrices are. All ranks call."""
         muon = self._adamw()
         assert isinstance(muon, FlatMuon)
         self._matrices = {id(param) for param in matrices}
@@ -156,7 +156,7 @@ class ZeroParts(ABC):
         self._link()
 
     def _link(self) -> None:
-        """Let parameters find their moments in the flat tensors.
+        """Link parameters to their moments in the flat tensors.
 
         DeepSpeed does so once, after AdamW has moved the first of its groups, and leaves out those
         that have no moments at that time.

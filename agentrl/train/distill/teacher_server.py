@@ -50,14 +50,14 @@ class Tokenized:
     ids: list[int]
     """Ids of the text."""
     context: int | None
-    """Most tokens of a sequence there; None where it does not say."""
+    """Most tokens of a sequence there; None where it does not report it."""
 
 
 class TeacherServer:
     """A `Teacher` over a server. Rows are asked for several at once; failures are tried again."""
 
     def __init__(self, section: ServedTeacher, *, top_k: int, vocabulary: int) -> None:
-        """Say where the teacher is; nothing is asked yet.
+        """Set where the teacher is; nothing is asked yet.
 
         Args:
             section: address and bounds.
@@ -158,9 +158,14 @@ class TeacherServer:
 
         def read(answer: Any) -> TeacherRow:
             return read_row(
-                answer, ids, prompt_length, mask_R,
-                top_k=self._top_k, vocabulary=self._vocabulary, what=what,
-            )  # fmt: skip
+                answer,
+                ids,
+                prompt_length,
+                mask_R,
+                top_k=self._top_k,
+                vocabulary=self._vocabulary,
+                what=what,
+            )
 
         return await self._served.read("/v1/completions", body, read, largest=LARGEST_ANSWER)
 

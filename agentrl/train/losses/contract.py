@@ -35,7 +35,7 @@ class LossInputs:
     log_probs_R: Tensor
     """[R] Under the policy at hand, with gradient."""
     old_log_probs_R: Tensor
-    """[R] What the ratio is taken to; which policy that is says `algorithm.old_log_probs`."""
+    """[R] What the ratio is taken to; `algorithm.old_log_probs` chooses which policy that is."""
     rollout_log_probs_R: Tensor
     """[R] The sampler's."""
     ref_log_probs_R: Tensor | None
@@ -166,7 +166,7 @@ class TokenLosses:
     """A scalar that is a sum over tokens with global denominators already (`aggregate`). It is
     added as it is; no correction multiplies it."""
     metrics: Mapping[str, Tensor | float] = field(default_factory=dict[str, "Tensor | float"])
-    """Name, with `@mean` (if nothing is said), `@sum`, `@max` or `@min`, to [R] values that are
+    """Name, with `@mean` (the default), `@sum`, `@max` or `@min`, to [R] values that are
     reduced over trained tokens, or to one number of the micro-batch; a mean of those is weighted
     with its trained tokens."""
 
@@ -208,13 +208,13 @@ class LossSpec:
     apply_loss_scale: bool = True
     """False if the loss undoes the backend's averaging itself."""
     reads: tuple[str, ...] | None = None
-    """Which of `OPTIONAL_KEYS` it reads; None where it does not say."""
+    """Which of `OPTIONAL_KEYS` it reads; None where it does not declare them."""
     rollout_ratio: bool = False
     """Whether its ratio is one of whole rollouts, so that tokens are averaged per rollout."""
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
-        """Those of `OPTIONAL_KEYS` that have no effect beside this loss, as far as it says."""
+        """Those of `OPTIONAL_KEYS` that have no effect beside this loss, as far as it declares."""
         return () if self.reads is None else tuple(k for k in OPTIONAL_KEYS if k not in self.reads)
 
 

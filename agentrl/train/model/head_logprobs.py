@@ -219,9 +219,17 @@ class _HeadLogProbs(torch.autograd.Function):
             del probs
         ctx.sums = sums
         ctx.save_for_backward(
-            hidden, weight, bias, target, temperature, guess, known, through,
-            more_ids, more.log_probs_AK,
-        )  # fmt: skip
+            hidden,
+            weight,
+            bias,
+            target,
+            temperature,
+            guess,
+            known,
+            through,
+            more_ids,
+            more.log_probs_AK,
+        )
         fixed = [more.top_ids_AK, more.top_log_probs_AK]
         fixed += [] if entropy_gradient else [entropy]
         fixed += [more.log_probs_AK] if more_ids is None else []

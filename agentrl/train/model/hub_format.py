@@ -51,7 +51,7 @@ def stored_names(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 @contextmanager
 def _without_importing_deepspeed() -> Iterator[None]:
-    """Let accelerate know of DeepSpeed only where something has imported it.
+    """Show DeepSpeed to accelerate only where something has imported it.
 
     To see whether a model is wrapped in an engine of DeepSpeed, accelerate imports the package
     wherever it is installed. That takes seconds, and a model of a process that has not imported it

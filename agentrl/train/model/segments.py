@@ -85,11 +85,6 @@ class Span:
     blocks: tuple[Block, ...]
     """The queries of the span, in order."""
 
-    @property
-    def num_keys(self) -> int:
-        """Keys in all ranges."""
-        return sum(end - start for start, end in self.ranges)
-
 
 @lru_cache(maxsize=32)
 def starts(segments: Segments) -> tuple[int, ...]:

@@ -97,8 +97,11 @@ def _warn_of_rotary(body: Any) -> None:
         logger.warning(
             "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
             "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
-            type(body).__name__, part["rope_type"], limit, limit,
-        )  # fmt: skip
+            type(body).__name__,
+            part["rope_type"],
+            limit,
+            limit,
+        )
 
 
 def _rotary_by_length(body: Any) -> list[dict[str, Any]]:

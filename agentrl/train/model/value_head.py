@@ -217,7 +217,7 @@ def _in_reward_unit(critic: CriticSection, model: ModelSection, path: str) -> Va
 
 
 def _stored_heads(path: str) -> int:
-    """Heads of a checkpoint; 1 where it cannot be read, which is said when it is loaded."""
+    """Heads of a checkpoint; 1 where it cannot be read, which is reported on loading."""
     from transformers import AutoConfig
 
     check_model_path(path)

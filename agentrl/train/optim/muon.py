@@ -47,7 +47,7 @@ class MasterMuon(MasterAdamW):
         return [mover, adamw(rest, betas=betas, weight_decay=weight_decay)]
 
     def _module(self, model: nn.Module) -> nn.Module:
-        """The module whose structure says which parameters are matrices in layers."""
+        """The module whose structure decides which parameters are matrices in layers."""
         return model
 
     def _make_muon(self, names: Sequence[str], *, weight_decay: float) -> torch.optim.Optimizer:

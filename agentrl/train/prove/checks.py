@@ -228,7 +228,7 @@ def _division_check(
 
 
 def _zero_rows_check(bench: Bench, whole: UpdateOutcome) -> ProofFinding:
-    """Rows whose advantage is zero are not computed unless the loss says that they matter."""
+    """Rows whose advantage is zero are not computed unless the loss declares that they matter."""
     needs = replace(bench.needs, zero_advantage_rows=True)
     other = bench.outcome(bench.update(WHOLE, needs=needs))
     found = compared("rows without advantage", whole, other)

@@ -29,7 +29,7 @@ class ProofFinding(Finding):
 
 
 def failed(name: str, detail: str) -> ProofFinding:
-    """A failed check that needs no number to say so."""
+    """A failed check that needs no number to show it."""
     return ProofFinding(name=name, status=Status.FAIL, detail=detail)
 
 
@@ -79,7 +79,7 @@ def same_bits(
 
 
 def not_finite(whole: UpdateOutcome) -> str:
-    """Say where a gradient or a loss is not finite; empty if both are."""
+    """Name where a gradient or a loss is not finite; empty if both are."""
     bad = [name for name, grad in whole.gradient.items() if not torch.isfinite(grad).all()]
     if bad:
         slopes = [str(key) for key, slope in whole.slopes.items() if not np.isfinite(slope)]

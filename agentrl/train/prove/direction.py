@@ -53,8 +53,9 @@ def direction_check(bench: Bench, name: str) -> ProofFinding:
     up, down = _Moved(), _Moved()
     for factor in (1.0, -1.0):
         found = bench.on_policy(_with_advantages(update, drawn, factor))
-        _compare(found, none, trained, {id_: factor * value for id_, value in drawn.items()},
-                 up, down)  # fmt: skip
+        _compare(
+            found, none, trained, {id_: factor * value for id_, value in drawn.items()}, up, down
+        )
     return _judged(name, up, down, none, trained)
 
 

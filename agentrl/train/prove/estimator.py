@@ -69,7 +69,7 @@ def _checks(
     algorithm: AlgorithmSection,
     clip_shaped: Bounds | None,
 ) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Name of each check, and a function that says what is wrong; empty if nothing is."""
+    """Name of each check, and a function that returns what is wrong; empty if nothing is."""
 
     def advantages(step: Sequence[TrajectoryGroup]) -> dict[str, float]:
         settings = StepSettings(

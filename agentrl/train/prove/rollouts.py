@@ -48,8 +48,14 @@ def random_groups(model: torch.nn.Module, *, seed: int) -> list[TrajectoryGroup]
             for index in range(size)
         ]
         if number == 0:
-            rows.append(replace(rows[-1], rollout_id=f"{name}/failed", reward=None,
-                                termination=Termination.SANDBOX_FAILED))  # fmt: skip
+            rows.append(
+                replace(
+                    rows[-1],
+                    rollout_id=f"{name}/failed",
+                    reward=None,
+                    termination=Termination.SANDBOX_FAILED,
+                )
+            )
         groups.append(
             TrajectoryGroup(
                 group_id=name,

@@ -1,14 +1,14 @@
-"""What a stream is labelled with, and the register of streams."""
+"""The labelled streams of `streams.yaml`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from agentrl.health import History
+from blind import edits
 from blind.draws import Draw
-
-Make = Callable[[Draw], History]
+from blind.formulas import Row, history_of, label, rows
 
 NAMED_BY: dict[str, frozenset[str]] = {
     "format_hacking": frozenset({"gibberish", "decoupling"}),
@@ -28,8 +28,8 @@ class Stream:
     """Detectors that may say so too: what they name follows from the fault."""
     source: str
     """The reported run or document whose numbers it takes."""
-    make: Make
-    """Builds it from its random numbers."""
+    row: Row
+    """How it is made."""
 
     @property
     def named_by(self) -> frozenset[str]:
@@ -38,30 +38,19 @@ class Stream:
             return frozenset()
         return NAMED_BY.get(self.fault, frozenset({self.fault}))
 
-
-STREAMS: list[Stream] = []
-
-
-def ill(fault: str, shape: str, source: str, also: str = "") -> Callable[[Make], Make]:
-    """Registers a stream that has a fault; `also` names consequences, by spaces."""
-
-    def register(make: Make) -> Make:
-        known = frozenset(also.split())
-        STREAMS.append(
-            Stream(name=f"{fault}: {shape}", fault=fault, also=known, source=source, make=make)
-        )
-        return make
-
-    return register
+    def make(self, draw: Draw) -> History:
+        """The stream of those random numbers."""
+        own = {"n": draw.steps(self.row["steps"])} if "steps" in self.row else {}
+        return history_of(self.row, draw, own, edits)
 
 
-def sound(shape: str, source: str) -> Callable[[Make], Make]:
-    """Registers a stream that only looks suspicious."""
-
-    def register(make: Make) -> Make:
-        STREAMS.append(
-            Stream(name=f"sound: {shape}", fault="", also=frozenset(), source=source, make=make)
-        )
-        return make
-
-    return register
+STREAMS = [
+    Stream(
+        name=label(row),
+        fault=row.get("fault", ""),
+        also=frozenset(row.get("also", "").split()),
+        source=row["source"],
+        row=row,
+    )
+    for row in rows(Path(__file__).with_name("streams.yaml"))
+]

@@ -1,17 +1,19 @@
-"""Labels of a stream, and the register of streams."""
+"""The labelled streams of `streams.yaml`, and when their faults begin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from blind.draws import Draw
+from blind.formulas import Row, history_of, label, rows
 
 from agentrl.health import History
+from onset import edits
 from onset.times import Times
 
-Make = Callable[[Draw, Times], History]
 Kind = Literal["slow", "sudden", "mixed", "healed", "sound"]
 _MOVED = 0.05
 """A fresh set moves its onsets by up to this share of the run."""
@@ -33,8 +35,8 @@ class OnsetStream:
     """Detector of the second fault; empty where there is one at most."""
     times: Times
     """Length, onset and end in the set as it was labelled."""
-    make: Make
-    """Builds it from its random numbers and times."""
+    row: Row
+    """How it is made."""
 
     @property
     def expected(self) -> frozenset[str]:
@@ -45,7 +47,9 @@ class OnsetStream:
         """The stream of a seed; a fresh one has wider ranges and other onsets."""
         draw = Draw(seed, self.name, fresh=fresh)
         times = self._moved(draw) if fresh else self.times
-        return times, self.make(draw, times)
+        own = {"n": times.steps, "onset": times.onset, "second": times.second}
+        own |= {name: getattr(times, name) for name in ("since", "on", "ramp", "held", "texts")}
+        return times, history_of(self.row, draw, own, edits)
 
     def _moved(self, draw: Draw) -> Times:
         old = self.times
@@ -62,67 +66,25 @@ class OnsetStream:
         )
 
 
-ONSET_STREAMS: list[OnsetStream] = []
+def _stream(row: Row, shared: Mapping[str, Row]) -> OnsetStream:
+    second: dict[str, Any] = row.get("second", {})
+    steps: int = row["steps"]
+    return OnsetStream(
+        name=label(row),
+        fault=row.get("fault", ""),
+        also=frozenset(row.get("also", "").split()),
+        kind=row.get("kind", "sound"),
+        second=second.get("fault", ""),
+        times=Times(
+            steps=steps,
+            onset=row.get("onset", steps + 1),
+            over=row.get("over"),
+            second=second.get("onset"),
+        ),
+        row=shared[row["like"]] if "like" in row else row,
+    )
 
 
-def ill(
-    fault: str,
-    shape: str,
-    kind: Kind,
-    *,
-    steps: int,
-    onset: int,
-    over: int | None = None,
-    also: str = "",
-    second: tuple[str, int] | None = None,
-) -> Callable[[Make], Make]:
-    """Registers a stream that has a fault.
-
-    Args:
-        fault: detector of the root cause.
-        shape: what it looks like; with `fault` the name of the stream.
-        kind: how it comes.
-        steps: length of the run.
-        onset: first step it touches.
-        over: first step after it healed.
-        also: detectors of consequences, by spaces.
-        second: detector and onset of another fault.
-    """
-
-    def register(make: Make) -> Make:
-        ONSET_STREAMS.append(
-            OnsetStream(
-                name=f"{fault}: {shape}",
-                fault=fault,
-                also=frozenset(also.split()),
-                kind=kind,
-                second=second[0] if second else "",
-                times=Times(
-                    steps=steps, onset=onset, over=over, second=second[1] if second else None
-                ),
-                make=make,
-            )
-        )
-        return make
-
-    return register
-
-
-def sound(shape: str, *, steps: int, at: int | None = None) -> Callable[[Make], Make]:
-    """Registers a sound run; `at` is the step of an event that does no harm."""
-
-    def register(make: Make) -> Make:
-        ONSET_STREAMS.append(
-            OnsetStream(
-                name=f"sound: {shape}",
-                fault="",
-                also=frozenset(),
-                kind="sound",
-                second="",
-                times=Times(steps=steps, onset=steps + 1 if at is None else at),
-                make=make,
-            )
-        )
-        return make
-
-    return register
+_ROWS = rows(Path(__file__).with_name("streams.yaml"))
+_BY_NAME = {label(row): row for row in _ROWS}
+ONSET_STREAMS = [_stream(row, _BY_NAME) for row in _ROWS]

@@ -82,7 +82,7 @@ class BfclTask(AgentInstance):
         """Process of the episode; None before `reset`."""
 
     async def reset(self, task: Task) -> Observation:
-        """Start the back-ends and say the first thing.
+        """Start the back-ends and return the first message.
 
         Raises:
             ValueError: the task is not a conversation of BFCL.

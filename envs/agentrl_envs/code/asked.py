@@ -55,7 +55,7 @@ class AskedProgram:
     async def start(
         cls, sandbox: Sandbox, python: str, source: str, *, line_bytes: int
     ) -> AskedProgram:
-        """Run the source, which has to say "start" before it reads anything.
+        """Run the source, which has to write "start" before it reads anything.
 
         Args:
             sandbox: where; nothing of the model may have run there since it was made or wiped, for

@@ -19,7 +19,7 @@ PR_SET_DUMPABLE = 4
 
 
 def hide():
-    """Let no process of our user read our memory or our open files.
+    """Forbid every process of our user to read our memory or our open files.
 
     Where sandboxes have namespaces nobody could; with the backend `process` and no root, every
     program is of one user.
@@ -113,7 +113,7 @@ def verdict_on(candidate, job):
 
 
 def judge():
-    """Hide, take the job, and say the verdict."""
+    """Hide, take the job, and write the verdict."""
     hide()
     requests, answers = own_streams()
     os.write(answers, b"start\n")

@@ -236,7 +236,7 @@ def own_streams():
 
 
 def set_timers(cpu_s, wall_s):
-    """Let the kernel end us after so many seconds of a processor, or on the clock."""
+    """Set the timers with which the kernel ends us, by seconds of a processor and of the clock."""
     # Not `signal`, which loads `enum`.
     import _signal  # pyright: ignore[reportMissingImports] - it has no stub
 

@@ -73,7 +73,7 @@ class Problem:
     setup: str = ""
     """Source put before the solution and before the check: imports, helper functions."""
     check: str = ""
-    """Source of a HumanEval-style `check(candidate)`; empty if `hidden` says it all."""
+    """Source of a HumanEval-style `check(candidate)`; empty if `hidden` is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

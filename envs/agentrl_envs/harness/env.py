@@ -32,7 +32,7 @@ _ANSWER_BYTES = 2**20
 
 
 class HarnessTask(ProgramEnv):
-    """Let an agent program work on the tasks of another environment.
+    """Run an agent program on the tasks of another environment.
 
     The agent is ended, and then graded in its own sandbox, so that nothing of it runs meanwhile.
 
@@ -88,7 +88,7 @@ class HarnessTask(ProgramEnv):
         self.reward_range = self._inner.reward_range
 
     async def reset(self, task: Task) -> Observation:
-        """Let the environment that grades begin, and see that the agent can start.
+        """Begin the environment that grades, and see that the agent can start.
 
         Raises:
             EnvError: the agent is not in the sandbox.

@@ -29,7 +29,7 @@ class Handover:
     """Whether the environment's system message is part of the text: it may speak of tools that the
     loop has and the program has not."""
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Arguments that the environment takes where the config does not say otherwise."""
+    """Arguments that the environment takes where the config sets no others."""
 
 
 def _template(name: str) -> str:

@@ -175,7 +175,7 @@ def _at(observation: Mapping[str, Any], path: str) -> str:
 
 
 def _types(kind: Mapping[str, Any], known: Mapping[str, Any]) -> set[str]:
-    """JSON types that a field may have; empty if its schema does not say."""
+    """JSON types that a field may have; empty if its schema names none."""
     kind = known.get(str(kind.get("$ref", "")).rpartition("/")[2]) or kind
     plain = kind.get("type")
     found = set(cast("list[str]", plain) if isinstance(plain, list) else [plain] if plain else [])

@@ -124,7 +124,7 @@ class OpenEnvTask(AgentInstance):
         return Observation(content=(*task.prompt, said))
 
     async def step(self, action: Action) -> StepResult:
-        """Send what the model says as an action, or say why it is none."""
+        """Send the model's text as an action, or explain why it is none."""
         try:
             answer = await self._session.step(self._actions.read(action.text))
         except ActionRefused as refusal:

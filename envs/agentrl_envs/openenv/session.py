@@ -27,7 +27,7 @@ _FULL = "CAPACITY_REACHED"
 
 
 class ActionRefused(Exception):
-    """The model's text is no action of this environment; the message says why, for the model."""
+    """The model's text is no action of this environment; the message explains why to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ServerAnswer:
 
 
 class ServerError(EnvError):
-    """The server answered with an error; `code` says which, where it is not the model's doing."""
+    """The server answered with an error; `code` names which, where it is not the model's doing."""
 
     code: str = ""
     text: str = ""

@@ -32,7 +32,7 @@ _COMPLEX = re.compile(r"[0-9+\-.eij() ]+", re.IGNORECASE)
 
 
 def refusal(family: str, answer: str, entry: Entry) -> str:
-    """The reason an answer is wrong whatever its verifier says; empty if the verifier decides."""
+    """The reason an answer is wrong whatever its verifier returns; empty if that decides."""
     form = FORMS.get(family)
     return form(answer, entry) if form else ""
 

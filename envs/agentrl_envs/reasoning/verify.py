@@ -89,7 +89,7 @@ def _writes(args: tuple[Any, ...]) -> bool:
 
 
 def warm(verifier: Any, entry: dict[str, Any]) -> Any:
-    """Let a verifier import what it imports late, some of which is code made from text."""
+    """Make a verifier import what it imports late, some of which is code made from text."""
     if entry["answer"] is not None:
         verifier(answer=entry["answer"], entry=entry)
     return verifier

@@ -113,7 +113,7 @@ class ScreenTask(AgentInstance):
         self._blank = blank
 
     async def reset(self, task: Task) -> Observation:
-        """Show the grid, and say in words what to pick up.
+        """Show the grid, and name what to pick up.
 
         Raises:
             ValueError: the task has no level and seed in its metadata.
@@ -126,7 +126,7 @@ class ScreenTask(AgentInstance):
         return Observation(content=(self._shown(str(task.prompt)),))
 
     async def step(self, action: Action) -> StepResult:
-        """Do what the turn says; the episode ends with the last pick or a wrong one."""
+        """Do the turn's action; the episode ends with the last pick or a wrong one."""
         world = self._world
         self._left -= 1
         found = _WORD.search(action.text[:_LONGEST])

@@ -297,9 +297,11 @@ def _control(
     files: Mapping[str, str], plan: ProofPlan, proven: Sequence[TestLocation], weak: _Located
 ) -> Control:
     """Files with the probes of a plan, and with tests that are sabotaged."""
-    sources = {path: text for path, text in plan.sources.items() if any(
-        test.path == path for test in proven
-    )}  # fmt: skip
+    sources = {
+        path: text
+        for path, text in plan.sources.items()
+        if any(test.path == path for test in proven)
+    }
     only = {name for test in proven for name in plan.names[test]}
     cannot: list[str] = []
     twins: list[str] = []

@@ -1,4 +1,4 @@
-"""Runs named tests inside a sandbox and says how each ended. This file is that program.
+"""Runs named tests inside a sandbox and reports how each ended. This file is that program.
 
 It is sent whole to `python3 -I -S -c`, so it imports only the standard library. Tests run in a
 child with its own session; what they report comes over a pipe, what they print is kept as a tail.
@@ -60,7 +60,7 @@ class Reports:
         self._rest = b""
 
     def read(self, data):
-        """Take more of the output; here it says nothing."""
+        """Take more of the output; here it means nothing."""
 
     def feed(self, data):
         """Take more of the stream; a line that is no report is left out."""
@@ -92,7 +92,7 @@ class Reports:
                 self.state[name] = new
 
     def report(self, job):
-        """Those parts of the report that the runner said."""
+        """Those parts of the report that the runner sent."""
         return {
             "states": self.states(job["names"]),
             "hello": self.hello,

@@ -35,9 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def swe_tasks(
-    path: str, split: str = "train", base_dir: Path | None = None,
-    levels: Sequence[int] | None = None, kinds: Sequence[str] | None = None,
-) -> Iterator[Task]:  # fmt: skip
+    path: str,
+    split: str = "train",
+    base_dir: Path | None = None,
+    levels: Sequence[int] | None = None,
+    kinds: Sequence[str] | None = None,
+) -> Iterator[Task]:
     """Tasks made by `agentrl tasks make swe`: the folder it wrote.
 
     Args:
@@ -284,10 +287,15 @@ def _task(record: SweTask, split: str, workspace: Mapping[str, Any]) -> Task:
         id=record.instance_id,
         prompt=record.problem_statement,
         label={**row, "workspace": dict(workspace)},
-        metadata={"repo": record.repo, "kind": record.kind, "operator": record.operator,
-                  "style": record.style, **figures},
+        metadata={
+            "repo": record.repo,
+            "kind": record.kind,
+            "operator": record.operator,
+            "style": record.style,
+            **figures,
+        },
         split=split,
-    )  # fmt: skip
+    )
 
 
 def _in_image(record: SweTask, image: str, where: str, runners: RunnersByRepo) -> SweTask:

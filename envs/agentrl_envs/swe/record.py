@@ -56,7 +56,7 @@ class SweTask:
     hints_text: str = ""
     """Never shown to the model by our environment."""
     created_at: str = ""
-    """When the release was uploaded, ISO 8601; empty where the index does not say."""
+    """When the release was uploaded, ISO 8601; empty where the index does not name it."""
     environment_setup_commit: str = ""
     """As in SWE-bench; empty in ours."""
 
@@ -83,7 +83,7 @@ class SweTask:
     """How long `test_command` took with the fixed source, on the maker's machine, without the
     time in which it waited for a processor that others had."""
     environment: str = ""
-    """Id of the test environment; its folder holds a file `environment.json` that says the same."""
+    """Id of the test environment; its folder holds a file `environment.json` with the same."""
     requirements: tuple[str, ...] = ()
     """What that environment is made of, pinned: for an image or another machine."""
     python: str = ""
@@ -107,7 +107,7 @@ class SweTask:
     split: str = "train"
     """`train` or `test`; all tasks of a library are in one."""
     license: str = ""
-    """SPDX id of the library's licence, or what its metadata says."""
+    """SPDX id of the library's licence, or the text of its metadata."""
     license_file: str = ""
     """Path in the tree of the licence text."""
     provenance: Mapping[str, str] = field(default_factory=dict[str, str])

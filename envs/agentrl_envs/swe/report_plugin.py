@@ -1,4 +1,4 @@
-"""A pytest plugin that says how each test ended, over a pipe of its own. Sent into the sandbox.
+"""A pytest plugin that reports how each test ended, over its own pipe. Sent into the sandbox.
 
 It runs in the process of the tested code, so what it says can be forged by that code; it is only
 the first half of a verdict, see `proof`. It is loaded before anything of the repository, and
@@ -47,7 +47,7 @@ def _say(*words):
 
 @_hook(tryfirst=True)
 def pytest_collection():
-    """Say that the runner itself is in order; what goes wrong from here on is the repository's."""
+    """Report that the runner itself is in order; later failures are the repository's."""
     _say("hello")
 
 
@@ -69,7 +69,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_runtest_teardown(item):
-    """Let what cleans up take its time."""
+    """Give cleanup the time that it takes."""
     if _ONLY:
         _alarm(0)
 
@@ -85,7 +85,7 @@ def _too_slow(number, frame):
 
 
 def pytest_runtest_logreport(report):
-    """Say how one phase of a test ended."""
+    """Report how one phase of a test ended."""
     outcome = report.outcome
     if hasattr(report, "wasxfail"):
         # One that was expected to fail and did is reported as skipped.
@@ -94,7 +94,7 @@ def pytest_runtest_logreport(report):
 
 
 def value(probe, given):
-    """Say what the tested code gave at a probe: of plain data a digest, of an object its text.
+    """Report what the tested code gave at a probe: of plain data a digest, of an object its text.
 
     A probe that ends in `-` lies in a function that several tests call.
     """
@@ -108,7 +108,7 @@ def value(probe, given):
 
 
 def truth(probe, given):
-    """Say whether what the tested code gave is true."""
+    """Report whether what the tested code gave is true."""
     value(probe, bool(given))
 
 

@@ -19,7 +19,7 @@ _PLUGIN = files("agentrl_envs.swe").joinpath("report_plugin.py").read_text(encod
 SPARE_S = 30.0
 """What the judge may need beside the tests, on a machine under load."""
 _KILLED = (-9, 137)
-"""SIGKILL, and what a shell says of a program that got it."""
+"""SIGKILL, and the status a shell returns for a program that got it."""
 
 
 class TestState(StrEnum):
@@ -83,7 +83,7 @@ async def run_tests(
     keys: Sequence[str] | None = (),
     log: str = "",
 ) -> TestRun:
-    """Run `command`, in general a pytest command line, and say how the named tests ended.
+    """Run `command`, in general a pytest command line, and return how the named tests ended.
 
     Args:
         sandbox: where; nothing that the agent started may still run there.

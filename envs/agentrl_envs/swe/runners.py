@@ -59,7 +59,7 @@ _STATES = {"passed": "p", "failed": "f", "skipped": "s", "expected": "x"}
 
 
 def check_runners(runners: RunnersByRepo) -> None:
-    """Refuse runners of a config that say nothing of use.
+    """Refuse runners of a config that have no use.
 
     Raises:
         DataError: names the repository and the key.

@@ -52,12 +52,12 @@ _ITEM = re.compile(r"^[ \t]*+(\d{1,3})[.)][ \t]", re.MULTILINE)
 MOST_NUMBERS = 100
 """Different numbers in a message that gives an answer; one with more is a list, and gives none."""
 MOST_GUESSED = 20
-"""Different numbers an agent may say, in all its messages, that are in nothing that it read: sums
+"""Different numbers an agent may write, in all its messages, that are in nothing that it read: sums
 and counts, not a list of all there are. No task asks for more than seven answers."""
 
 
 class _Refused(Exception):
-    """Stands in for `inspect_ai.tool.ToolError`: a tool says no."""
+    """Stands in for `inspect_ai.tool.ToolError`: a tool refuses."""
 
 
 class _StoreModel(BaseModel):
@@ -267,7 +267,7 @@ def first_said(shown: Sequence[str], said: Sequence[str]) -> set[Decimal]:
 
 
 def answered(wanted: Sequence[str], said: Sequence[str], read: Collection[Decimal]) -> bool:
-    """True if every answer was given to the user, and not by saying all there could be.
+    """True if every answer was given to the user, and not by listing all there could be.
 
     tau2 looks for each answer anywhere in the text, also inside a longer number. Here a number
     counts by its value, anything else as whole words, and the numbers 1., 2., 3. ... before the

@@ -34,7 +34,7 @@ class User(ABC):
 
 
 class ScriptedUser(User):
-    """Says all it knows at once, agrees to everything, and hangs up when nothing more is done.
+    """Writes all it knows at once, agrees to everything, and hangs up when nothing more is done.
 
     Easier than a person: nothing has to be asked for. It needs no second model and says the same
     in every run.
@@ -82,7 +82,7 @@ class ServedUser(User):
         temperature: float = 0.0,
         seed: int = 0,
     ) -> None:
-        """Say where the model is; see `Tau2Task`.
+        """Set where the model is; see `Tau2Task`.
 
         Raises:
             ConfigError: the named variable with the key is not set.
@@ -96,9 +96,16 @@ class ServedUser(User):
             }
         ]
         settings = ServedSettings(
-            url=url, model=model, api_key_env=api_key_env, temperature=temperature, seed=seed,
-            timeout_s=_TIMEOUT_S, tries=_TRIES, max_tokens=0, max_in_flight=_IN_FLIGHT,
-        )  # fmt: skip
+            url=url,
+            model=model,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            seed=seed,
+            timeout_s=_TIMEOUT_S,
+            tries=_TRIES,
+            max_tokens=0,
+            max_in_flight=_IN_FLIGHT,
+        )
         self._model = ServedModel(settings, where="Tau2Task user")
 
     async def reply(self, said: str, *, acted: bool) -> str | None:

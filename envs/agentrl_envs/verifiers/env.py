@@ -80,9 +80,10 @@ class VerifiersTask(AgentInstance):
             rewards=sum(parts.values()),
             done=True,
             reward_parts=parts,
-            extra_logs={name: value for name, value in found["metrics"].items()
-                        if math.isfinite(value)},
-        )  # fmt: skip
+            extra_logs={
+                name: value for name, value in found["metrics"].items() if math.isfinite(value)
+            },
+        )
 
 
 def _assistant(action: Action) -> dict[str, Any]:

@@ -102,11 +102,14 @@ def _task(taskset: str, task: Any, split: str) -> Task:
     return Task(
         id=f"{taskset}/{task.key}",
         prompt=prompt,
-        label={"task_class": f"{kind.__module__}:{kind.__qualname__}", "config": config,
-               "data": data},
+        label={
+            "task_class": f"{kind.__module__}:{kind.__qualname__}",
+            "config": config,
+            "data": data,
+        },
         metadata={"taskset": taskset, "idx": task.data.idx},
         split=split,
-    )  # fmt: skip
+    )
 
 
 def _needs(task: Any) -> Iterable[str]:

@@ -45,7 +45,7 @@ class InContainer(Started):
 
 
 class DockerBackend(SupervisedBackend):
-    """Makes containers, hardened as `hardening` says."""
+    """Makes containers, hardened by `hardening`."""
 
     name = "docker"
     isolation = Isolation.CONTAINER
@@ -89,7 +89,7 @@ class DockerBackend(SupervisedBackend):
         self._ending: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> Probe:
-        """Run a shell in a container of the default image and say how it went."""
+        """Run a shell in a container of the default image and report how it went."""
         sandbox: Sandbox | None = None
         try:
             sandbox = await self.create(SandboxLimits())

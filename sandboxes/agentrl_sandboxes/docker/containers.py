@@ -26,7 +26,7 @@ END_S = 10.0
 MAKING_S = 2.0
 """How long the daemon may go on making a container after the request for it was cancelled."""
 NOT_THERE = ("no such file", "not found")
-"""What daemons say of a command that is not there."""
+"""Words of daemons for a command that is not there."""
 
 
 class NoProgram(SandboxUnavailable):

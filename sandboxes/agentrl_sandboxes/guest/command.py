@@ -25,7 +25,7 @@ class Command:
     spare_leaders = 0
     """How many leaders may come after this one while it runs; see `limit`."""
     reports_program = False
-    """Whether the leader says first which process the program is."""
+    """Whether the leader reports first which process the program is."""
 
     def __init__(self, ident: int, request: dict[str, Any], keep: int) -> None:
         self.ident = ident
@@ -68,7 +68,7 @@ class Command:
         return not data
 
     def report(self, data: bytes) -> None:
-        """Take what the leader says: the program's id, if it is asked to, and its wait status."""
+        """Take the leader's report: the program's id, if it is asked to, and its wait status."""
         if self.reports_program and not self.program and data:
             self.program = struct.unpack(">i", data[:4])[0]
             data = data[4:]

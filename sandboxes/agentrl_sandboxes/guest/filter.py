@@ -1,4 +1,4 @@
-"""A filter of system calls, also beside that of a container engine, which lets more pass.
+"""A filter of system calls, also beside that of a container engine, which admits more.
 
 Forbidden is what no task needs and what memory limits or walls do not cover: memory that belongs to
 no process (`memfd_create`, keys, pages lent to pipes), kinds of sockets that nobody counts, the

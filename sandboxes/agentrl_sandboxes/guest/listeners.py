@@ -76,7 +76,7 @@ class Listeners:
             self.close(ident)
 
     def serve(self, fd: int, events: int) -> None:
-        """Do what the poll says can be done."""
+        """Do what the poll allows."""
         listener = self.owners[fd]
         if fd == listener.fd:
             listener.accept()
@@ -192,7 +192,7 @@ class GuestConnection:
         self.update()
 
     def apply(self, event: int, data: bytes) -> None:
-        """Do what the host says."""
+        """Apply an event of the host."""
         if event == wire.BYTES:
             self.queue.append(memoryview(data))
             self.write()
@@ -208,7 +208,7 @@ class GuestConnection:
             self.write()
 
     def serve(self, events: int) -> None:
-        """Move bytes as far as the poll says they can be."""
+        """Move bytes as far as the poll allows."""
         if events & select.EPOLLERR:
             number = self.socket.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
             self.drop(number or errno.ECONNRESET)
@@ -219,7 +219,7 @@ class GuestConnection:
             self.read()
 
     def read(self) -> None:
-        """Send the host what the program says, as far as it has room."""
+        """Send the host the program's bytes, as far as it has room."""
         if not (self.reading and self.credit):
             self.update()
             return

@@ -122,7 +122,7 @@ def names_of(request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def complain(fd: int, argv: list[bytes], error: Exception) -> int:
-    """Say why a program cannot be run; the exit status for it."""
+    """Write why a program cannot be run; the exit status for it."""
     reason = getattr(error, "strerror", None) or repr(error)
     os.write(fd, b"cannot run " + argv[0] + b": " + reason.encode("utf-8", "replace") + b"\n")
     return 127 if isinstance(error, FileNotFoundError) else 126

@@ -34,7 +34,7 @@ started, and a number."""
 OVERHEAD = 64 * 2**20 + RESERVE
 """Bytes for the supervisor and the kernel's own use, and those that the supervisor keeps free."""
 REMOVAL_S = 1.0
-"""How long the kernel may take to let go of the processes that were in a cgroup."""
+"""How long the kernel may take to release the processes that were in a cgroup."""
 
 FILES = {
     1: {
@@ -155,7 +155,7 @@ def is_held() -> bool:
 
 
 def what_holds_memory() -> str:
-    """Say in words what keeps sandboxes of the host within their memory."""
+    """Describe in words what keeps sandboxes of the host within their memory."""
     home = group_home()
     if isinstance(home, str):
         return (

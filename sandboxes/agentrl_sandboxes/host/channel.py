@@ -71,7 +71,7 @@ _VERSION = (sys.implementation.name, *sys.version_info[:2])
 _STREAMED = (wire.OUTPUT, wire.CARRIED, wire.RESULT)
 MAX_ANSWER = 2**30
 MAX_READY = 2**20
-"""Bytes of what a supervisor may say of itself; variables and mount points are a few thousand."""
+"""Bytes of a supervisor's description of itself; variables and mount points are a few thousand."""
 
 
 class EndedOutside(ConnectionError):
@@ -189,7 +189,7 @@ class Channel:
         return not self._reason
 
     async def start(self, first: bytes, *, timeout_s: float) -> bytes:
-        """Send the config and wait until the supervisor is ready; what it says of itself.
+        """Send the config and wait until the supervisor is ready; its description of itself.
 
         Raises:
             SandboxError: it ended instead, or took too long.
@@ -277,7 +277,7 @@ class Channel:
         return data
 
     async def close(self, reason: str) -> None:
-        """End of file for the supervisor; it exits with everything. Waits until it has let go."""
+        """End of file for the supervisor; it exits with everything. Waits until it has ended."""
         self._fail(reason)
         self._writer.close()
         if self._task is not None:

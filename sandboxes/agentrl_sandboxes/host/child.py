@@ -53,7 +53,7 @@ class Launch:
 
 
 class ChildBackend(SupervisedBackend):
-    """Starts supervisors as child processes; a subclass says in what."""
+    """Starts supervisors as child processes; a subclass defines in what."""
 
     # Starts are bounded here, by the processors of the machine.
     starts_fast = True
@@ -63,7 +63,7 @@ class ChildBackend(SupervisedBackend):
         self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
     def memory_holder(self) -> str:
-        """Say what holds memory; see `SupervisedBackend.memory_holder`."""
+        """Name what holds memory; see `SupervisedBackend.memory_holder`."""
         return what_holds_memory()
 
     @abstractmethod

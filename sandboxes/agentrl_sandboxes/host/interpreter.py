@@ -38,7 +38,7 @@ LIBRARY = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
 START = "start"
 """The last member of the archive, a link to the loader: once it is there, all others are."""
 SURVEY_S = 30.0
-"""How long the interpreter may take to say what it has loaded; 0.05 s on an idle machine."""
+"""How long the interpreter may take to report what it has loaded; 0.05 s on an idle machine."""
 
 SURVEY = """
 import ctypes, marshal, sys

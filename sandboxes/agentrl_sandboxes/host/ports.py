@@ -263,13 +263,13 @@ class GuestTransport(asyncio.Transport):
             self._port.send(self._number, wire.OVER if self._closing else wire.FINISHED)
 
     def write_eof(self) -> None:
-        """Send the end of what is said; see `asyncio.WriteTransport`."""
+        """Send the end of the stream; see `asyncio.WriteTransport`."""
         if not (self._closing or self._finishing):
             self._finishing = True
             self._send_more()
 
     def can_write_eof(self) -> bool:
-        """Say that the two directions end on their own."""
+        """Return true: the two directions end on their own."""
         return True
 
     def close(self) -> None:

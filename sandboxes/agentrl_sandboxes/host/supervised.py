@@ -128,7 +128,7 @@ class SupervisedSandbox(Sandbox):
     def _program(
         self, command: Sequence[str], cwd: str | None, env: Mapping[str, str] | None
     ) -> dict[str, Any]:
-        """The parts of a request that say what to run."""
+        """The parts of a request that name what to run."""
         if isinstance(command, str) or not command:
             raise ValueError(f"sandbox exec: expected a list of arguments, got {command!r}")
         merged = {**self.started.config["env"], **(env or {})}
@@ -230,7 +230,7 @@ class SupervisedSandbox(Sandbox):
 
 
 class SupervisedBackend(SandboxBackend):
-    """Starts supervisors; a subclass says in what."""
+    """Starts supervisors; a subclass defines in what."""
 
     isolation: Isolation
     """Strength of the isolation."""
@@ -255,11 +255,11 @@ class SupervisedBackend(SandboxBackend):
         """
 
     def memory_holder(self) -> str:
-        """Say in words what keeps its sandboxes within their memory."""
+        """Describe in words what keeps its sandboxes within their memory."""
         return "a cgroup holds its memory"
 
     async def probe(self) -> Probe:
-        """Run a shell and Python in a sandbox and say how it went."""
+        """Run a shell and Python in a sandbox and report how it went."""
         sandbox: Sandbox | None = None
         try:
             sandbox = await self.create(SandboxLimits())

@@ -40,7 +40,7 @@ class SandboxImage:
     size_bytes: int
     """Its size on the daemon's disk."""
     created: str
-    """When it was made: seconds since 1970, or ISO 8601, as the daemon says it."""
+    """When it was made: seconds since 1970, or ISO 8601, as the daemon writes it."""
     packages: str = ""
     """Debian and Python packages asked for, in one line."""
 

@@ -1,4 +1,4 @@
-"""The few requests to the Docker daemon that images need; each error says what to do."""
+"""The few requests to the Docker daemon that images need; each error explains what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = "http://docker"
 """Stands where an address has a host; the connector knows the real one."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SILENCE_S = 300.0
-"""How long the daemon may say nothing while it imports or builds."""
+"""How long the daemon may stay silent while it imports or builds."""
 
 
 class Daemon:
@@ -50,7 +50,7 @@ class Daemon:
         on_line: Callable[[str], None],
         on_said: Callable[[Mapping[str, Any]], None] = lambda words: None,
     ) -> None:
-        """Send an archive and report what the daemon says until it is done.
+        """Send an archive and report the daemon's messages until it is done.
 
         Args:
             path: what is asked for.

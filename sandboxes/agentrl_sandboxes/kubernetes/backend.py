@@ -56,7 +56,7 @@ class InPod(Started):
 
 
 class KubernetesBackend(SupervisedBackend):
-    """Makes pods, hardened as `manifest` says."""
+    """Makes pods, hardened by `manifest`."""
 
     name = "kubernetes"
     isolation = Isolation.CONTAINER
@@ -105,7 +105,7 @@ class KubernetesBackend(SupervisedBackend):
         self._proving = asyncio.Lock()
 
     async def probe(self) -> Probe:
-        """Run a command in a pod of the default image and say how it went."""
+        """Run a command in a pod of the default image and report how it went."""
         sandbox: Sandbox | None = None
         try:
             sandbox = await self.create(SandboxLimits())
@@ -125,7 +125,7 @@ class KubernetesBackend(SupervisedBackend):
         return Probe(available=True, isolation=self.isolation, detail=detail)
 
     async def glance(self) -> Probe:
-        """Say whether there is a kubeconfig; a pod in its cluster is for those who ask for one."""
+        """Look for a kubeconfig; a pod in its cluster is for those who ask for one."""
         found = kubeconfig() or (str(IN_CLUSTER) if in_cluster() else "")
         if not found:
             return await self.probe()

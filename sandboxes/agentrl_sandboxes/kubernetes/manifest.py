@@ -166,7 +166,7 @@ def _container(wish: PodWish, volumes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def policy_manifest() -> dict[str, Any]:
-    """The policy that lets no packet in or out of our pods, where a cluster follows policies."""
+    """The policy that admits no packet to or from our pods, where a cluster follows policies."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

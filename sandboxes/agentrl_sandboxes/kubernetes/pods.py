@@ -24,9 +24,9 @@ PLACE_S = 45.0
 START_S = 300.0
 """From its making until it runs; most of it is for an image that is pulled to the node."""
 ATTACH_S = 10.0
-"""How long a kubelet may go on saying that a container which runs cannot be attached to."""
+"""How long a kubelet may go on reporting that a container which runs cannot be attached to."""
 LOOK_S = 3.0
-"""How long the API may take to say what became of a pod."""
+"""How long the API may take to report what became of a pod."""
 GONE_TRIES = 5
 """How often a pod is asked to go; then it is left to its deadline and the sweep."""
 

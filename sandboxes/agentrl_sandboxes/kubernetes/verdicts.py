@@ -22,10 +22,10 @@ NOT_MADE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerE
 NEVER_RAN = ("StartError", "ContainerCannotRun")
 """Reasons of a container whose program could not be started."""
 NOT_THERE = ("no such file", "not found", "executable file")
-"""What runtimes say of a program that is not there."""
+"""Words of runtimes for a program that is not there."""
 DENIED = ("permission denied",)
 LOW_NODE = "node was low on resource"
-"""What a kubelet says where it evicts because its node runs out of something."""
+"""Words of a kubelet where it evicts because its node runs out of something."""
 OWN_USE = ("has larger consumption of", "exceed")
 """What it adds where the pod used more than was reserved for it, or than a volume may hold."""
 OUTSIDE = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "OutOf", "NodeAff",

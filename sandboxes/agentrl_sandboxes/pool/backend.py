@@ -40,7 +40,7 @@ from agentrl_sandboxes.pool.starts import Starts, end_quietly
 logger = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Bounds a start for callers that say nothing."""
+"""Bounds a start for callers that set no limit."""
 WIPE_S = 20.0
 """Bounds the wipe of a used sandbox; one that takes longer is closed."""
 ALIVE_S = 10.0

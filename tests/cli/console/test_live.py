@@ -13,7 +13,7 @@ from agentrl.health.records import Verdict
 from agentrl.metrics.intervals import mean_interval
 from agentrl.runtime.progress import RunPlan
 from agentrl.runtime.records import RunResult
-from agentrl.runtime.scoring.evaluate import Comparison, EvalSummary
+from agentrl.runtime.scores import Comparison, EvalSummary
 from agentrl.types.finding import Status
 
 PLAN = RunPlan(

@@ -6,10 +6,6 @@ another sandbox, expected values never leave the trainer's process.
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-
 import pytest
 from agentrl_envs.code import humaneval_tasks
 from agentrl_sandboxes import BACKENDS
@@ -20,23 +16,9 @@ from agentrl.types import Task
 from tests.envs.code.test_cheats import CHECKED
 from tests.envs.code.test_env import TASK, begin, block
 from tests.envs.conftest import BackendSandboxes
+from tests.sandboxes.working import why_not
 
 LIMITS = SandboxLimits(memory_bytes=256 * 2**20, disk_bytes=32 * 2**20)
-
-
-@cache
-def broken(name: str) -> str:
-    """Why a backend does not work here; empty if it does."""
-
-    async def probe() -> str:
-        made = BACKENDS[name]()
-        found = await made.probe()
-        await made.close()
-        return "" if found.available else found.detail
-
-    # In a thread, as the test that asks has a loop of its own.
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(lambda: asyncio.run(probe())).result()
 
 
 KINDS = ("process", "bubblewrap", "userns", "docker")
@@ -54,7 +36,7 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def sandboxes(backend_name: str):
-    if why := broken(backend_name):
+    if why := why_not(backend_name):
         pytest.skip(why)
     made = BACKENDS[backend_name]()
     yield BackendSandboxes(made, LIMITS)

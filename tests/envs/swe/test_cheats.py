@@ -18,6 +18,8 @@ from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import GOLD, play
 from tests.envs.swe.swe_library import FAILING, TESTS, make_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):

@@ -10,6 +10,8 @@ from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import play
 from tests.envs.swe.swe_shelf import OTHER, STYLES, make_shelf
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):

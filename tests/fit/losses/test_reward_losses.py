@@ -16,7 +16,6 @@ from agentrl.fit.losses.reward_losses import (
     center_term,
     log_expected_sigmoid,
     purm_loss,
-    purm_probability,
 )
 from agentrl.train.purm import purm_deviation
 
@@ -142,17 +141,6 @@ def test_purm_with_margin_and_soft_label_is_its_integral():
     with mpmath.workdps(20):
         want = purm_by_integral(*HEADS[0], margin=mpmath.mpf(0.5), label=mpmath.mpf(0.75))
     assert got.item() == pytest.approx(float(want), abs=1e-6)
-
-
-@pytest.mark.parametrize("deviation", [0.0, 0.1, 0.5, 1.0, 2.0, 3.0])
-def test_probit_approximation(deviation):
-    """Within 0.02 of the expectation, and the expectation itself without a deviation."""
-    mean = torch.linspace(-8, 8, 65, dtype=torch.float64)
-    exact = log_expected_sigmoid(mean, torch.full_like(mean, deviation), nodes=64).exp()
-    gap = (purm_probability(mean, deviation**2) - exact).abs().max().item()
-    assert gap < (1e-12 if deviation == 0 else 0.02)
-    # sigmoid(dmu) alone is further away as soon as the deviation is large.
-    assert deviation < 1 or (mean.sigmoid() - exact).abs().max() > 0.02
 
 
 def test_purm_without_a_deviation_is_bradley_terry():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from agentrl.cli import main
 from agentrl.config.fit import DpoObjective, FitObjective, RewardObjective, SftObjective
 from agentrl.errors import ConfigError
 from agentrl.fit.losses.pair_losses import PairInputs, sigmoid
@@ -16,6 +14,8 @@ from agentrl.fit.losses.pair_registry import pair_loss
 from agentrl.fit.prove import prove_fit
 from agentrl.train.prove import Proof
 from agentrl.types.finding import Status
+
+pytestmark = pytest.mark.slow
 
 
 def proof(objective: FitObjective) -> Proof:
@@ -206,29 +206,3 @@ def test_a_loss_that_does_not_run_is_one_finding(name: str, text: str) -> None:
 def test_a_loss_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="did you mean 'sigmoid'"):
         own("sigmod")
-
-
-FILE = """
-from agentrl.fit.losses.pair_losses import sigmoid
-
-def right(inputs):
-    return 2.0 * sigmoid(inputs)
-
-def wrong(inputs):
-    return sigmoid(inputs) / len(inputs.chosen_P)
-"""
-
-
-@pytest.mark.parametrize(("name", "status"), [("right", 0), ("wrong", 1)])
-def test_the_command_proves_an_own_loss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, status: int
-) -> None:
-    (tmp_path / "own.py").write_text(FILE)
-    path = tmp_path / "fit.yaml"
-    path.write_text(f"data: {{source: a.jsonl}}\nobjective: {{kind: dpo, loss: own.py:{name}}}\n")
-    with pytest.raises(SystemExit) as left:
-        main(["prove", str(path), "train.micro_batch_tokens=1024"])
-    assert left.value.code == status
-    text = capsys.readouterr().out
-    assert f"dpo, own.py:{name}: 18 checks" in text
-    assert ("FAIL" in text) == bool(status)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import load_config, parse_config
+from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
 from agentrl.fit.refresh.checks import check_refresh
 from agentrl.fit.refresh.fit_child import fit_config
 from agentrl.fit.refresh.jobs import RefreshJob
 from agentrl.fit.refresh.origin import OldPairs, fit_of, old_pairs
+from agentrl.runtime.drivers.choose import is_synchronous
 from tests.fit.fit_project import pairs, write_fit, write_rows
 from tests.fit.refresh.refresh_runs import refresh_section, write_refresh_project
 from tests.runtime.reward_checkpoints import write_reward_model
@@ -26,6 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_refresh_project(made)
     write_rows(made / "old.jsonl", pairs(4))
     return made
+
+
+def refused_or_said(config: RunConfig, base: Path) -> str | None:
+    """What the check answers, under the schedule of the run."""
+    return check_refresh(config, base=base, synchronous=is_synchronous(config.schedule))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_cannot_work_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
     config = load_config(write_refresh_project(folder, **changes))
     with pytest.raises(ConfigError, match=rf"(?s){said}"):
-        check_refresh(config, base=folder)
+        refused_or_said(config, folder)
 
 
 def test_an_ensemble_of_one_run_is_refused(folder: Path) -> None:
@@ -59,19 +65,19 @@ def test_an_ensemble_of_one_run_is_refused(folder: Path) -> None:
     reward = config.reward.model_copy(update={"models": {"rm": item}})
     config = config.model_copy(update={"reward": reward})
     with pytest.raises(ConfigError, match=r"an ensemble of 1, and only a single.*many/members/0"):
-        check_refresh(config, base=folder)
+        refused_or_said(config, folder)
 
 
 def test_what_works_is_said_in_a_line(folder: Path) -> None:
     config = load_config(
         write_refresh_project(folder, refresh=refresh_section(old_pairs="old.jsonl"))
     )
-    assert check_refresh(config, base=folder) == (
+    assert refused_or_said(config, folder) == (
         "reward.refresh: rm after every 2 steps, labelled by labels.py:first_id, old pairs of "
         "old.jsonl"
     )
     for off in ({"refresh": None}, {"refresh": {"every_steps": 0}}, {"train__steps": 0}):
-        assert check_refresh(load_config(write_refresh_project(folder, **off)), base=folder) is None
+        assert refused_or_said(load_config(write_refresh_project(folder, **off)), folder) is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_a_dry_run_refuses_and_shows(folder: Path) -> None:
     assert "fail reward models" in said
     assert "nowhere" in said
     assert "labelled by labels.py:first_id, no old pairs" in (
-        check_refresh(load_config(path), base=folder) or ""
+        refused_or_said(load_config(path), folder) or ""
     )
 
 

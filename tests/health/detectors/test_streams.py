@@ -26,7 +26,7 @@ from agentrl.health.diagnose import limits
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
 from detectors import Judged, all_judged, cut, passes
-from faults.ill import ILL
+from faults.planted import ILL
 from faults.synthetic import drawn
 
 

@@ -19,6 +19,8 @@ from tests.inspect.browser.inspector_page import (
     watched,
 )
 
+pytestmark = pytest.mark.slow
+
 STATIC = Path(agentrl.inspect.__file__).parent / "static"
 
 # Contrast of every visible text with what lies behind it, after WCAG 2.2, success criterion 1.4.3.

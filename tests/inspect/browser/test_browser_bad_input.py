@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import agentrl.inspect
 from tests.inspect.browser.inspector_page import at, inspecting, opened, rollout_of, run_id, watched
+
+pytestmark = pytest.mark.slow
 
 STATIC = Path(agentrl.inspect.__file__).parent / "static"
 HOSTILE_TAGS = "<script>alert('x')</script><img src=x onerror=alert(1)>"

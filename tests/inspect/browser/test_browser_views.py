@@ -22,6 +22,8 @@ from tests.inspect.browser.inspector_page import (
 from tests.inspect.conftest import HOSTILE
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
+pytestmark = pytest.mark.slow
+
 
 def test_from_a_point_of_a_curve_down_to_a_token_and_back(
     page: Page, served: str, run: str

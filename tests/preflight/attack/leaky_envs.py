@@ -109,7 +109,7 @@ class Sleeps(Whole):
     """Waits without letting others go on."""
 
     async def step(self, action: Action) -> StepResult:
-        time.sleep(1.0)
+        time.sleep(0.4)
         return await super().step(action)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from agentrl_sandboxes import BACKENDS
 
-from agentrl.cli import main
 from agentrl.errors import RunError
 from agentrl.preflight.attack.attack import NO_WALLS, AttackClass, AttackedTask
 from agentrl.preflight.attack.campaign import AttackPlan, run_attacks
@@ -24,25 +23,11 @@ from agentrl.preflight.attack.library import (
     verdict_of,
 )
 from agentrl.types import Task
+from tests.preflight.attack.campaigns import ENVS, plan, run, through
 
-ENVS = Path(__file__).with_name("leaky_envs.py")
+pytestmark = pytest.mark.slow
+
 NAIVE = Path(__file__).with_name("naive_env.py")
-
-
-def plan(
-    name: str, *only: AttackClass, file: Path = ENVS, args: dict | None = None, **settings
-) -> AttackPlan:
-    settings = {"tasks": 1, "sandbox": None, **settings}
-    return AttackPlan(
-        env={"target": f"{file}:{name}", "args": args or {}},
-        dataset={"source": f"{file}:make_tasks"},
-        only=only,
-        **settings,
-    )
-
-
-def through(results) -> set[str]:
-    return {result.attack for result in results if result.got_through}
 
 
 def test_every_class_has_attacks_with_names_of_their_own() -> None:
@@ -54,19 +39,6 @@ def test_every_class_has_attacks_with_names_of_their_own() -> None:
         for episode in attack.episodes(on):
             assert episode
     assert on.function == "f"
-
-
-def test_an_environment_without_a_hole_holds() -> None:
-    results = run_attacks(plan("Whole", AttackClass.FORGE, AttackClass.SPECIAL_CASE))
-    assert {result.aim for result in results} == {AttackClass.FORGE, AttackClass.SPECIAL_CASE}
-    assert through(results) == set()
-    assert all(result.count(AttackVerdict.HELD) == len(result.outcomes) for result in results)
-
-
-def test_one_that_looks_for_the_label_anywhere_pays_for_a_list() -> None:
-    found = through(run_attacks(plan("Searches", AttackClass.SPECIAL_CASE, tasks=2)))
-    assert found == {"lists the small numbers", "lists the small numbers as answers",
-                     "lists it all in one answer"}  # fmt: skip
 
 
 def test_one_that_raises_drops_the_reward() -> None:
@@ -136,7 +108,7 @@ def test_what_runs_outside_of_a_sandbox_is_known_though_nothing_of_it_is_shown()
 
 def test_a_call_that_blocks_holds_up_the_loop_though_it_computes_nothing() -> None:
     """Fails if the time of the processor alone is measured."""
-    (result,) = run_attacks(plan("Sleeps", names=("claims success",), hold_s=0.5))
+    (result,) = run_attacks(plan("Sleeps", names=("claims success",), hold_s=0.2))
     assert result.count(AttackVerdict.FROZE)
 
 
@@ -237,12 +209,6 @@ def test_what_is_left_for_other_rollouts(before, after, words) -> None:
     assert found.got_through is bool(words)
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([*words])
-    return int(left.value.code or 0)
-
-
 def test_the_command_prints_a_table_and_its_status_says_what_came_of_it(capsys) -> None:
     words = ("env", "attack", f"{ENVS}:Believes", "--sandbox", "none", "--class", "forge",
              "--tasks", "1")  # fmt: skip
@@ -288,15 +254,6 @@ def test_the_help_says_what_each_status_means(capsys) -> None:
         assert option in out
 
 
-def test_a_run_file_is_attacked_as_it_would_be_run(tmp_path, capsys) -> None:
-    (tmp_path / "run.yaml").write_text(
-        f"env: {{target: '{ENVS}:Whole'}}\ndataset: {{source: '{ENVS}:make_tasks'}}\n"
-    )
-    words = ("env", "attack", str(tmp_path / "run.yaml"), "--class", "forge", "--tasks", "1")
-    assert run(*words, "--sandbox", "none") == 0
-    assert "All attacks were held" in capsys.readouterr().out
-
-
 FAMILIES = ("aiw", "countdown", "mini_sudoku", "number_format", "spell_backward", "word_sorting",
             "zebra_puzzles")  # fmt: skip
 SHIPPED = {
@@ -310,7 +267,6 @@ SHIPPED = {
 WORDS = (AttackClass.FORGE, AttackClass.INFRASTRUCTURE, AttackClass.SPECIAL_CASE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", SHIPPED)
 def test_no_attack_by_words_gets_through_an_environment_of_ours(target: str) -> None:
     """The rest of the library is played by hand; its table is in envs/README.md."""

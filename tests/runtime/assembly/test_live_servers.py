@@ -91,8 +91,8 @@ async def test_servers_join_and_leave_twenty_times_under_turns_and_syncs(
     tmp_path: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a turn is lost with a server that leaves, or if one serves with older weights."""
-    for module in ("assembly.live_servers", "disk.server_requests"):
-        monkeypatch.setattr(f"agentrl.runtime.{module}.LOOK_S", 0.02)
+    for module in ("runtime.assembly.live_servers", "disk.server_requests"):
+        monkeypatch.setattr(f"agentrl.{module}.LOOK_S", 0.02)
     first, second, third = urls
     turns = 0
     async with live(tmp_path, [first, second]) as run:

@@ -120,7 +120,7 @@ async def test_preflight_names_the_task_without_a_hint(tmp_path: Path) -> None:
 async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     from agentrl.errors import ServedModelError
 
-    served = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big", "timeout_s": 2.0}
+    served = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
     path = project(tmp_path, served)
     config = load_config(path)
     assert check(path) == "big at http://127.0.0.1:9/v1, top_k 0, coef 1"

@@ -46,9 +46,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"--temp-dir={tmp_path_factory.mktemp('r')}",
     ]
     log = tmp_path_factory.mktemp("head") / "head.txt"
-    # Whoever joins by an address must ask for a token, or for none, as the head does.
-    before = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    # Whoever joins by an address asks for a token as the head does, and Ray keeps the mode of a
+    # process from its first cluster on. A cluster of our own has a token, so the head has it, too.
+    os.environ["RAY_AUTH_MODE"] = "token"
+    subprocess.run([ray, "get-auth-token", "--generate"], check=True, capture_output=True)
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -66,10 +67,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if before is None:
-            del os.environ["RAY_AUTH_MODE"]
-        else:
-            os.environ["RAY_AUTH_MODE"] = before
         assert gone(below)
 
 

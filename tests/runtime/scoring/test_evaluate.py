@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from agentrl.cli.console.report import score_table
-from agentrl.runtime.scoring.evaluate import EvalSummary, summarise
+from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import GroupReport, RolloutReport
 from agentrl.types import Termination
 

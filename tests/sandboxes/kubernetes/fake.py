@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl_sandboxes import KubernetesBackend
 
-from agentrl.testing.fake_cluster.server import TOKEN
+from tests.sandboxes.kubernetes.fake_cluster.server import TOKEN
 
 IMAGE = "agentrl-sandbox"
 
@@ -32,7 +32,8 @@ class RunningFake:
         self.kubeconfig = folder / "kubeconfig"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "agentrl.testing.fake_cluster", str(self.kubeconfig)),
+                *(sys.executable, "-m", "tests.sandboxes.kubernetes.fake_cluster"),
+                str(self.kubeconfig),
                 *("--port", str(port)),
             ],
             stdin=subprocess.PIPE,

@@ -30,8 +30,8 @@ from aiohttp import web
 
 from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
 from agentrl.sandbox import SandboxLimits
-from agentrl.testing.fake_cluster.rules import complaints
-from agentrl.testing.fake_cluster.server import kubeconfig
+from tests.sandboxes.kubernetes.fake_cluster.rules import complaints
+from tests.sandboxes.kubernetes.fake_cluster.server import kubeconfig
 
 Script = Callable[[web.WebSocketResponse], Awaitable[None]]
 

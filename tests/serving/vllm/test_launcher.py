@@ -19,6 +19,8 @@ from agentrl.machine.processes.scratch import torch_cache
 from agentrl.serving.vllm.command import ServerCommand
 from agentrl.serving.vllm.launcher import VllmServer, launch_servers, stop_servers
 
+pytestmark = pytest.mark.slow
+
 FAKE = Path(__file__).with_name("fake_server.py")
 
 

@@ -26,6 +26,8 @@ from tests.sync.receiving_processes import Receivers
 from tests.sync.sync_weights import assert_same, weights
 from tests.warm_processes import Program
 
+pytestmark = pytest.mark.slow
+
 SENDER = """
     import json, os, signal, sys, time, torch
     from agentrl.sync.relay.sender import RelaySender

@@ -22,6 +22,8 @@ from tests.train.tiny_llama import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 TRAIN = TrainSection(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 PLACE_AND_TIME = {"train/tokens_per_second", "timing_s/measure"}
 

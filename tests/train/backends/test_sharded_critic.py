@@ -21,6 +21,8 @@ from tests.train.crew import joined
 from tests.train.test_critic import ppo, value_model
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
+pytestmark = pytest.mark.slow
+
 KL = {
     "kl_coef": 0.1, "old_log_probs": "recompute",
     "reference_update": {"every_steps": 1, "polyak": 0.5},

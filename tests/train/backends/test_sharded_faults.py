@@ -27,6 +27,8 @@ from tests.train.backends.sharded_trainers import (
 from tests.train.crew import Crew, joined
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
+pytestmark = pytest.mark.slow
+
 FEW = ["fsdp2", "zero2", "zero3"]
 
 

@@ -23,6 +23,8 @@ from tests.train.backends.test_sharded_resume import saved
 from tests.train.crew import joined
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
+pytestmark = pytest.mark.slow
+
 MUON = {"optimizer": "muon"}
 STEPS = [make_step(make_groups(seed), micro_batch_tokens=32) for seed in (0, 1, 2)]
 

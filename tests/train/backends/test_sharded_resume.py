@@ -24,6 +24,8 @@ from tests.train.backends.sharded_trainers import (
 from tests.train.crew import joined
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
+pytestmark = pytest.mark.slow
+
 STEPS = [make_step(make_groups(seed), micro_batch_tokens=32) for seed in (0, 1, 2)]
 
 

@@ -17,6 +17,8 @@ from tests.train.backends.sharded_trainers import (
 )
 from tests.train.tiny_llama import make_groups, make_step, relative_error
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "plain": ({}, {}, {}),
     "epochs-kl": (

@@ -41,6 +41,8 @@ from tests.train.tiny_llama import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def keep_only(backend: Any) -> None:
     """Gradients of all updates are those of the first weights."""

@@ -30,7 +30,7 @@ async def test_a_served_teacher_says_what_its_checkpoint_says(
     vllm_server: VllmServer, vllm_model_dir: Path
 ) -> None:
     """Fails if vLLM's entries are about the token before, or are not natural logarithms."""
-    section = ServedTeacher(url=f"{vllm_server.url}/v1", model="policy", timeout_s=120)
+    section = ServedTeacher(url=f"{vllm_server.url}/v1", model="policy")
     server = TeacherServer(section, top_k=TOP_K, vocabulary=BYTES)
     model = load_pretrained(ModelSection(path=str(vllm_model_dir), dtype="float32", device="cpu"))
     await server.check(model.tokenizer, context=CONTEXT - 1)

@@ -27,6 +27,8 @@ from tests.train.tiny_llama import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 PLACES = PLACE_AND_TIME | {"timing_s/teacher"}
 
 

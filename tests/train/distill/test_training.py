@@ -41,6 +41,8 @@ from tests.train.tiny_llama import (
     with_model_log_probs,
 )
 
+pytestmark = pytest.mark.slow
+
 TEACHER = 5
 """Seed of the teacher's weights."""
 

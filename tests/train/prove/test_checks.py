@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from agentrl import estimators
-from agentrl.cli import main
 from agentrl.config.presets import PRESETS
 from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import ConfigError
@@ -19,6 +18,8 @@ from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.losses.penalty import entropy_loss
 from agentrl.train.prove import ProbeSizes, Proof, prove
 from agentrl.types.finding import Status
+
+pytestmark = pytest.mark.slow
 
 MASKS = ("response_mask", "observation_mask")
 
@@ -243,51 +244,6 @@ def test_a_loss_that_asks_a_reference_there_is_none_of_is_a_finding():
 def test_an_unknown_loss_is_a_mistake_in_the_config():
     with pytest.raises(ConfigError, match=r"prove_nothing"):
         proof(policy_loss="prove_nothing")
-
-
-def run(tmp_path, loss, capsys):
-    (tmp_path / "mine.py").write_text(textwrap.dedent(loss))
-    (tmp_path / "run.yaml").write_text(
-        textwrap.dedent(
-            """
-            run: {name: proof}
-            env: {target: "agentrl_envs.code:CodeTask"}
-            dataset: {source: "agentrl_envs.code:make_tasks"}
-            algorithm: {policy_loss: "mine.py:loss"}
-            """
-        )
-    )
-    with pytest.raises(SystemExit) as left:
-        main(["prove", str(tmp_path / "run.yaml"), "algorithm.loss_agg_mode=token-mean"])
-    return left.value.code, capsys.readouterr().out
-
-
-GOOD = """
-    from agentrl.train.losses import TokenLosses
-
-    def loss(inputs):
-        return TokenLosses(loss_R=-inputs.advantages_R * inputs.log_probs_R)
-"""
-LOCAL = """
-    from agentrl.train.losses import TokenLosses
-
-    def loss(inputs):
-        kept = inputs.trained(inputs.advantages_R * inputs.log_probs_R)
-        return TokenLosses(total=-kept.mean())
-"""
-
-
-def test_the_command_says_pass_or_where_it_breaks(tmp_path, capsys):
-    code, out = run(tmp_path, GOOD, capsys)
-    assert (code, "FAIL" in out) == (0, False)
-    assert "pass: one gradient, however the work is divided" in out
-
-
-def test_the_command_fails_with_status_1(tmp_path, capsys):
-    code, out = run(tmp_path, LOCAL, capsys)
-    assert code == 1
-    assert "2 ranks" in out
-    assert "instead of" in out
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.prove import ProbeSizes, Proof, prove
 from agentrl.types.finding import Status
 
+pytestmark = pytest.mark.slow
+
 MASKS = ("response_mask", "observation_mask")
 LARGE = "micro-batches to 2048 tokens"
 TRAINED = ("final_response_mask",)

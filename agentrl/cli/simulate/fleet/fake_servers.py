@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.machine.processes.child_main import ChildChannel
 
 MODEL = "policy"
-"""Model name that the servers say they serve."""
+"""Model name that the servers report they serve."""
 LOG_PROB = -0.5
 """Log-probability of every token that a fake server samples."""
 _HEAD_END = b"\r\n\r\n"

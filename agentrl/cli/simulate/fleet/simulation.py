@@ -271,7 +271,7 @@ async def _syncing(config: RunConfig, client: TokenClient) -> AsyncIterator[Push
 
 @contextlib.contextmanager
 def _open_files(needed: int) -> Iterator[None]:
-    """Let this process, and those that it starts, open so many files.
+    """Raise the limit of open files for this process and those that it starts.
 
     Raises:
         RunError: it may not.

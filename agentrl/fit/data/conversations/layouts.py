@@ -33,7 +33,7 @@ from agentrl.types import Message
 _Divided = tuple[tuple[Message, ...], tuple[Message, ...]]
 
 ANSWERS = ("completion", "output", "response", "answer")
-"""Columns that may hold what the assistant said."""
+"""Columns that may hold what the assistant wrote."""
 
 
 class ConversationLayout(StrEnum):

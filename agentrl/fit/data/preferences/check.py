@@ -89,10 +89,13 @@ def _silent(completion: Completion) -> bool:
 
 def _ends(pairs: Sequence[PreferencePair]) -> Finding:
     found = [
-        pair for pair in pairs
-        if any(each.messages and each.messages[-1].role != "assistant"
-               for each in (pair.chosen, pair.rejected))
-    ]  # fmt: skip
+        pair
+        for pair in pairs
+        if any(
+            each.messages and each.messages[-1].role != "assistant"
+            for each in (pair.chosen, pair.rejected)
+        )
+    ]
     text = "a completion does not end with the assistant"
     fix = "cut the messages after the last answer, or leave the pairs out"
     return _counted("ends", found, pairs, text, fix, Status.WARN)
@@ -125,9 +128,10 @@ def _contradictions(pairs: Sequence[PreferencePair]) -> Finding:
     text = "another pair prefers the other completion"
     if found and len(drawn) == len(found):
         return Finding(
-            name="contradictions", status=Status.OK,
+            name="contradictions",
+            status=Status.OK,
             detail=f"{len(found)} of {len(pairs)}, all with drawn labels (label_probability)",
-        )  # fmt: skip
+        )
     fix = "leave both out, or give label_probability"
     different = [pair for pair in found if _content(pair.chosen) != _content(pair.rejected)]
     return _counted("contradictions", different, pairs, text, fix, Status.WARN)
@@ -135,9 +139,10 @@ def _contradictions(pairs: Sequence[PreferencePair]) -> Finding:
 
 def _negative(pairs: Sequence[PreferencePair]) -> Finding:
     found = [
-        pair for pair in pairs
+        pair
+        for pair in pairs
         if pair.margin is not None and pair.margin < 0 and pair.label_probability is None
-    ]  # fmt: skip
+    ]
     text = "the rejected completion has the higher score"
     fix = "see whether chosen and rejected are the wrong way round, or the scores are costs"
     status = Status.FAIL if 2 * len(found) > len(pairs) else Status.WARN

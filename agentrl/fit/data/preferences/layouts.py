@@ -55,7 +55,7 @@ class ScoredCompletions:
     scores: Sequence[float | None]
     """One for each completion; None where the row has none."""
     ordered: bool = False
-    """Two completions of which the first is the better one, whatever the scores say."""
+    """Two completions of which the first is the better one, whatever the scores are."""
 
 
 _LISTS = ("completions", "responses", "answers", "candidates")

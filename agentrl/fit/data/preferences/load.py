@@ -40,7 +40,7 @@ class LoadedPairs(list[PreferencePair]):
     layouts: frozenset[PairLayout] = frozenset()
     """The layouts that rows had."""
     ties: int = 0
-    """Comparisons whose scores say that neither is better."""
+    """Comparisons by whose scores neither is better."""
     unscored: int = 0
     """Completions without a score among others that have one."""
     rows: int = 0

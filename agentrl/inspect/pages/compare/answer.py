@@ -209,9 +209,8 @@ def _by_label(
     """The score by label of the tasks, for sets that share no task as well."""
     names = list(dict.fromkeys([*scores[0], *scores[1]]))
     labels = {
-        task: of for one in sets
-        for task, of in one.reader.task_labels.of_kind(one.kind).items()
-    }  # fmt: skip
+        task: of for one in sets for task, of in one.reader.task_labels.of_kind(one.kind).items()
+    }
     means = [np.array([of.get(name, np.nan) for name in names]) for of in scores]
     return change_by_label(names, means, labels)
 

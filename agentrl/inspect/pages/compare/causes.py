@@ -31,7 +31,7 @@ from agentrl.inspect.read.task_scores import mean_by
 from agentrl.types import Termination
 
 ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
-"""Name of an exception in what a grader says."""
+"""Name of an exception in a grader's words."""
 RAISED = "the answer raised an error"
 _BROKEN = "the last tool call not parsed or broken"
 _WRONG = "a wrong answer, no error"
@@ -42,7 +42,7 @@ _IN_PART = "solved, but not in full"
 
 
 def graders_raised(tried: Tried, reader: RunReader) -> np.ndarray:
-    """[rollouts] 1 where the grader says that the answer raised an error, else 0.
+    """[rollouts] 1 where the grader reports that the answer raised an error, else 0.
 
     NaN where no score can be trusted, and everywhere if there are more than are read for it.
     """

@@ -31,10 +31,12 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
     limit = solved_from(before.scores, after.scores)
     ours, theirs = _ends_by_task(before), _ends_by_task(after)
     common = [task for task in ours if task in theirs]
-    solved = [t for t in common if ours[t].mean < theirs[t].mean
-              and ours[t].low < limit <= theirs[t].high]  # fmt: skip
-    lost = [t for t in common if ours[t].mean > theirs[t].mean
-            and theirs[t].low < limit <= ours[t].high]  # fmt: skip
+    solved = [
+        t for t in common if ours[t].mean < theirs[t].mean and ours[t].low < limit <= theirs[t].high
+    ]
+    lost = [
+        t for t in common if ours[t].mean > theirs[t].mean and theirs[t].low < limit <= ours[t].high
+    ]
 
     def entries(tasks: Sequence[str], sign: int) -> list[dict[str, Any]]:
         order = sorted(tasks, key=lambda t: (sign * (ours[t].mean - theirs[t].mean), t))
@@ -57,7 +59,7 @@ def sample_pairs(before: Tried, after: Tried) -> dict[str, Any]:
 
 
 def explain_pairs(found: dict[str, Any], before: RunReader, after: RunReader) -> None:
-    """Say of each pair why one failed, count the reasons, and show what one of them said.
+    """Explain of each pair why one failed, count the reasons, and show the turns of one of them.
 
     Shown is the first one with the commonest reason, of which both took one turn if there is such a
     one: `NAME_example` is its place in the list.

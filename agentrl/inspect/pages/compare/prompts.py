@@ -48,9 +48,11 @@ def prompt_pair(
     task = next((task for task in before.tasks if task in theirs), None)
     prompts: list[str] = []
     for one, reader in zip((before, after), readers, strict=True):
-        number = 0 if task is None else int(np.flatnonzero(
-            one.of_task == list(one.tasks).index(task)
-        )[0])  # fmt: skip
+        number = (
+            0
+            if task is None
+            else int(np.flatnonzero(one.of_task == list(one.tasks).index(task))[0])
+        )
         [of] = long_columns(reader, one.places([number]), ["prompt_text"])
         text = of["prompt_text"] or ""
         mark = _last_user(text) if task is None else None

@@ -52,8 +52,11 @@ def start_differences(readers: Sequence[RunReader], kinds: Sequence[str]) -> lis
         }
         for section, config in zip(sections, configs, strict=True)
     ]
-    unlike = [key for key in {**settings[0], **settings[1]}
-              if settings[0].get(key) != settings[1].get(key)]  # fmt: skip
+    unlike = [
+        key
+        for key in {**settings[0], **settings[1]}
+        if settings[0].get(key) != settings[1].get(key)
+    ]
     values = [
         ", ".join(f"{key.removeprefix('args.')} {of[key]}" for key in unlike if key in of)
         for of in settings

@@ -74,9 +74,10 @@ def rewards_differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
         second: the same of side B.
     """
     keys = sorted(
-        key for key in {*first, *second}
+        key
+        for key in {*first, *second}
         if key.startswith("reward.") and first.get(key) != second.get(key)
-    )  # fmt: skip
+    )
     paid = [_paid_by(config) for config in (first, second)]
     if not keys or not all(paid):
         return ""

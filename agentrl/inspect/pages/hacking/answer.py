@@ -1,4 +1,4 @@
-"""Is the reward hacked? What the detectors say of it, the curves behind it, and rewards of a step.
+"""Is the reward hacked? The detectors' findings, the curves behind them, and rewards of a step.
 
 The answer is that of `agentrl doctor`. Where no detector of it found anything, it is that of the
 counts of answers that are paid and wrong: "No sign" only where they rise nowhere, "Cannot tell"

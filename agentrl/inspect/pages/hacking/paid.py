@@ -82,7 +82,7 @@ class PaidRun:
     """Wrong answers that a run has paid for."""
 
     counts: PaidWrong | None
-    """None where the score is the reward, or one of them says nothing."""
+    """None where the score is the reward, or one of them carries no information."""
     evals: tuple[PaidEval, ...]
     """Counts of each evaluation whose reward is another number than its score."""
     example: dict[str, Any] | None
@@ -196,15 +196,17 @@ def _paid_eval(kind: str, rows: pa.Table, found: PaidWrong) -> PaidEval | None:
     every = np.unique(steps).tolist()
     wrong = found.limits.all_wrong(rewards, scores)
     counts = tuple(
-        EvalCount(step=step, wrong=int(wrong[steps == step].sum()),
-                  rollouts=int((steps == step).sum()))
+        EvalCount(
+            step=step, wrong=int(wrong[steps == step].sum()), rollouts=int((steps == step).sum())
+        )
         for step in every
-    )  # fmt: skip
+    )
     changes = [
-        paired_difference(*(_by_task(tasks[at], bad[at]) for at in (steps == every[0],
-                                                                    steps == every[-1])))
+        paired_difference(
+            *(_by_task(tasks[at], bad[at]) for at in (steps == every[0], steps == every[-1]))
+        )
         for bad in (wrong, *((rewards >= one.least) & wrong for one in found.higher))
-    ]  # fmt: skip
+    ]
     return PaidEval(
         name=kind.removeprefix("eval/"),
         counts=counts,

@@ -22,7 +22,7 @@ def missing_groups(groups: Iterable[GroupReport], section: RewardSection, *, wan
 def is_filtered(
     group: GroupReport, section: RewardSection, *, oldest_version: int | None = None
 ) -> bool:
-    """The filter drops the group: the judgement of the learner, from what the report says.
+    """The filter drops the group: the judgement of the learner, from the report.
 
     Args:
         group: that has ended.

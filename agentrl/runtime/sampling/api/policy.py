@@ -15,10 +15,10 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.errors import ConfigError
 from agentrl.machine.files import write_whole
 from agentrl.runtime.assembly.parts import make_worker, model_source
-from agentrl.runtime.assembly.policy import open_environment
+from agentrl.runtime.open_policy import open_environment
 from agentrl.runtime.sampling.api.sampler import ApiSampler, not_sampled, used
 from agentrl.runtime.sampling.api.transcript import transcript_tokenizer
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 from agentrl.runtime.stages import HeldGroup, report_of
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task, usage
@@ -50,7 +50,7 @@ class ApiRollouts:
     async def run_group(
         self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
     ) -> HeldGroup:
-        """Do what `RolloutStage.run_group` says; the report counts tokens of the texts."""
+        """Run a group; see `RolloutStage.run_group`. The report counts tokens of the texts."""
         group = await self._worker.run_group(
             task, group_id=group_id, n=n, sampling=sampling, seed=seed
         )

@@ -60,7 +60,7 @@ class ApiSampler:
         session_id: str,
         images: Sequence[ImageSpan] = (),
     ) -> Generation:
-        """Do what `Generator.generate` says; log-probabilities are 0 and mean nothing.
+        """Sample one turn; see `Generator.generate`. Log-probabilities are 0 and mean nothing.
 
         Raises:
             EngineError: the API could not be asked in all attempts, or refused the request.

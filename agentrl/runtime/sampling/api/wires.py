@@ -15,6 +15,16 @@ from agentrl.chat.json_calls import HermesParser
 from agentrl.chat.parser import Found
 from agentrl.runtime.sampling.api.transcript import Transcript, Utterance
 from agentrl.served import ServedSettings
+from agentrl.served.formats import (
+    Api,
+    WireCall,
+    add_blocks,
+    anthropic_call,
+    anthropic_result,
+    anthropic_tool,
+    openai_call,
+    read_wire_turn,
+)
 from agentrl.served.wire import with_extra
 from agentrl.types import CallStatus, SamplingParams
 
@@ -48,17 +58,19 @@ def read_turn(settings: ServedSettings, answer: Any) -> SpokenAnswer:
     Raises:
         ValueError: it is not a response of this wire format.
     """
-    read = _read_message if settings.api == "anthropic" else _read_completion
-    try:
-        return read(answer)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a response of the {settings.api} format") from error
+    turn = read_wire_turn(settings.api, answer)
+    calls = [_written_call(settings.api, call) for call in turn.calls]
+    return SpokenAnswer(text=_joined(turn.thought, turn.text, calls), cut_off=turn.truncated)
 
 
-def _written_call(name: Any, arguments: str) -> str:
-    if not isinstance(name, str):
+def _written_call(api: Api, found: WireCall) -> str:
+    if not isinstance(found.name, str):
         raise ValueError("a call has no name")
-    call = f'{{"name": {json.dumps(name)}, "arguments": {arguments.strip() or "{}"}}}'
+    given = found.arguments
+    if api == "openai":
+        given = given or ""
+    arguments = given if api == "openai" and isinstance(given, str) else json.dumps(given)
+    call = f'{{"name": {json.dumps(found.name)}, "arguments": {arguments.strip() or "{}"}}}'
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
@@ -151,14 +163,7 @@ def _chat_body(
         message: dict[str, Any] = {"role": item.role, "content": item.words}
         if item.calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.name,
-                        "arguments": json.dumps(call.arguments, ensure_ascii=False),
-                    },
-                }
+                openai_call(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
                 for call in item.calls
             ]
         messages.append(message)
@@ -181,33 +186,11 @@ def _chat_body(
     return body
 
 
-def _read_completion(answer: Any) -> SpokenAnswer:
-    choice = answer["choices"][0]
-    message = choice["message"]
-    words = message.get("content") or ""
-    thought = message.get("reasoning_content") or message.get("reasoning") or ""
-    if not isinstance(words, str) or not isinstance(thought, str):
-        raise ValueError("the content of the answer is no text")
-    calls: list[str] = []
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"].get("arguments") or ""
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append(_written_call(call["function"]["name"], written))
-    cut_off = choice.get("finish_reason") == "length"
-    return SpokenAnswer(text=_joined(thought, words, calls), cut_off=cut_off)
-
-
 def _messages_body(
     settings: ServedSettings, transcript: Transcript, sampling: SamplingParams
 ) -> dict[str, Any]:
     system: list[str] = []
     messages: list[dict[str, Any]] = []
-
-    def add(role: str, blocks: list[dict[str, Any]]) -> None:
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += blocks
-        elif blocks:
-            messages.append({"role": role, "content": blocks})
 
     for item in _exchanges(transcript):
         if item.role == "system":
@@ -216,17 +199,10 @@ def _messages_body(
         # An empty block is refused, and a turn must not be left out: roles take turns.
         words = item.words if item.words.strip() or item.calls else _EMPTY
         blocks: list[dict[str, Any]] = [{"type": "text", "text": words}] if words.strip() else []
-        for call in item.calls:
-            given = dict(call.arguments)
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
-        add(item.role, blocks)
-        add(
-            "user",
-            [
-                {"type": "tool_result", "tool_use_id": call_id, "content": text or _EMPTY}
-                for call_id, text in item.results
-            ],
-        )
+        blocks += [anthropic_call(call.id, call.name, call.arguments) for call in item.calls]
+        add_blocks(messages, item.role, blocks)
+        results = [anthropic_result(call_id, text or _EMPTY) for call_id, text in item.results]
+        add_blocks(messages, "user", results)
     body: dict[str, Any] = {
         "model": settings.model,
         "messages": messages,
@@ -238,25 +214,5 @@ def _messages_body(
     if system:
         body["system"] = "\n\n".join(system)
     if transcript.tools:
-        body["tools"] = [
-            {
-                "name": tool["function"]["name"],
-                "description": tool["function"].get("description", ""),
-                "input_schema": tool["function"].get("parameters") or {"type": "object"},
-            }
-            for tool in transcript.tools
-        ]
+        body["tools"] = [anthropic_tool(tool["function"]) for tool in transcript.tools]
     return body
-
-
-def _read_message(answer: Any) -> SpokenAnswer:
-    words, thought, calls = "", "", []
-    for block in answer["content"]:
-        if block["type"] == "text":
-            words += block["text"]
-        elif block["type"] == "thinking":
-            thought += block["thinking"]
-        elif block["type"] == "tool_use":
-            calls.append(_written_call(block["name"], json.dumps(block["input"])))
-    cut_off = answer.get("stop_reason") == "max_tokens"
-    return SpokenAnswer(text=_joined(thought, words, calls), cut_off=cut_off)

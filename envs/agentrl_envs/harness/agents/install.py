@@ -78,7 +78,7 @@ def _folder(agent: HarnessAgent) -> Path:
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a folder; the kernel lets go of it when its holder dies."""
+    """Wait for the lock of a folder; the kernel releases it when its holder dies."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_name(f".{folder.name}.lock").open("w")

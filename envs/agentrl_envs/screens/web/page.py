@@ -135,9 +135,12 @@ class WebPage:
                 await self.key("Enter")
                 continue
             await self._call(
-                "Input.dispatchKeyEvent", type="keyDown", key=letter, text=letter,
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                key=letter,
+                text=letter,
                 unmodifiedText=letter,
-            )  # fmt: skip
+            )
             await self._call("Input.dispatchKeyEvent", type="keyUp", key=letter)
 
     async def key(self, name: str) -> None:
@@ -159,7 +162,7 @@ class WebPage:
         await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     async def settle(self) -> None:
-        """Let `STEP_MS` pass in the page, and its images be there."""
+        """Wait until `STEP_MS` have passed in the page, and its images are there."""
         await self._evaluate(
             f"agentrlClock.advance({STEP_MS}); Promise.all([...document.images]"
             ".map(image => image.decode().catch(() => 0))).then(() => 0)"

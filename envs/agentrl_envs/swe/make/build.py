@@ -259,17 +259,29 @@ class _Rounds:
         try:
             if request.kinds == ("releases",):
                 self._rows[package] = await release_rows(
-                    self._shop, self._store, package, count=count,
-                    most_pairs=request.most_pairs, progress=self._progress, telling=self._telling,
+                    self._shop,
+                    self._store,
+                    package,
+                    count=count,
+                    most_pairs=request.most_pairs,
+                    progress=self._progress,
+                    telling=self._telling,
                     keep=lambda rows: self._keep(package, rows),
-                )  # fmt: skip
+                )
             else:
                 self._rows[package] = await procedural_rows(
-                    self._shop, self._store, package, kinds=request.kinds, count=count,
-                    seed=request.seed, per_function=request.per_function, jobs=request.jobs,
-                    progress=self._progress, telling=self._telling,
+                    self._shop,
+                    self._store,
+                    package,
+                    kinds=request.kinds,
+                    count=count,
+                    seed=request.seed,
+                    per_function=request.per_function,
+                    jobs=request.jobs,
+                    progress=self._progress,
+                    telling=self._telling,
                     keep=lambda rows: self._keep(package, rows),
-                )  # fmt: skip
+                )
         except DataError as error:
             self._leave_out(package, str(error), passing=isinstance(error, NoAnswer))
         except SandboxError as error:
@@ -326,9 +338,14 @@ def _writer(request: MakeRequest) -> ServedWriter | None:
     if not request.writer_url:
         return None
     settings = ServedSettings(
-        url=request.writer_url, model=request.writer_model, api_key_env=request.writer_key_env,
-        temperature=0.7, seed=request.seed, tries=3, max_tokens=0,
-    )  # fmt: skip
+        url=request.writer_url,
+        model=request.writer_model,
+        api_key_env=request.writer_key_env,
+        temperature=0.7,
+        seed=request.seed,
+        tries=3,
+        max_tokens=0,
+    )
     return ServedWriter(ServedModel(settings, where="--writer-*"), request.writer_model)
 
 

@@ -1,4 +1,4 @@
-"""The packages that libraries say they need, at run time and for their tests.
+"""The packages that libraries declare they need, at run time and for their tests.
 
 They are read from metadata, and nothing of a library is run for it: from PKG-INFO, which older
 builds of setuptools leave without requirements, from `requires.txt` beside it, from the dependency
@@ -90,8 +90,13 @@ def _groups(sdist: Sdist) -> list[str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError):
         return []
     named = [groups.get(name) for name in _TEST_EXTRAS] if isinstance(groups, dict) else []
-    return [text for group in named if isinstance(group, list) for text in group
-            if isinstance(text, str)]  # fmt: skip
+    return [
+        text
+        for group in named
+        if isinstance(group, list)
+        for text in group
+        if isinstance(text, str)
+    ]
 
 
 def _of_setuptools(sdist: Sdist) -> Iterator[str]:

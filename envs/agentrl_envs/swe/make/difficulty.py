@@ -1,4 +1,4 @@
-"""Figures that say how hard a task is: counted when it is validated, and measured by models."""
+"""Figures that measure how hard a task is: counted when it is validated, and measured by models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ _LONG = 10
 
 
 def figures(
-    *, style: str, patch: str, places: Sequence[tuple[str, str]], fail_to_pass: Sequence[str],
-    pass_to_pass: Sequence[str], depth: int | None,
-) -> dict[str, float]:  # fmt: skip
+    *,
+    style: str,
+    patch: str,
+    places: Sequence[tuple[str, str]],
+    fail_to_pass: Sequence[str],
+    pass_to_pass: Sequence[str],
+    depth: int | None,
+) -> dict[str, float]:
     """The figures of a task that are known once it was validated; entries of `SweTask.figures`.
 
     Args:
@@ -96,12 +101,18 @@ def summary(tasks: Sequence[SweTask]) -> list[dict[str, Any]]:
     for number in sorted({int(task.figures.get("level", 0)) for task in tasks}):
         mine = [task for task in tasks if int(task.figures.get("level", 0)) == number]
         rates = [task.figures["solve_rate"] for task in mine if "solve_rate" in task.figures]
-        found.append({
-            "level": number, "tasks": len(mine),
-            **{name: _mean([task.figures[name] for task in mine if name in task.figures])
-               for name in ("sites", "files", "failing_tests", "fix_lines", "depth")},
-            "measured": len(rates), "solve_rate": _mean(rates),
-        })  # fmt: skip
+        found.append(
+            {
+                "level": number,
+                "tasks": len(mine),
+                **{
+                    name: _mean([task.figures[name] for task in mine if name in task.figures])
+                    for name in ("sites", "files", "failing_tests", "fix_lines", "depth")
+                },
+                "measured": len(rates),
+                "solve_rate": _mean(rates),
+            }
+        )
     return found
 
 

@@ -101,7 +101,7 @@ def make_environment(
 def _install_declared(
     partial: Path, packages: Sequence[str], declared: Sequence[str], index: str | None
 ) -> None:
-    """Install what libraries say they need, all at once or else what can be."""
+    """Install what libraries declare they need, all at once or else what can be."""
     if not declared or not _install(partial, [*packages, *declared], index).returncode:
         return
     kept = list(packages)

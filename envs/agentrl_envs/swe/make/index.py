@@ -28,7 +28,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 class NoAnswer(DataError):
-    """The index could not be asked; says nothing of the library."""
+    """The index could not be asked; the library may be well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Release:
     sha256: str
     """Hash as the index gives it; empty where it gives none."""
     uploaded: str
-    """ISO 8601; empty where the index does not say."""
+    """ISO 8601; empty where the index does not name it."""
 
     def provenance(self, prefix: str = "") -> dict[str, str]:
         """As it stands in a record."""

@@ -64,7 +64,7 @@ class MakeJournal:
 
 @contextlib.contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second maker; the kernel lets go of it when this process dies.
+    """Hold a folder against a second maker; the kernel releases it when this process dies.
 
     Raises:
         ConfigError: another process holds it, or it is no folder that can be written.

@@ -35,7 +35,7 @@ class Rules:
     """How often its tests are run with nothing broken, before they are run as under load; what
     differs is left out."""
     min_tests: int = 20
-    """Fewer tests that pass say too little."""
+    """Fewer tests that pass prove too little."""
     max_tests: int = 3000
     """Every task names all of them."""
     max_suite_s: float = 30.0
@@ -48,9 +48,14 @@ class Workshop:
     """The parts that all libraries of a run share: index, sandboxes, test environment."""
 
     def __init__(
-        self, *, index: Index, runner: SuiteRunner, environment: Environment, notes: Path,
+        self,
+        *,
+        index: Index,
+        runner: SuiteRunner,
+        environment: Environment,
+        notes: Path,
         rules: Rules,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keep findings in the folder `notes`."""
         self.index = index
         self.runner = runner

@@ -64,7 +64,7 @@ _BY_WORDS: Mapping[str, str] = {
     "zlib": "Zlib",
     "cc0": "CC0-1.0",
 }
-"""What metadata of older libraries say, without the words around it."""
+"""Licence texts in the metadata of older libraries, without the words around them."""
 _BY_TEXT = (
     ("gnu lesser general public", "LGPL"),
     ("gnu affero general public", "AGPL"),
@@ -85,7 +85,7 @@ _BY_TEXT = (
 
 
 def read_license(fields: email.message.Message, text: str) -> str:
-    """The SPDX expression of a library, or what its metadata says; empty if nothing does.
+    """The SPDX expression of a library, or the text of its metadata; empty if there is none.
 
     Args:
         fields: of PKG-INFO.

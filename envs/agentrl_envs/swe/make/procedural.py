@@ -27,10 +27,19 @@ Keep = Callable[[list[dict[str, Any]]], None]
 
 
 async def procedural_rows(
-    shop: Workshop, store: TreeStore, wanted: str, *, kinds: Sequence[str], count: int, seed: int,
-    per_function: int, jobs: int, progress: MakeProgress, telling: Telling,
+    shop: Workshop,
+    store: TreeStore,
+    wanted: str,
+    *,
+    kinds: Sequence[str],
+    count: int,
+    seed: int,
+    per_function: int,
+    jobs: int,
+    progress: MakeProgress,
+    telling: Telling,
     keep: Keep = lambda rows: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Up to `count` tasks of one library, always the same for a seed.
 
     Args:
@@ -60,25 +69,45 @@ async def procedural_rows(
         baseline = await shop.baseline(project, snapshot, journal, cover=True)
         progress.baseline(release, project.license, baseline)
         trial = _Trial(
-            shop=shop, store=store, project=project, baseline=baseline, snapshot=snapshot,
-            journal=journal, telling=telling,
-        )  # fmt: skip
+            shop=shop,
+            store=store,
+            project=project,
+            baseline=baseline,
+            snapshot=snapshot,
+            journal=journal,
+            telling=telling,
+        )
         bugs = await parsing(
-            bugs_of, kinds, project.tree, project.sources(), baseline.covered,
+            bugs_of,
+            kinds,
+            project.tree,
+            project.sources(),
+            baseline.covered,
             f"{seed}:{release.name}",
-        )  # fmt: skip
+        )
         return await _accept(
-            trial, bugs, count=count, per_function=per_function, jobs=jobs, progress=progress,
+            trial,
+            bugs,
+            count=count,
+            per_function=per_function,
+            jobs=jobs,
+            progress=progress,
             keep=keep,
-        )  # fmt: skip
+        )
     finally:
         await snapshot.close()
 
 
 async def _accept(
-    trial: _Trial, bugs: Iterator[Bug], *, count: int, per_function: int, jobs: int,
-    progress: MakeProgress, keep: Keep,
-) -> list[dict[str, Any]]:  # fmt: skip
+    trial: _Trial,
+    bugs: Iterator[Bug],
+    *,
+    count: int,
+    per_function: int,
+    jobs: int,
+    progress: MakeProgress,
+    keep: Keep,
+) -> list[dict[str, Any]]:
     """The first bugs, in their order, that make tasks; tried side by side."""
     rows: list[dict[str, Any]] = []
     functions: Counter[tuple[str, str]] = Counter()

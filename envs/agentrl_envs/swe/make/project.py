@@ -71,7 +71,7 @@ class Project:
 
     @property
     def test_command(self) -> tuple[str, ...]:
-        """Runs all its tests from the root of the tree, whatever its own options say."""
+        """Runs all its tests from the root of the tree, whatever its own options ask."""
         options = ("-q", "-o", "addopts=", "-p", "no:cacheprovider")
         # One file that needs a missing package must not take the others along.
         options += ("--continue-on-collection-errors",)

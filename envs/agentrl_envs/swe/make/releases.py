@@ -42,10 +42,16 @@ class _Fix:
 
 
 async def release_rows(
-    shop: Workshop, store: TreeStore, wanted: str, *, count: int, most_pairs: int,
-    progress: MakeProgress, telling: Telling,
+    shop: Workshop,
+    store: TreeStore,
+    wanted: str,
+    *,
+    count: int,
+    most_pairs: int,
+    progress: MakeProgress,
+    telling: Telling,
     keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Up to `count` tasks of one library, the newest releases first.
 
     Args:
@@ -84,9 +90,14 @@ async def release_rows(
 
 
 async def _pair(
-    shop: Workshop, store: TreeStore, old: Release, new: Release, count: int,
-    progress: MakeProgress, telling: Telling,
-) -> list[dict[str, Any]]:  # fmt: skip
+    shop: Workshop,
+    store: TreeStore,
+    old: Release,
+    new: Release,
+    count: int,
+    progress: MakeProgress,
+    telling: Telling,
+) -> list[dict[str, Any]]:
     progress.phase(new, f"reading what changed since {old.version}")
     before, after = await shop.project(old), await shop.project(new)
     fixes = _fixes(before, after)
@@ -108,9 +119,16 @@ async def _pair(
 
 
 async def _judged(
-    shop: Workshop, store: TreeStore, old: Release, after: Project, baseline: Baseline, fix: _Fix,
-    fixed: Snapshot, journal: MakeJournal, telling: Telling,
-) -> dict[str, Any] | None:  # fmt: skip
+    shop: Workshop,
+    store: TreeStore,
+    old: Release,
+    after: Project,
+    baseline: Baseline,
+    fix: _Fix,
+    fixed: Snapshot,
+    journal: MakeJournal,
+    telling: Telling,
+) -> dict[str, Any] | None:
     """The row of a fix; None if it makes no task."""
     key = f"release:{hashlib.sha256(fix.patch.encode()).hexdigest()[:16]}"
     known = journal.get(key)
@@ -221,9 +239,10 @@ def _tests(project: Project) -> dict[str, TreeFile]:
     return {
         path: entry
         for path, entry in project.tree.items()
-        if not project.is_source(path) and path.endswith((".py", ".ini", ".cfg", ".toml", ".txt"))
+        if not project.is_source(path)
+        and path.endswith((".py", ".ini", ".cfg", ".toml", ".txt"))
         and _is_text(entry.data)
-    }  # fmt: skip
+    }
 
 
 def _is_text(data: bytes) -> bool:

@@ -100,10 +100,15 @@ class Telling:
     """Texts by who wrote them: `template`, `model`, and why a model's text was not taken."""
 
     async def row(
-        self, shop: Workshop, store: TreeStore, project: Project, journal: MakeJournal,
-        fixed: Snapshot, broken: Broken,
-    ) -> dict[str, Any] | None:  # fmt: skip
-        """The fields of a row that say what is wrong; None if nothing shows it to a user.
+        self,
+        shop: Workshop,
+        store: TreeStore,
+        project: Project,
+        journal: MakeJournal,
+        fixed: Snapshot,
+        broken: Broken,
+    ) -> dict[str, Any] | None:
+        """The fields of a row that describe what is wrong; None if nothing shows it to a user.
 
         Raises:
             SandboxError: the sandboxes failed.
@@ -132,21 +137,32 @@ class Telling:
                 {path: broken.graded[path] for path in start if start[path] != broken.graded[path]},
             )
         return {
-            "base_commit": store.put(start), "grade_tree": store.put(broken.graded), **tests,
-            "problem_statement": issue.text, **self._figures(broken, depth),
-        }  # fmt: skip
+            "base_commit": store.put(start),
+            "grade_tree": store.put(broken.graded),
+            **tests,
+            "problem_statement": issue.text,
+            **self._figures(broken, depth),
+        }
 
     def _figures(self, broken: Broken, depth: int | None) -> dict[str, Any]:
         found = figures(
-            style=self.style, patch=broken.patch, places=broken.places, depth=depth,
-            fail_to_pass=broken.verdict.fail_to_pass, pass_to_pass=broken.verdict.pass_to_pass,
-        )  # fmt: skip
+            style=self.style,
+            patch=broken.patch,
+            places=broken.places,
+            depth=depth,
+            fail_to_pass=broken.verdict.fail_to_pass,
+            pass_to_pass=broken.verdict.pass_to_pass,
+        )
         return {"style": self.style, "figures": found}
 
     async def _reported(
-        self, shop: Workshop, project: Project, journal: MakeJournal, fixed: Snapshot,
+        self,
+        shop: Workshop,
+        project: Project,
+        journal: MakeJournal,
+        fixed: Snapshot,
         broken: Broken,
-    ) -> tuple[WrittenIssue, int | None] | None:  # fmt: skip
+    ) -> tuple[WrittenIssue, int | None] | None:
         key = f"report:{broken.key}"
         known = journal.get(key)
         if known is None:
@@ -154,9 +170,11 @@ class Telling:
             journal.put(key, known)
         paths = tuple(dict.fromkeys(path for path, _ in broken.places)) or tuple(_paths(broken))
         secrets = Secrets(
-            paths=paths, patch=broken.patch, tests=broken.verdict.fail_to_pass,
+            paths=paths,
+            patch=broken.patch,
+            tests=broken.verdict.fail_to_pass,
             functions=tuple(function for _, function in broken.places),
-        )  # fmt: skip
+        )
         seed = f"{self.seed}:{broken.key}"
         found = [kept_symptoms(of) for of in known["of"]]
         most = 3 if broken.missing else 1
@@ -164,10 +182,13 @@ class Telling:
         if not symptoms:
             return None
         story = Story(
-            library=project.release.name, version=project.release.version,
-            python=platform.python_version(), symptoms=symptoms, missing=broken.missing,
+            library=project.release.name,
+            version=project.release.version,
+            python=platform.python_version(),
+            symptoms=symptoms,
+            missing=broken.missing,
             manual=broken.manual,
-        )  # fmt: skip
+        )
         issue = await self._issue(journal, story, seed, secrets)
         depths = [one.depth for one in symptoms if one.depth is not None]
         return None if issue is None else (issue, max(depths, default=None))
@@ -214,5 +235,8 @@ async def _symptoms(
 
 
 def _paths(broken: Broken) -> list[str]:
-    return [line.split(" b/", 1)[-1] for line in broken.patch.splitlines()
-            if line.startswith("diff --git ")]  # fmt: skip
+    return [
+        line.split(" b/", 1)[-1]
+        for line in broken.patch.splitlines()
+        if line.startswith("diff --git ")
+    ]

@@ -1,4 +1,4 @@
-"""A source distribution as files in memory, with what its metadata says. Nothing of it is run."""
+"""A source distribution as files in memory, with its metadata. Nothing of it is run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sdist:
     metadata: str
     """Text of its PKG-INFO; empty without one."""
     license: str
-    """SPDX id, or what the metadata says; empty if nothing does."""
+    """SPDX id, or the text of the metadata; empty if there is none."""
     license_file: str
     """Path of the licence's text; empty if there is none."""
 

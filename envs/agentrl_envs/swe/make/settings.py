@@ -17,7 +17,7 @@ from agentrl_envs.swe.record import TASKS_FILE, read_tasks
 
 _SETTINGS = "make.json"
 _SINCE: Mapping[str, Any] = {"style": "tests", "writer_model": ""}
-"""What folders were made with that do not say."""
+"""Settings that old folders do not record, as they were then."""
 
 
 def made_so_far(folder: Path) -> dict[str, list[dict[str, Any]]]:

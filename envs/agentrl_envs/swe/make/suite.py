@@ -37,7 +37,7 @@ class TestResult:
     seconds: float
     """How long it took, without the time in which it waited for a processor."""
     message: str
-    """What a failure says; empty otherwise."""
+    """Message of a failure; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

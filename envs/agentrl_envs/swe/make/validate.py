@@ -47,15 +47,19 @@ class TaskFinding:
     of: int
     """Number of tasks."""
     disagreements: tuple[str, ...]
-    """What is not as the task says, in every look; empty if all is."""
+    """What differs from the task in every look; empty if nothing does."""
     flips: tuple[str, ...] = ()
-    """Tests that were as the task says in some looks only, sorted."""
+    """Tests that agreed with the task in some looks only, sorted."""
 
 
 async def validate_tasks(
-    folder: Path, environment: Environment, backend: SandboxBackend, *, jobs: int,
+    folder: Path,
+    environment: Environment,
+    backend: SandboxBackend,
+    *,
+    jobs: int,
     limit: int | None = None,
-) -> AsyncIterator[TaskFinding]:  # fmt: skip
+) -> AsyncIterator[TaskFinding]:
     """Look at every task of a data set folder again, in the order of the file.
 
     Args:
@@ -156,9 +160,12 @@ async def _looks(
 
 
 async def _fails(
-    task: SweTask, part: str, tree: Mapping[str, TreeFile], environment: Environment,
+    task: SweTask,
+    part: str,
+    tree: Mapping[str, TreeFile],
+    environment: Environment,
     backend: SandboxBackend,
-) -> bool:  # fmt: skip
+) -> bool:
     """True if a listed test still fails with a patch that leaves one site as it is."""
     run = await _run(task, apply_patch(tree, part), environment, backend)
     return any(not run.passed(name) for name in task.FAIL_TO_PASS)

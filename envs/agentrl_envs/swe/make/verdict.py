@@ -114,8 +114,12 @@ def noted(verdict: ChangeVerdict) -> dict[str, Any]:
     # Only what makes a task is worth its room: names of tests are long.
     if verdict.reason:
         return {"reason": verdict.reason}
-    return {"reason": "", "broken": list(verdict.fail_to_pass),
-            "messages": dict(verdict.messages), "kept": list(verdict.pass_to_pass)}  # fmt: skip
+    return {
+        "reason": "",
+        "broken": list(verdict.fail_to_pass),
+        "messages": dict(verdict.messages),
+        "kept": list(verdict.pass_to_pass),
+    }
 
 
 def read_verdict(known: Mapping[str, Any]) -> ChangeVerdict:
@@ -131,7 +135,7 @@ def read_verdict(known: Mapping[str, Any]) -> ChangeVerdict:
 
 
 def statement(name: str, version: str, verdict: ChangeVerdict, *, shown: bool) -> str:
-    """The problem as the model reads it: what fails and what it says, nothing of the cause.
+    """The problem as the model reads it: what fails and with which message, nothing of the cause.
 
     Args:
         name: of the library.

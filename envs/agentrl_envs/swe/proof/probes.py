@@ -65,7 +65,7 @@ class ProbeFile:
     source: str
     """To be put in place of the file."""
     probes: dict[str, ValueProbe]
-    """By what a value is said with, less its case and count."""
+    """By the words a value is reported with, less its case and count."""
     names: frozenset[str]
     """Test functions, variants included, to be run."""
 
@@ -320,7 +320,7 @@ class _Rewriting(ast.NodeTransformer):
         self.places: list[int] = []
 
     def rewritten(self, node: _Function) -> _Function:
-        """A test with probes: where it compares nothing, one that says whether it ends well."""
+        """A test with probes: where it compares nothing, one that reports whether it ends well."""
         made: _Function = self.visit(node)
         if not self.places:
             made.body = [self._ending(made.body)]
@@ -366,7 +366,7 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def _ending(self, body: list[ast.stmt]) -> ast.Try:
-        """Say whether statements come to their end."""
+        """Report whether statements come to their end."""
         said = self._say(_TRUTH, ast.Constant(False))
         ended = ast.Expr(_call(_TRUTH, said.args[0], ast.Constant(True)))
         handler = ast.ExceptHandler(

@@ -21,7 +21,7 @@ def save_tokenizer(folder: Path) -> Path:
         pad_token="<|im_end|>",
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
     )
-    template = Path(__file__).parents[2] / "chat" / "templates" / "smollm2.jinja"
+    template = Path(__file__).parents[3] / "chat" / "templates" / "smollm2.jinja"
     tokenizer.chat_template = template.read_text(encoding="utf-8")
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))

@@ -25,6 +25,8 @@ from tests.envs.swe.make.swe_sdists import copy_environment
 from tests.envs.swe.swe_episode import GOLD, play
 from tests.envs.swe.swe_library import make_folder
 
+pytestmark = pytest.mark.slow
+
 TIMED = """
 import datetime, time, timeit, unittest
 from time import perf_counter

@@ -37,6 +37,8 @@ from agentrl.errors import ConfigError, DataError, SandboxError
 from tests.envs.swe.make.swe_making import request_for
 from tests.envs.swe.make.swe_sdists import SHAPES, TESTS, shapes, write_sdist
 
+pytestmark = pytest.mark.slow
+
 
 async def validated(request, environment, backend):
     look = validate_tasks(request.out, environment, backend, jobs=2)

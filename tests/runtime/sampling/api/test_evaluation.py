@@ -24,7 +24,7 @@ from agentrl.inspect.read.runs import FoundRun
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sampling.api import ApiUse
 from agentrl.runtime.sampling.sample import evaluate_api
-from agentrl.runtime.scoring.evaluate import EvalSummary
+from agentrl.runtime.scores import EvalSummary
 from agentrl.runtime.scoring.stored_scores import read_scores
 from agentrl.served import ServedSettings
 from agentrl.testing import ByteTokenizer

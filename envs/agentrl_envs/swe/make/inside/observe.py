@@ -65,8 +65,12 @@ def _bindings(script):
 
 
 def _run(script, bound):
-    state = {"names": {"__name__": "snippet"}, "seen": [], "marks": script.get("marks", []),
-             "depths": {}}  # fmt: skip
+    state = {
+        "names": {"__name__": "snippet"},
+        "seen": [],
+        "marks": script.get("marks", []),
+        "depths": {},
+    }
     for code in script["prelude"]:
         exec(_compiled(code, "exec"), state["names"])
     state["given"] = set(state["names"])
@@ -104,8 +108,9 @@ def _steps(state, steps, path):
 
 def _loop(state, step, path):
     try:
-        values = list(itertools.islice(eval(_compiled(step["code"], "eval"), state["names"]),
-                                       _MOST_ITEMS))  # fmt: skip
+        values = list(
+            itertools.islice(eval(_compiled(step["code"], "eval"), state["names"]), _MOST_ITEMS)
+        )
     except Exception as error:
         state["seen"].append([path, {"error": _error(error), "message": str(error)}, {}])
         return False

@@ -49,7 +49,7 @@ class _Clock:
 
 
 def _stop_and_go(pid):
-    """Stop a process for a while, let it go on for a while, until it is gone."""
+    """Stop a process for a while, resume it for a while, until it is gone."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

@@ -62,9 +62,12 @@ def definitions_of(source: str) -> tuple[Definition, ...]:
             found += _imports(node)
         elif not isinstance(node, ast.Expr):
             found.append(
-                Definition(names=frozenset(bound_names(node)), code=ast.unparse(node),
-                           uses=frozenset(free_names(ast.unparse(node))))
-            )  # fmt: skip
+                Definition(
+                    names=frozenset(bound_names(node)),
+                    code=ast.unparse(node),
+                    uses=frozenset(free_names(ast.unparse(node))),
+                )
+            )
     return tuple(found)
 
 
@@ -77,8 +80,9 @@ def free_names(code: str) -> set[str]:
     while inner:
         table = inner.pop()
         inner += table.get_children()
-        found |= {it.get_name() for it in table.get_symbols()
-                  if it.is_global() and it.is_referenced()}  # fmt: skip
+        found |= {
+            it.get_name() for it in table.get_symbols() if it.is_global() and it.is_referenced()
+        }
     return found - bound
 
 

@@ -84,9 +84,12 @@ class IssueFinder:
         self._short = _short_imports(project)
 
     async def symptoms(
-        self, tests: Sequence[str], defect: Defect, whole: Defect | None = None,
+        self,
+        tests: Sequence[str],
+        defect: Defect,
+        whole: Defect | None = None,
         marks: Sequence[tuple[str, str]] = (),
-    ) -> list[Reported]:  # fmt: skip
+    ) -> list[Reported]:
         """All short programs found that show a defect, the shortest first.
 
         Args:
@@ -130,9 +133,12 @@ class IssueFinder:
         return found
 
     async def _shown(
-        self, ways: Sequence[Snippet], defect: Defect, whole: Defect | None,
+        self,
+        ways: Sequence[Snippet],
+        defect: Defect,
+        whole: Defect | None,
         marks: Sequence[tuple[str, str]],
-    ) -> list[Reported | None]:  # fmt: skip
+    ) -> list[Reported | None]:
         """The snippets that do show the defect when they are run by themselves."""
         request = [way.script().request(marks) for way in ways]
         answers = [await self._answer(self._fixed, {}, request)]
@@ -187,8 +193,12 @@ def _script(test: str, index: TestIndex) -> Script:
     around.append(first)
     function = next((node for node in first.body if _is(node, where.function)), None)
     if function is None:
-        owners = [node for node in module.body if isinstance(node, ast.ClassDef)
-                  and any(_is(part, where.function) for part in node.body)]  # fmt: skip
+        owners = [
+            node
+            for node in module.body
+            if isinstance(node, ast.ClassDef)
+            and any(_is(part, where.function) for part in node.body)
+        ]
         if len(owners) != 1:
             raise NoScriptError("its class is not found")
         around.append(owners[0])
@@ -256,15 +266,17 @@ def kept_symptoms(found: Sequence[Any]) -> list[Reported]:
     return [
         Reported(
             snippet=Snippet(
-                imports=tuple(one["snippet"]["imports"]), setup=tuple(one["snippet"]["setup"]),
-                call=one["snippet"]["call"], is_value=one["snippet"]["is_value"],
+                imports=tuple(one["snippet"]["imports"]),
+                setup=tuple(one["snippet"]["setup"]),
+                call=one["snippet"]["call"],
+                is_value=one["snippet"]["is_value"],
             ),
             actual=Effect(**one["actual"]),
             expected=Effect(**one["expected"]),
             depth=one["depth"],
         )
         for one in found
-    ]  # fmt: skip
+    ]
 
 
 def choose_symptoms(

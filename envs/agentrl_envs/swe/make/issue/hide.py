@@ -39,9 +39,11 @@ def _without(source: str, functions: set[str]) -> str | None:
         body = getattr(owner, "body", None)
         if not isinstance(body, list) or isinstance(owner, ast.FunctionDef):
             continue
-        mine = [node for node in body
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                and node.name in functions]  # fmt: skip
+        mine = [
+            node
+            for node in body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in functions
+        ]
         for node in mine:
             start = min(node.lineno, *(one.lineno for one in node.decorator_list), node.lineno) - 1
             # What is said above a test is about it.
@@ -49,8 +51,9 @@ def _without(source: str, functions: set[str]) -> str | None:
                 start -= 1
             left = [" " * node.col_offset + "pass"] if len(mine) == len(body) else []
             lines[start : node.end_lineno] = [
-                *left, *[_GONE] * (int(node.end_lineno or start) - start - len(left))
-            ]  # fmt: skip
+                *left,
+                *[_GONE] * (int(node.end_lineno or start) - start - len(left)),
+            ]
     text = "\n".join(line for line in lines if line is not _GONE)
     try:
         ast.parse(text)

@@ -31,8 +31,13 @@ class Effect:
         """From an answer of `inside/observe.py`; None for a line that takes too long."""
         if found.get("slow"):
             return None
-        return cls(**{name: str(found[name]) for name in ("value", "type", "error", "message")
-                      if name in found})  # fmt: skip
+        return cls(
+            **{
+                name: str(found[name])
+                for name in ("value", "type", "error", "message")
+                if name in found
+            }
+        )
 
     @property
     def is_plain(self) -> bool:

@@ -85,14 +85,20 @@ class Script:
             [case.names, case.over, None if case.sources is None else list(case.sources)]
             for case in self.cases
         ]
-        return {"prelude": list(self.prelude), "cases": cases, "marks": [list(m) for m in marks],
-                "steps": [step.request() for step in self.steps]}  # fmt: skip
+        return {
+            "prelude": list(self.prelude),
+            "cases": cases,
+            "marks": [list(m) for m in marks],
+            "steps": [step.request() for step in self.steps],
+        }
 
 
 def script_of(
-    test: str, function: ast.FunctionDef, around: Sequence[ast.ClassDef],
+    test: str,
+    function: ast.FunctionDef,
+    around: Sequence[ast.ClassDef],
     definitions: Sequence[Definition],
-) -> Script:  # fmt: skip
+) -> Script:
     """The script of one test function.
 
     Args:
@@ -130,9 +136,12 @@ def script_of(
         read |= free_names(case.over)
     prelude = needed(definitions, sorted(read))
     return Script(
-        test=test, prelude=tuple(one.code for one in prelude), cases=cases, steps=steps,
+        test=test,
+        prelude=tuple(one.code for one in prelude),
+        cases=cases,
+        steps=steps,
         definitions=tuple(definitions),
-    )  # fmt: skip
+    )
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -232,8 +241,14 @@ def _step(node: ast.stmt) -> Sequence[Step]:
         if name == "subTest":
             return _steps(node.body)
     if isinstance(node, ast.For) and not node.orelse and _asks(node):
-        return [Step(do="loop", code=ast.unparse(node.iter), target=ast.unparse(node.target),
-                     steps=_steps(node.body))]  # fmt: skip
+        return [
+            Step(
+                do="loop",
+                code=ast.unparse(node.iter),
+                target=ast.unparse(node.target),
+                steps=_steps(node.body),
+            )
+        ]
     return [Step(do="run", code=ast.unparse(ast.fix_missing_locations(_Unasserted().visit(node))))]
 
 

@@ -84,8 +84,12 @@ def snippets(
             snippet, chosen = made
             for codes in _importing([one.code for one in chosen if one.root], short):
                 rest = tuple(one.code for one in chosen if not one.root)
-                whole = Snippet(imports=tuple(dict.fromkeys(codes)), setup=(*rest, *snippet.setup),
-                                call=snippet.call, is_value=snippet.is_value)  # fmt: skip
+                whole = Snippet(
+                    imports=tuple(dict.fromkeys(codes)),
+                    setup=(*rest, *snippet.setup),
+                    call=snippet.call,
+                    is_value=snippet.is_value,
+                )
                 if whole not in seen and _fits(whole):
                     seen.add(whole)
                     yield whole
@@ -175,9 +179,13 @@ def _with_all(line: _Line) -> bool:
 
 
 def _assemble(
-    script: Script, before: Sequence[_Line], last: Step, literals: Mapping[str, str], slicing,
+    script: Script,
+    before: Sequence[_Line],
+    last: Step,
+    literals: Mapping[str, str],
+    slicing,
     inline: bool,
-) -> tuple[Snippet, list[Definition]] | None:  # fmt: skip
+) -> tuple[Snippet, list[Definition]] | None:
     code = last.code
     is_value = last.do == "probe"
     kept = [line.node for line in before if slicing(line)]
@@ -214,10 +222,11 @@ def _imported(definitions: Sequence[Definition], names: set[str]) -> list[Defini
         module = one.code.removesuffix("*")
         defined = set[str]().union(*(it.names for it in definitions))
         found += [
-            Definition(names=frozenset((name,)), code=f"{module}{name}", uses=frozenset(),
-                       root=one.root)
+            Definition(
+                names=frozenset((name,)), code=f"{module}{name}", uses=frozenset(), root=one.root
+            )
             for name in sorted(names - defined - BUILTINS)
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -251,8 +260,11 @@ class _Inlined(ast.NodeTransformer):
 
 
 def _stored(node: ast.AST) -> set[str]:
-    return {part.id for part in ast.walk(node)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}  # fmt: skip
+    return {
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
 
 
 def _relevant(lines: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
@@ -267,8 +279,11 @@ def _relevant(lines: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
             if isinstance(line, ast.Assign):
                 # What the name stood for before no longer matters.
                 wanted -= {one.id for one in line.targets if isinstance(one, ast.Name)}
-                wanted |= {part.id for part in ast.walk(line) if isinstance(part, ast.Name)
-                           and isinstance(part.ctx, ast.Load)}  # fmt: skip
+                wanted |= {
+                    part.id
+                    for part in ast.walk(line)
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+                }
             else:
                 wanted |= mentioned
     return kept[::-1]

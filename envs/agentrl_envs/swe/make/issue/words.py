@@ -37,9 +37,11 @@ class Reported:
         """All that a text may take from it."""
         effects = (self.actual, self.expected)
         return (
-            *self.snippet.imports, *self.snippet.setup, self.snippet.call,
+            *self.snippet.imports,
+            *self.snippet.setup,
+            self.snippet.call,
             *(part for it in effects for part in (it.value, it.error, it.message) if part),
-        )  # fmt: skip
+        )
 
     @property
     def size(self) -> int:
@@ -62,7 +64,7 @@ class Story:
     missing: bool = False
     """Whether a feature is not there, rather than wrong."""
     manual: str = ""
-    """What the library's documentation says of it, where the copy no longer does."""
+    """The library's documentation of it, where the copy no longer has it."""
 
 
 def written(story: Story, seed: str) -> str:
@@ -79,11 +81,18 @@ def written(story: Story, seed: str) -> str:
     body = voice(first, found, subject, draw)
     parts = [title, "", *_opening(story, draw, missing), *body]
     if missing and story.manual:
-        parts += ["", draw.choice((
-            "For reference, this is what the documentation says about it:",
-            "The documentation describes it like this:",
-            "From the docs:",
-        )), "", *(f"> {line}".rstrip() for line in story.manual.strip().splitlines())]  # fmt: skip
+        parts += [
+            "",
+            draw.choice(
+                (
+                    "For reference, this is what the documentation says about it:",
+                    "The documentation describes it like this:",
+                    "From the docs:",
+                )
+            ),
+            "",
+            *(f"> {line}".rstrip() for line in story.manual.strip().splitlines()),
+        ]
     for number, other in enumerate(more):
         parts += ["", *_second(other, story, draw, number)]
     parts += _closing(story, draw)
@@ -96,14 +105,22 @@ def _is_absence(one: Reported) -> bool:
 
 def _title(subject: str, found: Contrast, draw: random.Random, missing: bool) -> str:
     if missing:
-        return draw.choice((
-            f"{subject} is not implemented", f"{subject} cannot be used",
-            f"{subject}: missing functionality", f"Please support {subject}",
-        ))  # fmt: skip
+        return draw.choice(
+            (
+                f"{subject} is not implemented",
+                f"{subject} cannot be used",
+                f"{subject}: missing functionality",
+                f"Please support {subject}",
+            )
+        )
     short = draw.choice(found.titles)
-    return draw.choice((
-        f"{subject} {short}", f"{subject} {short}", f"{subject}: {short}",
-    )).replace(": does", ": it does")  # fmt: skip
+    return draw.choice(
+        (
+            f"{subject} {short}",
+            f"{subject} {short}",
+            f"{subject}: {short}",
+        )
+    ).replace(": does", ": it does")
 
 
 def _opening(story: Story, draw: random.Random, missing: bool) -> list[str]:
@@ -166,8 +183,11 @@ def _as_session(one: Reported, found: Contrast, subject: str, draw: random.Rando
     if any(isinstance(ast.parse(code).body[0], ast.Expr) for code in one.snippet.setup):
         # An interpreter would show what these give as well.
         return _as_message(one, found, subject, draw)
-    lines = [line for code in (*one.snippet.imports, *one.snippet.setup, one.snippet.call)
-             for line in _prompted(code)]  # fmt: skip
+    lines = [
+        line
+        for code in (*one.snippet.imports, *one.snippet.setup, one.snippet.call)
+        for line in _prompted(code)
+    ]
     lines += _printed(one.actual)
     return [*_block(lines, ""), "", *_wish(one, draw), *_note(found, draw)]
 
@@ -176,9 +196,13 @@ def _as_message(one: Reported, found: Contrast, subject: str, draw: random.Rando
     wish = _wish(one, draw)
     if not one.snippet.setup and len(one.snippet.call) <= _LONG and _brief(one.actual):
         call = one.snippet.call
-        lead = draw.choice((f"`{call}` {_said(one.actual)}.",
-                            f"When I call `{call}`, it {_said(one.actual)}.",
-                            f"For example, `{call}` {_said(one.actual)}."))  # fmt: skip
+        lead = draw.choice(
+            (
+                f"`{call}` {_said(one.actual)}.",
+                f"When I call `{call}`, it {_said(one.actual)}.",
+                f"For example, `{call}` {_said(one.actual)}.",
+            )
+        )
         imports = _block(list(one.snippet.imports))
         return [lead, "", *wish, *_note(found, draw), *([""] if imports else []), *imports]
     return [*_block(_lines(one, shown=False)), "", *_got(one, draw), "", *wish, *_note(found, draw)]
@@ -209,8 +233,11 @@ def _wish(one: Reported, draw: random.Random) -> list[str]:
     if not effect.value:
         return [draw.choice(("This should just work.", "I expected no error here."))]
     if not _brief(effect):
-        return [draw.choice(("I expected:", "The result should be:", "What I want to see:")), "",
-                *_block(_printed(effect), "")]  # fmt: skip
+        return [
+            draw.choice(("I expected:", "The result should be:", "What I want to see:")),
+            "",
+            *_block(_printed(effect), ""),
+        ]
     return [draw.choice((
         f"I expected `{effect.value}`.", f"It should be `{effect.value}`.",
         f"Expected: `{effect.value}`", f"Shouldn't that be `{effect.value}`?",

@@ -22,7 +22,7 @@ with the report alone."""
 
 
 class ServedWriter:
-    """Writes problem texts with a model; says why a text is not taken."""
+    """Writes problem texts with a model; explains why a text is not taken."""
 
     def __init__(self, model: ServedModel, name: str) -> None:
         """Write with a model.

@@ -56,10 +56,13 @@ class Bug:
 
 
 def bugs_of(
-    kinds: Collection[str], tree: Tree, sources: Sequence[str],
-    covered: Mapping[str, Collection[int]], seed: str,
-) -> Iterator[Bug]:  # fmt: skip
-    """Every bug of some kinds, the kinds taking turns, each in an order that the seed says.
+    kinds: Collection[str],
+    tree: Tree,
+    sources: Sequence[str],
+    covered: Mapping[str, Collection[int]],
+    seed: str,
+) -> Iterator[Bug]:
+    """Every bug of some kinds, the kinds taking turns, each in the order of the seed.
 
     Args:
         kinds: of `KINDS`.
@@ -122,8 +125,12 @@ def _single(files: Mapping[str, SourceFile], path: str, site: Site) -> Bug | Non
     text = files[path].changed(site)
     if text is None:
         return None
-    return Bug(kind="procedural", operator=site.operator, texts={path: text},
-               places=((path, site.function),))  # fmt: skip
+    return Bug(
+        kind="procedural",
+        operator=site.operator,
+        texts={path: text},
+        places=((path, site.function),),
+    )
 
 
 def _several(files: Mapping[str, SourceFile], seed: str) -> Iterator[Bug]:
@@ -185,9 +192,14 @@ def _removed(
     for path in sorted(files):
         for one in removals(files[path].text, covered[path]):
             groups.setdefault(one.operator, []).append(
-                Bug(kind="removed", operator=one.operator, texts={path: one.text},
-                    places=((path, one.function),), manual=one.manual)
-            )  # fmt: skip
+                Bug(
+                    kind="removed",
+                    operator=one.operator,
+                    texts={path: one.text},
+                    places=((path, one.function),),
+                    manual=one.manual,
+                )
+            )
     for name, group in groups.items():
         random.Random(f"{seed}:{name}").shuffle(group)
     turns = itertools.zip_longest(*(groups[name] for name in sorted(groups)))

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from agentrl.runtime.drivers.engine_counts import ServingCounts
+from agentrl.serving.engine_counts import ServingCounts
 from agentrl.serving.records import EngineState, EngineStats, Routed, Served, added
 
 

@@ -34,12 +34,13 @@ from agentrl.runtime.assembly.parts import (
     served_source,
 )
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.children.open_workers import open_workers
+from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
     from agentrl.models.vision.reader import VisionReader
-    from agentrl.runtime.children.stages import ChildRollouts, EngineNews
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
@@ -235,8 +236,6 @@ async def _open_children(
     version: int,
 ) -> AsyncIterator[_OpenRollouts]:
     """Workers in processes of their own, with sandboxes and tools there."""
-    from agentrl.runtime.children.open_workers import open_workers
-
     async with open_workers(
         config,
         base=base,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agentrl.testing.fake_cluster.node import Node, forget_folder
-from agentrl.testing.fake_cluster.server import FakeCluster, kubeconfig
-from agentrl.testing.fake_cluster.store import Store
+from tests.sandboxes.kubernetes.fake_cluster.node import Node, forget_folder
+from tests.sandboxes.kubernetes.fake_cluster.server import FakeCluster, kubeconfig
+from tests.sandboxes.kubernetes.fake_cluster.store import Store
 
 
 async def main(path: Path, port: int) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from agentrl.testing.fake_cluster.node import FRAME, Node
-from agentrl.testing.fake_cluster.rules import complaints
-from agentrl.testing.fake_cluster.store import Store, key, stamp
+from tests.sandboxes.kubernetes.fake_cluster.node import FRAME, Node
+from tests.sandboxes.kubernetes.fake_cluster.rules import complaints
+from tests.sandboxes.kubernetes.fake_cluster.store import Store, key, stamp
 
 TOKEN = "the-token-of-the-tests"
 USER = "tester"

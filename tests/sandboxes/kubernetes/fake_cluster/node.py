@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from agentrl.testing.fake_cluster.rules import amount
-from agentrl.testing.fake_cluster.store import Store, key, stamp
+from tests.sandboxes.kubernetes.fake_cluster.rules import amount
+from tests.sandboxes.kubernetes.fake_cluster.store import Store, key, stamp
 
 SOCKET = "/var/run/docker.sock"
 LABEL = "agentrl.fake-cluster"

@@ -1,0 +1,226 @@
+"""Makes the parts of a driver, standing where earlier processes of the run have stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.config import RunConfig
+from agentrl.health.history import flat_config
+from agentrl.machine.processes.stop import StopSwitch
+from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
+from agentrl.runtime.drivers.concurrency import Concurrency
+from agentrl.runtime.drivers.decisions import StepDecisions
+from agentrl.runtime.drivers.driver import DriverParts
+from agentrl.runtime.drivers.evaluator import Evaluator
+from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.runtime.drivers.pending_groups import PendingGroups
+from agentrl.runtime.drivers.position import RunPosition
+from agentrl.runtime.drivers.rollout_runner import RolloutRunner
+from agentrl.runtime.drivers.run_clock import RunClock
+from agentrl.runtime.drivers.step_learner import StepLearner
+from agentrl.runtime.drivers.step_log import StepLog
+from agentrl.runtime.drivers.weight_sync import EngineWeights
+from agentrl.runtime.health.failure_watch import FailureWatch
+from agentrl.runtime.health.outage_retries import OutageRetries
+from agentrl.runtime.health.run_health import RunHealth
+from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import Parts, RunHistory
+from agentrl.runtime.scoring.score_book import ScoreBook, last_value
+from agentrl.serving.engine_counts import ServingCounts
+
+if TYPE_CHECKING:
+    from agentrl.disk.run_directory import RunDir
+
+
+def make_driver_parts(
+    config: RunConfig,
+    run_dir: RunDir,
+    parts: Parts,
+    *,
+    history: RunHistory,
+    progress: Progress,
+    stop: StopSwitch,
+    now: Callable[[], float] = time.monotonic,
+) -> DriverParts:
+    """Make the parts of a driver, standing where earlier processes of the run have stopped.
+
+    Args:
+        config: of the run.
+        run_dir: its locked directory.
+        parts: the opened stages and the disk.
+        history: what earlier processes left.
+        progress: notified of what happens.
+        stop: ends the run.
+        now: a clock that never goes back, in seconds.
+    """
+    stages = parts.stages
+    stages.engines.guard = stop.guard
+    rolling = OutageRetries(stages.rollouts, stages.engines)
+    known = _standing(config, run_dir, parts, rolling, history, progress, stop, now)
+    concurrency = _concurrency(config, parts)
+    rollouts = RolloutRunner(
+        rolling,
+        config.rollout,
+        stop_token_ids=stages.stop_token_ids,
+        limit=concurrency.limit,
+        seed=known.seed,
+        stop=stop,
+        progress=progress,
+    )
+    checkpoints = _checkpoints(config, run_dir, parts, known, progress)
+    return DriverParts(
+        run_dir=run_dir,
+        stages=stages,
+        store=parts.store,
+        seed=known.seed,
+        concurrency=concurrency,
+        position=known.position,
+        clock=known.clock,
+        rollouts=rollouts,
+        pending=known.pending,
+        failures=known.failures,
+        learner=_learner(parts, known, progress, stop),
+        weights=EngineWeights(stages, progress),
+        engine_counts=ServingCounts(),
+        book=known.book,
+        evaluator=_evaluator(config, parts, known, rollouts, progress),
+        checkpoints=checkpoints,
+        health=known.health,
+        decisions=_decisions(config, parts, known, checkpoints),
+        log=StepLog(parts.metrics, logged=history.logged, health=known.health, progress=progress),
+        stop=stop,
+        progress=progress,
+        refresh=parts.refresh,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """The parts that know how far a run has come; the others are made with them."""
+
+    seed: int
+    """Seed of training rollouts."""
+    position: RunPosition
+    """Steps done and the cursor of the tasks."""
+    clock: RunClock
+    """Wall time of the run over all processes."""
+    book: ScoreBook
+    """Scores known so far."""
+    pending: PendingGroups
+    """Sampled groups that no step has trained."""
+    failures: FailureWatch
+    """Ends a run in which nothing works."""
+    health: RunHealth
+    """Rules, detectors and pauses."""
+
+
+def _standing(
+    config: RunConfig,
+    run_dir: RunDir,
+    parts: Parts,
+    rolling: OutageRetries,
+    history: RunHistory,
+    progress: Progress,
+    stop: StopSwitch,
+    now: Callable[[], float],
+) -> _Standing:
+    seed = config.run.seed
+    if history.rollbacks.count:
+        # The same rollouts from the same weights would end where the last ones did.
+        seed = stable_seed(seed, "rollback", history.rollbacks.count)
+    step_s = last_value(history.logged, "timing_s/step")
+    return _Standing(
+        seed=seed,
+        position=RunPosition(parts.cursor, parts.leaps, done=history.done),
+        clock=RunClock(
+            config.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now
+        ),
+        book=ScoreBook(
+            parts.eval_tasks,
+            parts.store,
+            n_samples=config.eval.n_samples,
+            logged=history.logged,
+            now=now,
+        ),
+        pending=PendingGroups(rolling),
+        failures=FailureWatch(worked=history.done > 0, note=progress.note),
+        health=RunHealth(
+            config.health,
+            run_dir,
+            history,
+            settings=flat_config(config),
+            progress=progress,
+            stop=stop,
+        ),
+    )
+
+
+def _concurrency(config: RunConfig, parts: Parts) -> Concurrency:
+    # The embedded engine keeps its rows by itself, and decodes between the trainer's steps.
+    serving = config.serving
+    slots = None if serving.engine == "embedded" else serving.max_batch_size
+    return Concurrency(parts.in_flight, slots_per_engine=slots)
+
+
+def _checkpoints(
+    config: RunConfig, run_dir: RunDir, parts: Parts, known: _Standing, progress: Progress
+) -> CheckpointKeeper:
+    return CheckpointKeeper(
+        run_dir,
+        config.checkpoint,
+        learner=parts.stages.learner,
+        position=known.position,
+        book=known.book,
+        protected=known.health.protected,
+        clock=known.clock,
+        progress=progress,
+        refresh=parts.refresh,
+    )
+
+
+def _learner(parts: Parts, known: _Standing, progress: Progress, stop: StopSwitch) -> StepLearner:
+    return StepLearner(
+        parts.stages,
+        pending=known.pending,
+        position=known.position,
+        clock=known.clock,
+        stop=stop,
+        progress=progress,
+    )
+
+
+def _evaluator(
+    config: RunConfig,
+    parts: Parts,
+    known: _Standing,
+    rollouts: RolloutRunner,
+    progress: Progress,
+) -> Evaluator:
+    return Evaluator(
+        config.eval,
+        seed=config.run.seed,
+        book=known.book,
+        rollouts=rollouts,
+        learner=parts.stages.learner,
+        watch=known.failures,
+        pending=known.pending,
+        progress=progress,
+    )
+
+
+def _decisions(
+    config: RunConfig, parts: Parts, known: _Standing, checkpoints: CheckpointKeeper
+) -> StepDecisions:
+    return StepDecisions(
+        position=known.position,
+        health=known.health,
+        store=parts.store,
+        clock=known.clock,
+        book=known.book,
+        checkpoints=checkpoints,
+        steps=config.train.steps,
+        evaluate_every=config.eval.every_steps,
+    )
