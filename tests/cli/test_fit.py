@@ -49,7 +49,7 @@ def test_a_loss_that_fails_in_the_first_step_can_be_mended(tmp_path: Path) -> No
     path = write_fit(tmp_path, "dpo", objective__loss="own.py:loss")
     (tmp_path / "own.py").write_text("def loss(inputs):\n    return inputs.h\n")
     text = call(tmp_path, "fit", path, "eval.datasets={}", status=2)
-    assert "pair loss 'own.py:loss' raised AttributeError" in text
+    assert f"pair loss '{tmp_path}/own.py:loss' raised AttributeError" in text
     made = tmp_path / "runs" / "fit" / "reference.parquet"
     before = made.stat().st_mtime_ns
     text = call(tmp_path, "fit", path, "eval.datasets={}", "objective.loss=ipo", "train.steps=1")

@@ -49,7 +49,7 @@ def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_p
     assert 10 <= len((folder / "shout_word.yaml").read_text().splitlines()) <= 20
     config = load_config(folder / "shout_word.yaml")
     assert len(load_tasks(config.dataset, base=folder)) >= 8
-    assert config.env.target == "shout_word.py:ShoutWord"
+    assert config.env.target == f"{folder}/shout_word.py:ShoutWord"
     checked = run("env", "check", str(folder / "shout_word.py"), "--sandbox", "none")
     assert checked == 0
     assert "Nothing found (3 tasks, " in capsys.readouterr().out

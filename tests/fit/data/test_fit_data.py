@@ -236,7 +236,7 @@ def test_a_set_that_is_neither_pairs_nor_conversations(folder: Path) -> None:
     path = write_fit(folder, "rm", **CENTERED)
     write_rows(folder / "set.jsonl", [{"text": "plain"}])
     with pytest.raises(
-        DataError, match=r"objective\.center_data\.source 'set.jsonl' holds neither"
+        DataError, match=r"objective\.center_data\.source '\S+/set\.jsonl' holds neither"
     ):
         loaded(path)
 
@@ -244,7 +244,7 @@ def test_a_set_that_is_neither_pairs_nor_conversations(folder: Path) -> None:
 def test_rollouts_of_a_run_center_rewards(folder: Path) -> None:
     stored_run(folder)
     path = write_fit(folder, "rm", **CENTERED)
-    sets = loaded(path, "objective.center_data.source=run:a-run")
+    sets = loaded(path, f"objective.center_data.source=run:{folder}/a-run")
     assert sets.centered is not None
     assert len(sets.centered.examples) == 8
 
@@ -277,7 +277,7 @@ SETTINGS = {
     "not finite": ("dpo", "objective.beta=.nan", ConfigError, "beta"),
     "no such file": ("dpo", "data.source=trian.jsonl", AgentrlError, r"trian\.jsonl"),
     "no such column": ("dpo", "data.columns={chosen: good}", AgentrlError, "good"),
-    "rollouts for pairs": ("dpo", "data.source=run:x", ConfigError, "agentrl prefs make x --out"),
+    "rollouts for pairs": ("dpo", "data.source=run:x", ConfigError, r"prefs make \S+/x --out"),
     "no such run": ("sft", "data.source=run:x", RunError, "x"),
     "scores of a file": ("sft", "data.min_score=1", ConfigError, "belongs to sources run:FOLDER"),
     "no such model": ("sft", "model.path=./nowhere", ConfigError, "nowhere"),

@@ -58,6 +58,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_planted(tmp_path_factory.mktemp("planted"))
 
 
+@pytest.fixture(autouse=True)
+def _in_its_folder(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of overrides start at the current folder."""
+    monkeypatch.chdir(file.parent)
+
+
 @pytest.fixture(scope="module")
 def known() -> PreflightFacts:
     return PreflightFacts()

@@ -101,6 +101,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(autouse=True)
+def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of overrides start at the current folder."""
+    monkeypatch.chdir(project.parent)
+
+
 async def lines(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
     checks = await full_preflight(config, base=project.parent, found=PreflightFacts())

@@ -1,0 +1,52 @@
+"""A run whose environment changes the current folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config import load_config
+from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.disk.run_directory import RunDir
+from agentrl.runtime.launch import train
+from agentrl.runtime.progress import Progress
+from tests.runtime.tiny_project import ENV, write_project
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps of the metrics; step 0 is the evaluation before the first."""
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+async def test_nothing_is_lost_where_an_environment_leaves_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a path is made absolute when it is used, and not when the file is read."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    file = write_project(tmp_path / "own", train__steps=2, model__path="model")
+    document = yaml.safe_load(file.read_text())
+    del document["run"]["dir"]
+    file.write_text(yaml.safe_dump(document))
+    moves = f"import os\n        os.chdir({str(elsewhere)!r})\n        if self.fail =="
+    (file.parent / "vowels.py").write_text(ENV.replace("if self.fail ==", moves, 1))
+
+    monkeypatch.chdir(here)
+    await train(load_config(file), base=file.parent, progress=Progress())
+    assert Path.cwd() == elsewhere
+    assert list(elsewhere.iterdir()) == []
+    run = here / "runs" / "tiny"
+    assert steps_of(run) == [0, 1, 2]
+    assert [found.state.step for found in list_checkpoints(run / "checkpoints")] == [2]
+    assert len(list((run / "trajectories" / "train").glob("*.parquet"))) == 2
+
+    # It goes on from any folder, and its stored config names the same places.
+    directory, config, base = RunDir.resume(run)
+    assert config.model.path == str(file.parent / "model")
+    more = config.model_copy(update={"train": config.train.model_copy(update={"steps": 3})})
+    await train(more, base=base, run_dir=directory, progress=Progress())
+    assert steps_of(run)[-1] == 3
