@@ -36,6 +36,7 @@ class Place(Enum):
     REFERENCE = "`model`, `none`, or as MODEL"
     CODE = "an import string, or a name of ours"
     SOURCE = "rows: a file, a folder, `run:FOLDER`, `hf:NAME` or an import string"
+    PAIRS = "`none`, or as SOURCE"
     RATES = "pass rates: `profile`, `column:NAME`, or a file or folder"
 
 

@@ -95,9 +95,9 @@ class DpoObjective(FiniteSection, KindSection):
     undesirable_weight: float = Field(default=1.0, gt=0)
     """Weight of the answers of `kto` that are not."""
     reference: Annotated[str, Place.REFERENCE] = "model"
-    """`model` what the fit begins with, `none`, or a checkpoint; relative folders start at the
-    folder of this file. Its log-probabilities are computed once and kept beside the run; `kto`
-    needs those of one more answer for each row and epoch."""
+    """`model` what the fit begins with, `none`, or a checkpoint. Its log-probabilities are
+    computed once and kept beside the run; `kto` needs those of one more answer for each row and
+    epoch."""
 
     @property
     def unpaired(self) -> bool:

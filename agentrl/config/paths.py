@@ -163,6 +163,8 @@ def _moved(value: Any, place: Place, key: str, start: PathStart) -> Any:
             return start.code(value)
         case Place.SOURCE:
             return start.source(value)
+        case Place.PAIRS:
+            return value if value == "none" else start.source(value)
         case Place.RATES:
             kept = value == "profile" or value.startswith("column:")
             return value if kept else start.folder(value)

@@ -86,7 +86,7 @@ class RefreshSection(FiniteSection):
     `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments of that function."""
-    old_pairs: str | None = None
+    old_pairs: Annotated[str | None, Place.PAIRS] = None
     """Source of old pairs, which are mixed with the new ones 1 : 1; None takes those of the fit
     that made the model, and `none` takes none."""
     held_out: float = Field(default=0.2, gt=0, lt=1)

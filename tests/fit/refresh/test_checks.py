@@ -47,7 +47,7 @@ def refused_or_said(config: RunConfig, base: Path) -> str | None:
         ({"refresh": refresh_section(labeller="human", args={"a": 1})}, "'human' takes none"),
         (
             {"refresh": refresh_section(old_pairs=None)},
-            r"old_pairs is not set, and 'rm' is no run directory.*`none` to train on new pairs",
+            r"old_pairs is not set, and '\S+/rm' is no run directory.*`none` to train on new pairs",
         ),
         ({"refresh": refresh_section(old_pairs="gone.jsonl")}, r"old_pairs: .*gone\.jsonl"),
     ],
@@ -73,8 +73,8 @@ def test_what_works_is_said_in_a_line(folder: Path) -> None:
         write_refresh_project(folder, refresh=refresh_section(old_pairs="old.jsonl"))
     )
     assert refused_or_said(config, folder) == (
-        "reward.refresh: rm after every 2 steps, labelled by labels.py:first_id, old pairs of "
-        "old.jsonl"
+        f"reward.refresh: rm after every 2 steps, labelled by {folder}/labels.py:first_id, old "
+        f"pairs of {folder}/old.jsonl"
     )
     for off in ({"refresh": None}, {"refresh": {"every_steps": 0}}, {"train__steps": 0}):
         assert refused_or_said(load_config(write_refresh_project(folder, **off)), folder) is None
@@ -116,7 +116,7 @@ def test_a_dry_run_refuses_and_shows(folder: Path) -> None:
     assert status == 2, text
     assert "fail reward models" in said
     assert "nowhere" in said
-    assert "labelled by labels.py:first_id, no old pairs" in (
+    assert f"labelled by {folder}/labels.py:first_id, no old pairs" in (
         refused_or_said(load_config(path), folder) or ""
     )
 
