@@ -28,17 +28,9 @@ async def backend():
     await made.close()
 
 
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("swe"))
+async def test_the_whole_loop_with_the_real_tools(backend, tmp_path):
+    seen, *_ = make_folder(tmp_path / "swe")
 
-
-@pytest.fixture
-def seen(tasks):
-    return tasks[0]
-
-
-async def test_the_whole_loop_with_the_real_tools(backend, seen, tmp_path):
     def call(name, **arguments):
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 

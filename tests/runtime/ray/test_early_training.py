@@ -12,7 +12,6 @@ from tests.runtime.tiny_project import write_larger_model, write_project
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
 ]
 

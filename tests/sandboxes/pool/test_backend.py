@@ -314,13 +314,13 @@ async def test_warm_sandboxes_are_ready_and_a_dead_one_is_not_handed_out() -> No
     try:
         first = await pool.take(SPEC, LIMITS)
         assert not first.origin.warm
-        await asyncio.wait_for(until_ready(3), 20)
+        await asyncio.wait_for(until_ready(3), 120)
         await kill_supervisor(supervisors()[1])
         taken = [await pool.take(SPEC, LIMITS) for _ in range(2)]
         assert taken[0].origin.warm
         for sandbox in taken:
             assert (await sandbox.exec(("echo", "hi"))).stdout == "hi\n"
-        await asyncio.wait_for(until_ready(5), 20)
+        await asyncio.wait_for(until_ready(5), 120)
         # Another kind is another sandbox.
         small = await pool.take(SandboxSpec(limits=SandboxLimits(processes=16)), LIMITS)
         assert not small.origin.warm
