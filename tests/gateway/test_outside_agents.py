@@ -45,7 +45,7 @@ def _free_port() -> int:
 
 def _post(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
 
@@ -146,7 +146,7 @@ async def test_a_wrong_question_for_a_rollout_is_refused(chat: ChatFormat, body:
     def ask() -> int:
         url = f"http://127.0.0.1:{port}/sessions/next"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10):
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120):
                 return 200
         except urllib.error.HTTPError as error:
             return error.code
@@ -289,7 +289,7 @@ def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Pa
     server = f"http://127.0.0.1:{port}"
     process.wait_for("sessions/next")
     _first_rollouts(server, 4)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     mine = _post(f"{server}/sessions", MINE)
     _post(f"{mine['base_url']}/chat/completions", {"model": "policy", "messages": HELLO})
     _post(f"{mine['base_url']}/reward", 1)

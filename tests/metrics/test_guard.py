@@ -20,7 +20,7 @@ class Slow:
         self.closed = 0
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        self.go.wait(30)
+        self.go.wait(120)
         if "bad" in values:
             raise ConnectionError("no such host")
         self.steps.append(step)
@@ -84,7 +84,7 @@ def test_a_sink_that_hangs_keeps_neither_the_run_nor_its_end(
 def test_values_that_change_after_they_were_logged_are_written_as_they_were() -> None:
     class Keeps(Slow):
         def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-            self.go.wait(30)
+            self.go.wait(120)
             self.kept = dict(values)
 
     sink = Keeps()

@@ -58,8 +58,12 @@ def slow(trajectory: Trajectory, task: Task) -> float:
     return 0.0
 
 
+HUNG: list[str] = []
+
+
 async def hangs(trajectory: Trajectory, task: Task) -> float:
-    await asyncio.sleep(60)
+    HUNG.append(trajectory.rollout_id)
+    await asyncio.sleep(600)
     return 0.0
 
 
@@ -120,7 +124,7 @@ def ours(trajectory, task, completions=3.0):
 HERE = f"{Path(__file__).name}:"
 
 
-def grading(timeout_s: float = 10.0, **section: Any) -> RewardFunctions | None:
+def grading(timeout_s: float = 120.0, **section: Any) -> RewardFunctions | None:
     """As the config says; a function may be given by its name in this file alone."""
     functions = {}
     for name, item in section.pop("functions", {}).items():
@@ -265,11 +269,13 @@ async def test_plain_functions_do_not_hold_the_loop_up(bench: Make) -> None:
 
 async def test_cancelled_while_grading(bench: Make) -> None:
     made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
+    HUNG.clear()
     running = asyncio.ensure_future(made.group(n=2))
-    await asyncio.sleep(0.1)
+    while len(HUNG) < 2:
+        await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 120)
     assert [env.closed for env in made.envs] == [1, 1]
 
 

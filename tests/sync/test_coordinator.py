@@ -101,7 +101,7 @@ async def fleet(engines) -> AsyncIterator[Fleet]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.01)
 

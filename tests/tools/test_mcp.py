@@ -112,7 +112,7 @@ def alive(pid: int) -> bool:
 
 
 async def ended(pid: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while alive(pid) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return not alive(pid)
@@ -164,7 +164,7 @@ async def test_a_server_over_http(script):
             pass
     with subprocess.Popen(script(GOOD, str(port)), stderr=subprocess.DEVNULL) as process:
         try:
-            for _ in range(200):
+            for _ in range(2400):
                 with contextlib.suppress(OSError):
                     socket.create_connection(("127.0.0.1", port)).close()
                     break
@@ -289,7 +289,7 @@ async def test_a_server_that_one_call_has_stopped_is_started_again(script, monke
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await tools["hang"].call({}, None)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(120):
             assert (await tools["pid"].call({}, None)).text != first
         assert await ended(int(first))
 
@@ -303,7 +303,7 @@ async def test_a_server_ends_with_the_process_that_started_it(script, tmp_path):
         "    server = McpServer(command=sys.argv[1:], only=['pid'])\n"
         "    (tool,) = await server.open()\n"
         "    print((await tool.call({}, None)).text, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
+        "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     host = subprocess.Popen(

@@ -58,7 +58,7 @@ async def test_failures_count_and_the_others_are_used(tmp_path: Path) -> None:
 
 async def test_a_label_that_takes_too_long_is_a_failure(tmp_path: Path) -> None:
     async def slow(task: Any, a: Any, b: Any) -> float:
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
         return 1.0
 
     labels = await labelled(tmp_path, slow, most=2, timeout_s=0.05)

@@ -44,7 +44,7 @@ def screen(app: TerminalApp) -> str:
 async def until(pilot: Pilot, *parts: str) -> str:
     """The screen as soon as it shows all parts."""
     assert isinstance(pilot.app, TerminalApp)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         await pilot.pause()
         text = screen(pilot.app)
@@ -267,7 +267,7 @@ class SlowRows(StoredRows):
 
     def shelf(self, kind: str, step: int) -> Shelf:
         if step in self.slow:
-            assert self.slow[step].wait(30)
+            assert self.slow[step].wait(120)
         return super().shelf(kind, step)
 
 

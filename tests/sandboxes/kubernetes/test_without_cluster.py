@@ -270,7 +270,7 @@ def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> No
         [sys.executable, "-I", "-S", "-c", PORTABLE_BOOT % 20],
         input=wire.HEAD.pack(len(body), wire.CONFIG, 0) + body,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         env={"FLAVOUR": "x"},
     )
     assert done.stderr == b""
@@ -317,7 +317,7 @@ def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert waiting.wait(timeout=20) == 1
+    assert waiting.wait(timeout=120) == 1
     assert waiting.stderr is not None
     assert b"nobody has attached" in waiting.stderr.read()
     waiting.stderr.close()
@@ -430,7 +430,7 @@ async def test_bytes_go_in_order_and_wait_for_a_slow_server(api: OneAttach) -> N
     done, _ = await asyncio.wait([waiting], timeout=0.3)
     assert not done
     go.set()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 120)
     while len(taken) < len(sent):
         await asyncio.sleep(0.01)
     assert taken == sent

@@ -56,7 +56,7 @@ async def serving(handle: Handle) -> AsyncIterator[Http]:
         http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         yield http
         await http.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while open_now:
                 await asyncio.sleep(0.01)
 
@@ -238,7 +238,7 @@ async def test_a_shortage_of_descriptors_says_nothing_of_a_server() -> None:
         engine = VllmEngine(http.url, name="a")
         client = TokenClient([engine])
         with no_descriptors():
-            health = await asyncio.wait_for(engine.health(), 2)
+            health = await asyncio.wait_for(engine.health(), 120)
             assert (health.ready, health.asked) == (False, False)
             assert not await client._is_down("a", client.member("a"))
         assert client.active() == ["a"]
