@@ -189,7 +189,7 @@ async def test_time_of_the_agent_is_limited_and_turns_do_not_count(chat):
     row = await one(chat, slow, timeout_s=0.2)
     assert row.termination is Termination.ENV_CRASHED
     assert row.termination_detail.startswith("timeout_s: 0.2 s of 0.2 s")
-    row = await one(chat, waiting, timeout_s=0.2, delay_s=0.5)
+    row = await one(chat, waiting, timeout_s=1.0, delay_s=1.2)
     assert row.termination is Termination.ENV_DONE
 
 

@@ -67,11 +67,9 @@ def broken_part(trajectories: Any, task: Task) -> list[Any]:
     return [RewardValue(value=0.0, parts={"place": float("inf")}) for _ in trajectories]
 
 
-HUNG: list[str] = []
-
-
 async def hangs(trajectories: Any, task: Task) -> list[float]:
-    HUNG.append(task.task_id)
+    begun: list[str] = task.metadata.get("begun", [])  # type: ignore[assignment]
+    begun.append(task.id)
     await asyncio.sleep(600)
     return []
 
@@ -196,9 +194,9 @@ async def test_a_part_of_the_environments_name_is_an_error(bench: Make) -> None:
 async def test_cancelled_while_the_group_is_graded(bench: Make) -> None:
     """Fails if work whose group was given up last is not counted as given up."""
     made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
-    HUNG.clear()
-    running = asyncio.ensure_future(made.group(n=2))
-    while not HUNG:
+    begun: list[str] = []
+    running = asyncio.ensure_future(made.group(n=2, metadata={"begun": begun}))
+    while not begun:
         await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -58,11 +58,9 @@ def slow(trajectory: Trajectory, task: Task) -> float:
     return 0.0
 
 
-HUNG: list[str] = []
-
-
 async def hangs(trajectory: Trajectory, task: Task) -> float:
-    HUNG.append(trajectory.rollout_id)
+    begun: list[str] = task.metadata.get("begun", [])  # type: ignore[assignment]
+    begun.append(trajectory.rollout_id)
     await asyncio.sleep(600)
     return 0.0
 
@@ -269,9 +267,9 @@ async def test_plain_functions_do_not_hold_the_loop_up(bench: Make) -> None:
 
 async def test_cancelled_while_grading(bench: Make) -> None:
     made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
-    HUNG.clear()
-    running = asyncio.ensure_future(made.group(n=2))
-    while len(HUNG) < 2:
+    begun: list[str] = []
+    running = asyncio.ensure_future(made.group(n=2, metadata={"begun": begun}))
+    while len(begun) < 2:
         await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

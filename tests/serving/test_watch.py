@@ -216,7 +216,7 @@ async def test_a_pause_that_no_engine_answers_fails_and_all_must_prove_themselve
         with pytest.raises(EngineError, match=r"pause failed on a: .*no answer within 0.3 s"):
             await client.pause_all()
         assert client.is_stuck("a")
-        waiting = asyncio.create_task(client.start_over("nobody took them", limit_s=10))
+        waiting = asyncio.create_task(client.start_over("nobody took them", limit_s=120))
         await asyncio.sleep(3 * LIMIT_S)
         assert not waiting.done()
         a.runs.set()

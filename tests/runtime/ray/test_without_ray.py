@@ -218,7 +218,7 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
     """Fails if only workers that live when a pause begins hear of it."""
     fresh = Opening([])
     group = WorkerGroup(Plain, [Opening([])], name="worker")
-    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    workers = Workers(group, lambda _: fresh, open_limit_s=120.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: held
     workers.policy_copy = PolicyCopy(tokenizer=b"the policy's")
@@ -234,7 +234,7 @@ async def test_every_worker_scores_with_the_reward_model_in_use() -> None:
     """Fails if a worker that opens in place of a dead one pays by the model of the run file."""
     handles, fresh = [Opening([]), Opening([])], Opening([])
     group = WorkerGroup(Plain, handles, name="worker")
-    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    workers = Workers(group, lambda _: fresh, open_limit_s=120.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: False
     used = UsedRewardModel(name="rm", version=1, path="v1")

@@ -226,7 +226,7 @@ async def test_a_lost_node_reaches_whoever_waits_for_an_answer(reads: bool, api:
     api.script = script
     streams = await api.open("its node n is lost", EndedOutside)
     channel = Channel(streams, streams)
-    await channel.start(b"", timeout_s=20.0)
+    await channel.start(b"", timeout_s=120.0)
     if reads:
         asyncio.get_running_loop().call_later(0.1, closing.set)
     else:
@@ -235,7 +235,7 @@ async def test_a_lost_node_reaches_whoever_waits_for_an_answer(reads: bool, api:
             await asyncio.sleep(0.01)
     for _ in range(2):
         with pytest.raises(SandboxLost, match="node n is lost"):
-            await channel.request(wire.READ, {}, timeout_s=20.0)
+            await channel.request(wire.READ, {}, timeout_s=120.0)
     await channel.close("closed")
     await streams.end()
 
@@ -307,7 +307,7 @@ async def test_a_report_without_end_is_refused() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(wire.HEAD.pack(2**21, wire.READY, 0))
     with pytest.raises(SandboxError, match="a frame of 2097152 bytes"):
-        await Channel(reader, Nowhere()).start(b"", timeout_s=5.0)
+        await Channel(reader, Nowhere()).start(b"", timeout_s=120.0)
 
 
 def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
