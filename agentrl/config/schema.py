@@ -22,13 +22,12 @@ from agentrl.config.fleet import (
     SyncSection,
 )
 from agentrl.config.health import HealthSection
-from agentrl.config.machine import fast_dtype
 from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
-from agentrl.config.sharding import refusal
-from agentrl.config.training import TrainSection
+from agentrl.config.training import TrainSection, sharding_refusal
 from agentrl.estimators import ESTIMATORS
+from agentrl.machine.number_types import fast_dtype
 
 
 class RunSection(Section):
@@ -432,7 +431,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sharded_model(self) -> RunConfig:
-        wrong = refusal(
+        wrong = sharding_refusal(
             self.train,
             runtime=self.runtime.kind,
             engine=self.serving.engine,
