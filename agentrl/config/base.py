@@ -27,7 +27,7 @@ class Section(BaseModel):
         return {cls.bare: value}
 
 
-class Place(Enum):
+class Names(Enum):
     """What the text of a key names; an annotation of its field, read by `agentrl.config.paths`."""
 
     FOLDER = "a file or folder"
