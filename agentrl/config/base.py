@@ -28,7 +28,7 @@ class Section(BaseModel):
 
 
 class Names(Enum):
-    """What the text of a key names; an annotation of its field, read by `agentrl.config.paths`."""
+    """Kinds of text in a key; an annotation of its field, read by `agentrl.config.paths`."""
 
     FOLDER = "a file or folder"
     OWN_FOLDER = "a folder, which older versions looked for in the current one"

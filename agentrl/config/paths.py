@@ -1,4 +1,4 @@
-"""Where the paths of a file start: one rule for all keys that hold one.
+"""Absolute paths: one rule for the start of every path in a file or an override.
 
 A path in a file starts at the folder of that file. A path on the command line, the value of a
 dotted override and the default `runs` start at the current folder. All are made absolute when the
@@ -29,7 +29,7 @@ QUICKSTART = "quickstart"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathStart:
-    """Where the relative paths of some settings start."""
+    """Start of the relative paths of some settings."""
 
     base: Path
     """Folder of the file, or the current one for words of the command line."""
