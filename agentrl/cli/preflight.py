@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.reward.known_answers import TriedAnswer
-    from agentrl.preflight.runner import Plan
+    from agentrl.preflight.runner import CheckPlan
 
 
 def command(
@@ -83,7 +83,7 @@ def plan(
     resume: bool,
     request: dict[str, Any] | None,
     found: PreflightFacts,
-) -> Plan:
+) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest

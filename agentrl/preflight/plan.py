@@ -35,7 +35,7 @@ from agentrl.preflight.checks.teacher import teacher
 from agentrl.preflight.reward.answer_player import REPEATS_S
 from agentrl.preflight.reward.known_answers import IN_FLIGHT, MORE_TASKS, TASKS, AnswerKind
 from agentrl.preflight.reward.samples import SampleRequest
-from agentrl.preflight.runner import COMMON, Limit, Plan, Step, outcome_of
+from agentrl.preflight.runner import COMMON, CheckPlan, Limit, Step, outcome_of
 from agentrl.runtime.assembly.teacher import teacher_section
 from agentrl.runtime.checks import algorithm as algorithm_checks
 from agentrl.runtime.checks import fleet as fleet_checks
@@ -63,10 +63,12 @@ async def preflight(config: RunConfig, *, base: Path, resume: bool = False) -> l
     return await _run(dry_run_plan(config, base=base, found=PreflightFacts(), resume=resume))
 
 
-def dry_run_plan(config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool) -> Plan:
+def dry_run_plan(
+    config: RunConfig, *, base: Path, found: PreflightFacts, resume: bool
+) -> CheckPlan:
     """The checks of `preflight`; `watchdog.run_watched` runs them, too."""
     steps = [*_parts(config, base, found, resume), *_places(config, base, found, resume)]
-    return Plan(steps=steps, limits=limits_of(config))
+    return CheckPlan(steps=steps, limits=limits_of(config))
 
 
 async def full_preflight(
@@ -96,7 +98,7 @@ def full_plan(
     found: PreflightFacts,
     resume: bool = False,
     samples: SampleRequest | None = None,
-) -> Plan:
+) -> CheckPlan:
     """The checks of `full_preflight`; `watchdog.run_watched` runs them, too."""
     trials: list[Step] = [
         ("template", lambda: preflight_trials.template(found)),
@@ -135,7 +137,7 @@ def full_plan(
         ("critic", lambda: preflight_setup.critic(algorithm(), config.critic, config.train, base)),
     ]
     parts = _parts(config, base, found, resume)
-    return Plan(
+    return CheckPlan(
         steps=[*parts, *trials, *setup, *_places(config, base, found, resume)],
         limits=limits_of(config, samples=samples.count if samples else 0),
     )
@@ -179,7 +181,7 @@ def _places(config: RunConfig, base: Path, found: PreflightFacts, resume: bool) 
     ]
 
 
-async def _run(plan: Plan) -> list[Finding]:
+async def _run(plan: CheckPlan) -> list[Finding]:
     return [await outcome_of(name, check) for name, check in plan.steps]
 
 
