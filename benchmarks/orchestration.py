@@ -86,12 +86,7 @@ class SleepingEngine(Engine):
     version = 0
 
     def __init__(
-        self,
-        chat: ChatFormat,
-        *,
-        turns: int,
-        delay_s: float,
-        spread: float = 0.0,
+        self, chat: ChatFormat, *, turns: int, delay_s: float, spread: float = 0.0
     ) -> None:
         """Prepare the generations.
 

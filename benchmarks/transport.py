@@ -247,10 +247,7 @@ def main() -> None:
         options.conversations, options.delay, options.repeats = 256, 0.2, 1
     names = kinds(options.profile or options.kinds)
     nowhere = {"address": "", "secret": ""}
-    with (
-        other_process("lean", options) as lean,
-        other_process("http", options) as http,
-    ):
+    with other_process("lean", options) as lean, other_process("http", options) as http:
         places = {"lean": lean, "http": http}
         count = options.conversations
         runs = {kind: make_run(kind, places.get(kind, nowhere), options, count) for kind in names}

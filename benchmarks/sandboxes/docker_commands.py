@@ -318,10 +318,7 @@ async def main() -> None:
     chosen = args.parts or ("latency", "rate", "episode", "many", "crash")
     print(machine())
     rex = Rex(args.swe_rex) if args.swe_rex else None
-    for part, containers, measure, unit in (
-        ("latency", 1, latency, "ms"),
-        ("rate", 8, rate, "/s"),
-    ):
+    for part, containers, measure, unit in (("latency", 1, latency, "ms"), ("rate", 8, rate, "/s")):
         if part in chosen:
             found = await commands(args.repeats, containers, measure, rex)
             for name, values in found.items():
