@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.paths import QUICKSTART
 from agentrl.config.schema import ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_name import run_path
 from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
+from agentrl.models.device import pick_device
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.teacher import teacher_bytes
 from agentrl.types.finding import Finding, fail, warn
 
@@ -97,7 +100,6 @@ async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
             f"not estimated: the model's shape is not known here ({error})",
             "fetch the model first, or set model.path to its folder",
         )
-    from agentrl.train.model.pretrained import pick_device
 
     runtime = config.runtime
     elsewhere = runtime.address if runtime.kind == "ray" else None
@@ -191,7 +193,6 @@ def _lower(config: RunConfig) -> str:
 
 def _weights_bytes(path: str) -> int | None:
     """Size of the stored weights at 2 bytes each, where they are on this machine already."""
-    from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
 
     folder = quickstart_checkpoint() if path == QUICKSTART else Path(path).expanduser()
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []

@@ -25,18 +25,16 @@ from agentrl.config.schema import (
 from agentrl.config.training import TrainSection
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.metric_sinks import check_sinks
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
+from agentrl.models.device import pick_device
+from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
-from agentrl.runtime.assembly.parts import (
-    load_task_sets,
-    make_env_factory,
-    model_source,
-    open_sandboxes,
-)
+from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
@@ -48,12 +46,6 @@ from agentrl.types.finding import Finding, Status, warn
 async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     """Load the tokenizer and choose the device."""
     from agentrl.models.vision.reader import load_reader
-    from agentrl.train.model.pretrained import (
-        check_model_path,
-        load_tokenizer,
-        pick_device,
-        refuse_scoring_model,
-    )
 
     path = resolve_model_path(section.path)
     check_model_path(path)

@@ -17,6 +17,7 @@ from agentrl.config.reward import RewardSection
 from agentrl.config.schema import EvalSection, RolloutSection
 from agentrl.config.training import TrainSection
 from agentrl.disk.other_models import other_model_source
+from agentrl.models.source import check_model_path
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.health.rules import check_health
@@ -242,7 +243,6 @@ async def critic(
     Raises:
         ConfigError: its path is no checkpoint.
     """
-    from agentrl.train.model.pretrained import check_model_path
 
     if not algorithm.needs_values:
         return f"none: {algorithm.preset} has no critic"

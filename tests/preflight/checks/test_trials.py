@@ -12,6 +12,7 @@ import pytest
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import EmbeddedServing
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks import machine, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.memory_estimate import (
@@ -21,7 +22,6 @@ from agentrl.preflight.checks.memory_estimate import (
     kv_cache_bytes,
 )
 from agentrl.tool import Tool
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 

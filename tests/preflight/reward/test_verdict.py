@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.plan import full_preflight
 from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
@@ -250,7 +251,6 @@ def test_the_command_says_what_each_sample_scored(project: Path, tmp_path: Path)
 
 def test_a_script_is_what_a_model_would_sample(project: Path) -> None:
     from agentrl.preflight.reward.scripted_generator import encode_turn
-    from agentrl.train.model.pretrained import load_tokenizer
 
     config = load_config(project, ["chat.reply_prefix=ab", "chat.stop=['!']"])
     tokenizer = load_tokenizer(config.model)
