@@ -214,7 +214,7 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
     """The batch of a step; the running statistics need the steps before it."""
     start = run.before(step)
     maker = _maker(run, start)
-    if run.config.reward.normalize:
+    if run.plan.rewards.reward.normalize:
         for earlier in range(_step_of(start) + 1, step):
             maker.prepare(earlier, run.groups(earlier))
     return maker.prepare(step, run.groups(step))
