@@ -54,6 +54,7 @@ from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.engine import Engine, EngineHealth
 from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.rollout import RolloutWorker
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer
@@ -215,8 +216,6 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     if name == "smollm2":
-        from agentrl.train.model.pretrained import quickstart_checkpoint
-
         return AutoTokenizer.from_pretrained(quickstart_checkpoint())
     return AutoTokenizer.from_pretrained(os.path.expanduser(name))  # noqa: PTH111
 

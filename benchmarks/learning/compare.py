@@ -49,9 +49,11 @@ from snapshot_transfer import RUN
 from snapshots import FINISHED_FILE, SnapshotPlan
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.paths import QUICKSTART
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.machine.files import write_whole
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import report_of
 
@@ -64,7 +66,6 @@ class Pieces:
     """Trains and scores the pieces of one comparison, those that are not there yet."""
 
     def __init__(self, chosen: Comparison, config: RunConfig, args: argparse.Namespace) -> None:
-        from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
 
         self._chosen, self._args = chosen, args
         path = config.model.path
