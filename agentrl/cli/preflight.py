@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.reward.known_answers import TriedAnswer
-    from agentrl.preflight.runner import Plan
+    from agentrl.preflight.runner import CheckPlan
 
 
 def command(
@@ -83,14 +83,16 @@ def plan(
     resume: bool,
     request: dict[str, Any] | None,
     found: PreflightFacts,
-) -> Plan:
+) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest
 
     prepare()
     samples = None if request is None else SampleRequest(**request)
-    return full_plan(config, base=base, found=found, resume=resume, samples=samples)
+    run = plan_run(config, base)
+    return full_plan(run, config=config, found=found, resume=resume, samples=samples)
 
 
 def _document(checks: Sequence[Finding], answers: Sequence[TriedAnswer]) -> dict[str, Any]:

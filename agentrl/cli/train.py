@@ -16,7 +16,7 @@ from agentrl.types.finding import any_failed
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
     from agentrl.preflight.checks.facts import PreflightFacts
-    from agentrl.preflight.runner import Plan
+    from agentrl.preflight.runner import CheckPlan
 
 
 def command(
@@ -60,12 +60,14 @@ def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     return 2 if any_failed(checks) else 0
 
 
-def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> Plan:
+def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import dry_run_plan
 
     prepare()
-    return dry_run_plan(config, base=base, found=found, resume=resume)
+    run = plan_run(config, base)
+    return dry_run_plan(run, config=config, found=found, resume=resume)
 
 
 def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:

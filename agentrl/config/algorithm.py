@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, KindSection, OneOf, Place
+from agentrl.config.base import FiniteSection, KindSection, Names, OneOf
 from agentrl.config.distill import DistillSection
 from agentrl.config.presets import (
     ALIASES,
@@ -113,7 +113,7 @@ class AlgorithmSection(FiniteSection):
     preset: Preset = "dr_grpo"
     """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo` or
     `tis_reinforce`. `agentrl config` prints the blocks it stands for."""
-    advantage_estimator: Annotated[str | None, Place.CODE] = None
+    advantage_estimator: Annotated[str | None, Names.CODE] = None
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
     of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic, or an
     import string of one's own."""
@@ -128,7 +128,7 @@ class AlgorithmSection(FiniteSection):
     whiten_advantages: bool | Literal["mean"] | None = None
     """Block D: zero mean and unit variance over all action tokens of the step; `mean` only removes
     the mean."""
-    policy_loss: Annotated[str | None, Place.CODE] = None
+    policy_loss: Annotated[str | None, Names.CODE] = None
     """Block E: `ppo_clip`, `gspo`, `cispo`, `tis_reinforce`, the name of a loss made known with
     `@policy_loss`, or an import string of one."""
     loss_agg_mode: LossAggMode | None = None
@@ -341,7 +341,7 @@ class AlgorithmSection(FiniteSection):
 class CriticSection(FiniteSection):
     """Block F: the value function, where the advantage estimator needs one, as `gae`."""
 
-    path: Annotated[str | None, Place.MODEL] = None
+    path: Annotated[str | None, Names.MODEL] = None
     """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes
     `model.path`. A `reward_scale.json` beside a reward model becomes part of its head, so that it
     predicts the reward of `reward.models`. Relative folders start at the folder of this file."""

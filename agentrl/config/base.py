@@ -27,8 +27,8 @@ class Section(BaseModel):
         return {cls.bare: value}
 
 
-class Place(Enum):
-    """What the text of a key names; an annotation of its field, read by `agentrl.config.paths`."""
+class Names(Enum):
+    """Kinds of text in a key; an annotation of its field, read by `agentrl.config.paths`."""
 
     FOLDER = "a file or folder"
     OWN_FOLDER = "a folder, which older versions looked for in the current one"

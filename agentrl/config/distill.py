@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.config.base import FiniteSection, KindSection, OneOf, Place
+from agentrl.config.base import FiniteSection, KindSection, Names, OneOf
 
 
 class CheckpointTeacher(KindSection):
@@ -21,7 +21,7 @@ class CheckpointTeacher(KindSection):
 
     kind: Literal["checkpoint"] = "checkpoint"
     """Source of the teacher's log-probabilities: `checkpoint` loads a model beside the policy."""
-    path: Annotated[str, Place.MODEL]
+    path: Annotated[str, Names.MODEL]
     """Checkpoint folder, run directory (its latest checkpoint when this run begins) or hub
     name, of the policy's tokenizer. Relative folders start at the folder of this file."""
 

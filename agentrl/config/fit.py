@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, KindSection, OneOf, Place, Section
+from agentrl.config.base import FiniteSection, KindSection, Names, OneOf, Section
 from agentrl.config.presets import LossAggMode
 from agentrl.config.schema import (
     ChatSection,
@@ -21,7 +21,7 @@ from agentrl.config.training import FitTrainSection
 class FitDataSection(Section):
     """Source of conversations or preference pairs, and what is left out of it."""
 
-    source: Annotated[str, Place.SOURCE]
+    source: Annotated[str, Names.SOURCE]
     """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a Hugging
     Face dataset, `run:FOLDER` for the stored rollouts of a run (for `sft` and `kto`; make pairs of
     them with `agentrl prefs make`), or the import string of a function."""
@@ -73,7 +73,7 @@ class DpoObjective(FiniteSection, KindSection):
 
     kind: Literal["dpo"] = "dpo"
     """`dpo` preference pairs, without a reward model."""
-    loss: Annotated[str, Place.CODE] = "sigmoid"
+    loss: Annotated[str, Names.CODE] = "sigmoid"
     """Pair loss: `sigmoid`, `robust`, `ipo`, `hinge`, `simpo`, `orpo`, or the import string of
     one's own. `kto` learns from single answers with a verdict (`prompt`, `completion`, `label`).
     A `label_probability` beside a pair or verdict counts for `sigmoid` and `kto`."""
@@ -94,7 +94,7 @@ class DpoObjective(FiniteSection, KindSection):
     times what the others have."""
     undesirable_weight: float = Field(default=1.0, gt=0)
     """Weight of the answers of `kto` that are not."""
-    reference: Annotated[str, Place.REFERENCE] = "model"
+    reference: Annotated[str, Names.REFERENCE] = "model"
     """`model` what the fit begins with, `none`, or a checkpoint. Its log-probabilities are
     computed once and kept beside the run; `kto` needs those of one more answer for each row and
     epoch."""
@@ -217,7 +217,7 @@ FitObjective = Annotated[
 class RolloutEval(Section):
     """Rollouts of the policy that is being fitted."""
 
-    config: Annotated[str, Place.FOLDER]
+    config: Annotated[str, Names.FOLDER]
     """Run file of the rollouts: its environment, its limits and its `eval.datasets`."""
     n_samples: int | None = Field(default=None, ge=1)
     """Rollouts a task, k of pass@k; None is that of the run file."""

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from agentrl.config.base import KindSection, OneOf, Place, Section
+from agentrl.config.base import KindSection, Names, OneOf, Section
 
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
 """Options of a vLLM server that make it several processes, which all receive weights."""
@@ -132,14 +132,14 @@ ServingSection = Annotated[
 class SyncSection(Section):
     """Transfer of new weights to the engines."""
 
-    backend: Annotated[str, Place.CODE] = "auto"
+    backend: Annotated[str, Names.CODE] = "auto"
     """`inprocess` (embedded: nothing moves), `shm` (one host), `disk` (a shared folder),
     `collective` (engine to engine over TCP, NCCL between GPUs), `ipc` (CUDA, one device), `nccl`
     (vLLM's own engine); `auto` takes the fastest that reaches all. Or one's own import string."""
     dense_every: int = Field(default=1, ge=1)
     """All weights go with every so many syncs, between them only those that changed; 1 always
     sends all. Lossless, for `disk` and `collective`."""
-    directory: Annotated[str | None, Place.OWN_FOLDER] = None
+    directory: Annotated[str | None, Names.OWN_FOLDER] = None
     """Folder of the `disk` backend that every engine can read; None takes one in the run."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without progress after which a sync by `collective` or `nccl` ends, and engines that

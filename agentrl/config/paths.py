@@ -1,4 +1,4 @@
-"""Where the paths of a file start: one rule for all keys that hold one.
+"""Absolute paths: one rule for the start of every path in a file or an override.
 
 A path in a file starts at the folder of that file. A path on the command line, the value of a
 dotted override and the default `runs` start at the current folder. All are made absolute when the
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.base import Place, Section
+from agentrl.config.base import Names, Section
 from agentrl.config.keys import inner_kinds, is_table
 from agentrl.errors import ConfigError
 
@@ -29,7 +29,7 @@ QUICKSTART = "quickstart"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathStart:
-    """Where the relative paths of some settings start."""
+    """Start of the relative paths of some settings."""
 
     base: Path
     """Folder of the file, or the current one for words of the command line."""
@@ -131,7 +131,7 @@ def _value(
     having = [kind for kind in kinds if name in kind.model_fields]
     for kind in having:
         for mark in kind.model_fields[name].metadata:
-            if isinstance(mark, Place):
+            if isinstance(mark, Names):
                 return _moved(value, mark, key, start)
     inner = tuple(dict.fromkeys(own for kind in having for own in inner_kinds(kind, name)))
     if not inner:
@@ -143,7 +143,7 @@ def _value(
     return {free: _section(item, inner, f"{key}.{free}", start) for free, item in value.items()}
 
 
-def _moved(value: Any, place: Place, key: str, start: PathStart) -> Any:
+def _moved(value: Any, place: Names, key: str, start: PathStart) -> Any:
     if isinstance(value, Mapping) and "target" in value:
         return {**value, "target": _moved(value["target"], place, key, start)}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -151,20 +151,20 @@ def _moved(value: Any, place: Place, key: str, start: PathStart) -> Any:
     if not isinstance(value, str) or not value:
         return value
     match place:
-        case Place.FOLDER:
+        case Names.FOLDER:
             return start.folder(value)
-        case Place.OWN_FOLDER:
+        case Names.OWN_FOLDER:
             return start.own_folder(value, key)
-        case Place.MODEL:
+        case Names.MODEL:
             return start.model(value, key)
-        case Place.REFERENCE:
+        case Names.REFERENCE:
             return value if value in ("model", "none") else start.model(value, key)
-        case Place.CODE:
+        case Names.CODE:
             return start.code(value)
-        case Place.SOURCE:
+        case Names.SOURCE:
             return start.source(value)
-        case Place.PAIRS:
+        case Names.PAIRS:
             return value if value == "none" else start.source(value)
-        case Place.RATES:
+        case Names.RATES:
             kept = value == "profile" or value.startswith("column:")
             return value if kept else start.folder(value)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, Place, Section
+from agentrl.config.base import FiniteSection, Names, Section
 from agentrl.config.presets import Bounds
 from agentrl.errors import choices
 
@@ -23,7 +23,7 @@ LengthUnit = Literal["response", "sampled"]
 class RewardFunction(Section):
     """One function that scores a finished rollout."""
 
-    target: Annotated[str, Place.CODE]
+    target: Annotated[str, Names.CODE]
     """Import string of a function `(trajectory, task) -> float`, plain or async; or of one written
     for verl, TRL or OpenRLHF."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
@@ -37,7 +37,7 @@ class RewardModelSection(FiniteSection):
 
     bare: ClassVar[str] = "path"
 
-    path: Annotated[tuple[str, ...], Place.MODEL] = Field(min_length=1)
+    path: Annotated[tuple[str, ...], Names.MODEL] = Field(min_length=1)
     """Run directory of a fit, checkpoint folder or hub name. Several are an ensemble, and so are
     the run of a fit with `objective.ensemble`: its members, or the heads of its model. Relative
     folders start at the folder of this file."""
@@ -80,13 +80,13 @@ class RefreshSection(FiniteSection):
     """Refresh after every so many steps, before the rollouts of the next one; 0 never."""
     pairs: int = Field(default=512, ge=2)
     """Most new pairs of a refresh, of the newest rollouts first."""
-    labeller: Annotated[str | None, Place.CODE] = None
+    labeller: Annotated[str | None, Names.CODE] = None
     """Decides which of two rollouts is better: `verifier` (the environment's own reward), `human`
     (files in `refresh/queue/` of the run directory), or the import string of a function
     `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments of that function."""
-    old_pairs: Annotated[str | None, Place.PAIRS] = None
+    old_pairs: Annotated[str | None, Names.PAIRS] = None
     """Source of old pairs, which are mixed with the new ones 1 : 1; None takes those of the fit
     that made the model, and `none` takes none."""
     held_out: float = Field(default=0.2, gt=0, lt=1)

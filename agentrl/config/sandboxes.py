@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
-from agentrl.config.base import KindSection, OneOf, Place, Section
+from agentrl.config.base import KindSection, Names, OneOf, Section
 
 
 class LimitsSection(Section):
@@ -55,7 +55,7 @@ class HostSandbox(KindSection):
     backend: str = "auto"
     """Where the model's code runs: `bubblewrap`, `userns` or `process`; `auto` takes the first of
     these that works here."""
-    read_only: Annotated[tuple[str, ...], Place.FOLDER] = ()
+    read_only: Annotated[tuple[str, ...], Names.FOLDER] = ()
     """Directories of this machine that programs see, read-only, at the same paths."""
     limits: LimitsSection = LimitsSection()
     """Hard limits of every sandbox."""
@@ -74,13 +74,13 @@ class ContainerSandbox(KindSection):
 
     bare: ClassVar[str] = "backend"
 
-    backend: Annotated[str, Place.CODE] = "docker"
+    backend: Annotated[str, Names.CODE] = "docker"
     """Or `docker`, or the import string of a `SandboxBackend`."""
     image: str = "agentrl-sandbox"
     """Container image of tasks that name none, made by `agentrl sandbox image build`."""
     runtime: str = ""
     """Container runtime of the daemon, as `runsc` for gVisor; empty takes its default."""
-    read_only: Annotated[tuple[str, ...], Place.FOLDER] = ()
+    read_only: Annotated[tuple[str, ...], Names.FOLDER] = ()
     """Directories of this machine that programs see, read-only, at the same paths."""
     limits: ContainerLimits = ContainerLimits()
     """Hard limits of every sandbox."""

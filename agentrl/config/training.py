@@ -161,3 +161,33 @@ class FitTrainSection(TrainSection):
                     "data.examples_per_step and data.epochs"
                 )
         return self
+
+
+def sharding_refusal(train: TrainSection, *, runtime: str, engine: str) -> str | None:
+    """Why no trainer that divides the model can be made of these settings; None if one can.
+
+    Args:
+        train: the optimizer and the backend.
+        runtime: kind of the runtime.
+        engine: kind of the engines.
+    """
+    backend = train.backend.kind
+    if backend == "torch":
+        return None
+    places = []
+    if runtime != "ray":
+        places.append(
+            f"its ranks are processes of their own, and runtime is {runtime}: set runtime: ray "
+            "(one rank will do)"
+        )
+    if engine == "embedded":
+        places.append(
+            "serving.engine embedded samples from the very model that is trained: set "
+            "serving.engine: vllm"
+        )
+    if not places:
+        return None
+    return (
+        f"train.backend {backend} divides the model among ranks; {'; and '.join(places)}; or set "
+        "train.backend: torch"
+    )

@@ -54,7 +54,7 @@ COMMON = Limit(still_s=600.0, total_s=600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckPlan:
     """The checks of one preflight."""
 
     steps: Sequence[Step]
@@ -94,7 +94,7 @@ def serve(channel: ChildChannel) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     channel.send({"kind": "start", "pid": os.getpid()})
     facts = PreflightFacts()
-    plan: Plan = load(order.make)(**order.arguments, found=facts)
+    plan: CheckPlan = load(order.make)(**order.arguments, found=facts)
     watch = _LoopWatch(channel)
     try:
         asyncio.run(_run_checks(plan, order.done, facts, watch))
@@ -107,7 +107,7 @@ class Order:
     """The checks that a process is to run; it is pickled."""
 
     make: str
-    """`module:function`; called with the arguments and `found`, it returns a `Plan`."""
+    """`module:function`; called with the arguments and `found`, it returns a `CheckPlan`."""
     arguments: Mapping[str, Any]
     """Arguments by name."""
     stacks: str
@@ -118,7 +118,7 @@ class Order:
 
 
 async def _run_checks(
-    plan: Plan, done: Mapping[str, bool], facts: PreflightFacts, watch: _LoopWatch
+    plan: CheckPlan, done: Mapping[str, bool], facts: PreflightFacts, watch: _LoopWatch
 ) -> None:
     turns = asyncio.ensure_future(watch.note_turns())
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.preflight.runner import Limit, Plan
+from agentrl.preflight.runner import CheckPlan, Limit
 
 
 def exits() -> None:
@@ -82,7 +82,7 @@ def _leave_a_program() -> None:
     subprocess.Popen(["sleep", "4321"], start_new_session=True)
 
 
-def plan(trouble: str, *, found: PreflightFacts, still_s: float = 0.5) -> Plan:
+def plan(trouble: str, *, found: PreflightFacts, still_s: float = 0.5) -> CheckPlan:
     """One line in trouble, and one that is fine."""
     check: Callable[[], None] = globals()[trouble]
 
@@ -95,10 +95,10 @@ def plan(trouble: str, *, found: PreflightFacts, still_s: float = 0.5) -> Plan:
         return "fine"
 
     limits = {"prompts": Limit(still_s=still_s, total_s=60.0)}
-    return Plan(steps=[("prompts", first), ("batch", second)], limits=limits)
+    return CheckPlan(steps=[("prompts", first), ("batch", second)], limits=limits)
 
 
-def reads_rows(*, found: PreflightFacts) -> Plan:
+def reads_rows(*, found: PreflightFacts) -> CheckPlan:
     """A line that is not said to run code of the user."""
 
     async def read() -> str:
@@ -106,27 +106,31 @@ def reads_rows(*, found: PreflightFacts) -> Plan:
         return "read"
 
     limits = {"datasets": Limit(still_s=0.5, total_s=60.0)}
-    return Plan(steps=[("datasets", read)], limits=limits)
+    return CheckPlan(steps=[("datasets", read)], limits=limits)
 
 
-def waits(*, found: PreflightFacts) -> Plan:
+def waits(*, found: PreflightFacts) -> CheckPlan:
     """A line that awaits for ever."""
 
     async def forever() -> str:
         await asyncio.sleep(10**6)
         return "never"
 
-    return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
+    return CheckPlan(
+        steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)}
+    )
 
 
-def leaves_a_thread(*, found: PreflightFacts) -> Plan:
+def leaves_a_thread(*, found: PreflightFacts) -> CheckPlan:
     """A line that is given up, and whose thread goes on."""
 
     async def forever() -> str:
         await asyncio.to_thread(time.sleep, 4321)
         return "never"
 
-    return Plan(steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)})
+    return CheckPlan(
+        steps=[("datasets", forever)], limits={"datasets": Limit(still_s=60, total_s=0.3)}
+    )
 
 
 class _SlowToFree:
@@ -134,27 +138,27 @@ class _SlowToFree:
         time.sleep(1.0)
 
 
-def ends_slowly(*, found: PreflightFacts) -> Plan:
+def ends_slowly(*, found: PreflightFacts) -> CheckPlan:
     """A line whose plan takes a while to be freed, as one that holds a tokenizer."""
     kept = _SlowToFree()
 
     async def keep() -> str:
         return f"kept {type(kept).__name__}"
 
-    return Plan(steps=[("datasets", keep)], limits={})
+    return CheckPlan(steps=[("datasets", keep)], limits={})
 
 
-def exits_at_once(*, found: PreflightFacts) -> Plan:
+def exits_at_once(*, found: PreflightFacts) -> CheckPlan:
     """Never comes to its first line."""
     os._exit(9)
 
 
-def raises_at_once(*, found: PreflightFacts) -> Plan:
+def raises_at_once(*, found: PreflightFacts) -> CheckPlan:
     """Never comes to its first line."""
     raise ValueError("no plan")
 
 
-def exits_between(*, found: PreflightFacts, log: str) -> Plan:
+def exits_between(*, found: PreflightFacts, log: str) -> CheckPlan:
     """A line that finds something out, one that ends the process, and one that needs the first."""
 
     async def finds() -> str:
@@ -171,4 +175,4 @@ def exits_between(*, found: PreflightFacts, log: str) -> Plan:
         os._exit(7)
 
     steps = [("datasets", finds), ("prompts", ends), ("budget", needs)]
-    return Plan(steps=steps, limits={})
+    return CheckPlan(steps=steps, limits={})

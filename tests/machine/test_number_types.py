@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.machine import fast_dtype
 from agentrl.config.schema import ModelSection
+from agentrl.machine.number_types import fast_dtype
 
 
 @pytest.mark.parametrize(
