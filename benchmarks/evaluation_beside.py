@@ -32,6 +32,7 @@ from jumping_stages import (
 )
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.processes.stop import StopSwitch
@@ -39,6 +40,7 @@ from agentrl.metrics import MetricBag
 from agentrl.metrics.sinks import MetricsLog
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.make_parts import make_driver_parts
+from agentrl.runtime.launch import slots_per_engine
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
@@ -79,6 +81,7 @@ async def drive(args: argparse.Namespace, schedule: str, way: str, seed: int) ->
     with tempfile.TemporaryDirectory() as temporary:
         config = config_of(args, SCHEDULES[schedule], Path(temporary))
         directory = RunDir.create(config, base=Path(temporary))
+        plan = plan_run(config, Path(temporary))
         engine = FakeEngine(args.slots, tick_s=args.tick_s)
         engine.resume()
         rollouts = FakeRollouts(engine)
@@ -96,10 +99,11 @@ async def drive(args: argparse.Namespace, schedule: str, way: str, seed: int) ->
             eval_tasks=held,
             store=TrajectoryStore(directory.trajectories),
             metrics=MetricsLog([]),
+            slots_per_engine=slots_per_engine(plan.engines.serving),
             in_flight=args.slots * 3,
         )
         made = make_driver_parts(
-            config,
+            plan.schedule,
             directory,
             parts,
             history=RunHistory(),

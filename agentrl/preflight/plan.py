@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.preflight.checks import (
     machine,
 )
@@ -192,7 +193,8 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
         config: of the run.
         samples: that a model is to write.
     """
-    rollout = config.rollout
+    plan, rollout = plan_run(config, Path.cwd()), config.rollout
+    at_once = in_flight(plan.engines, plan.schedule.schedule)
     call_s = rollout.env_timeout_s + _MARGIN_S
     # The reward test plays written answers; only samples wait for a model.
     episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
@@ -200,7 +202,7 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
     # Two rounds are always made; there are no retries, but what is counted with them is no less.
     answers_s = -(-(2 * TASKS * len(AnswerKind) + MORE_TASKS) // IN_FLIGHT) * episode_s + REPEATS_S
-    samples_s = _LOAD_S + -(-samples // in_flight(config)) * (episode_s + turns_s)
+    samples_s = _LOAD_S + -(-samples // at_once) * (episode_s + turns_s)
     return {
         "tools": imported, "environment": imported, "rewards": imported,
         "prompts": Limit(still_s=call_s, total_s=preflight_prompts.SAMPLE_S + 2 * call_s),

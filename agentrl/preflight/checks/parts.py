@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
+from agentrl.config.plan import plan_run
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import (
@@ -121,10 +122,11 @@ async def datasets(
     config: RunConfig, base: Path, found: PreflightFacts, resume: bool
 ) -> Finding | str:
     """Load every task of training and evaluation."""
-    sections = dataset_sections(config.dataset, config.eval.datasets)
+    plan = plan_run(config, base).tasks
+    sections = dataset_sections(plan)
     kept = run_path(config.run) / CHOSEN_FILE
     chosen = read_chosen(kept, sections, base=base) if resume else None
-    sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
+    sets = load_task_sets(plan, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

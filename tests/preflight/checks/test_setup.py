@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.preflight.checks import setup
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -25,7 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
     algorithm = config.resolved_algorithm
-    tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
+    tasks = load_task_sets(plan_run(config, project.parent).tasks)
     found = PreflightFacts(tasks=tasks)
     calls = {
         "batch": lambda: setup.batch(algorithm(), config.rollout, config.train),
