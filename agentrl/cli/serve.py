@@ -17,7 +17,9 @@ from agentrl.cli.console.start import open_console, prepare
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import VllmServing
 from agentrl.config.schema import ModelSection
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, EngineError
+from agentrl.models.source import check_model_path
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.command import ServerCommand
@@ -97,10 +99,8 @@ def _command(
     model: ModelSection, section: VllmServing, max_context: int, dtype: str
 ) -> ServerCommand:
     from agentrl.runtime.assembly.engines import LEAN
-    from agentrl.runtime.assembly.parts import model_source
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command
-    from agentrl.train.model.pretrained import check_model_path
 
     source = model_source(model)
     check_model_path(source)

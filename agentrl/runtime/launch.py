@@ -30,6 +30,7 @@ from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.machine.processes.heap import frozen_heap
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics.sinks import MetricsLog
+from agentrl.models.source import check_model_path
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
@@ -125,7 +126,6 @@ def check_parts(plan: Plan, *, model_path: str | None = None) -> None:
     Raises:
         AgentrlError: the first thing that does not resolve.
     """
-    from agentrl.train.model.pretrained import check_model_path
 
     config, base = plan.config, plan.base
     rollouts, schedule = plan.rollouts, plan.schedule

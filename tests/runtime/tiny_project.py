@@ -98,7 +98,7 @@ def resize_ids(folder: Path, count: int) -> Path:
     """Give a model more ids than its tokenizer has, as heads that are padded have; or fewer."""
     from transformers import AutoModelForCausalLM
 
-    from agentrl.train.model.hub_format import save_pretrained
+    from agentrl.models.hub_format import save_pretrained
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(count)
@@ -124,7 +124,7 @@ def _save_llama(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from agentrl.train.model.hub_format import save_pretrained
+    from agentrl.models.hub_format import save_pretrained
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),

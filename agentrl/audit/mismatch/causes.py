@@ -25,8 +25,9 @@ from agentrl.audit.mismatch.patterns import (
 )
 from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.token_table import GapTable
-from agentrl.config import RunConfig
+from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import ScheduleSection, SyncSection
+from agentrl.config.plan import Plan
 from agentrl.config.schema import ModelSection, RolloutSection
 from agentrl.health.records import Lever
 
@@ -36,34 +37,36 @@ Chosen = NDArray[np.bool_]
 
 
 def find_causes(
-    table: GapTable, config: RunConfig, *, curve: Mapping[int, float]
+    table: GapTable, run: Plan, algorithm: AlgorithmSection, *, curve: Mapping[int, float]
 ) -> tuple[Cause, ...]:
     """Every pattern that is there, most telling first; empty if sampler and trainer agree.
 
     Args:
         table: of one step.
-        config: of the run.
+        run: its settings.
+        algorithm: as its file has it; a lever is for what stands there.
         curve: mean gap by step, as logged.
     """
     size = table.size
     if size.mean() < QUIET and size.max() < NOTABLE:
         return ()
-    weigh = _correction(config)
+    schedule, rollout, engines = run.schedule, run.rollouts.rollout, run.engines
+    weigh = _correction(algorithm, rollout)
     rules = (
-        _stale(table, config.schedule, weigh),
-        _top_p(table, config.rollout, weigh),
-        _temperature(table, config.rollout),
-        boundary(table, config.chat),
+        _stale(table, schedule.schedule, weigh),
+        _top_p(table, rollout, weigh),
+        _temperature(table, rollout),
+        boundary(table, run.rollouts.chat),
         later_rows(table),
-        few_rollouts(table, config.serving),
-        along_context(table, config.train),
+        few_rollouts(table, engines.serving),
+        along_context(table, schedule.train),
     )
     found = tuple(cause for cause in rules if cause is not None)
     if found:
         return found
     if size.mean() < NOTABLE:
-        return (_rounding(table, config.model, weigh),)
-    return (_weights(table, config.sync, curve, weigh) or _unknown(table),)
+        return (_rounding(table, engines.model, weigh),)
+    return (_weights(table, engines.sync, curve, weigh) or _unknown(table),)
 
 
 def _share(size: NDArray[np.float64], chosen: Chosen) -> float:
@@ -71,14 +74,14 @@ def _share(size: NDArray[np.float64], chosen: Chosen) -> float:
     return float(size[chosen].sum() / size.sum())
 
 
-def _correction(config: RunConfig) -> tuple[Lever, ...]:
+def _correction(algorithm: AlgorithmSection, rollout: RolloutSection) -> tuple[Lever, ...]:
     """Weights for a gap that cannot be closed."""
-    if config.resolved_algorithm().is_correction_type != "none":
+    if algorithm.is_correction_type != "none":
         return ()
-    kind = "seq-mask-tis" if config.rollout.max_assistant_turns > 1 else "tis"
+    kind = "seq-mask-tis" if rollout.max_assistant_turns > 1 else "tis"
     why = "Weighs what sampler and trainer disagree on."
     found = [Lever(key="algorithm.is_correction_type", value=kind, why=why)]
-    if config.algorithm.old_log_probs == "rollout":
+    if algorithm.old_log_probs == "rollout":
         why = "The correction needs the trainer's own log-probabilities."
         found.insert(0, Lever(key="algorithm.old_log_probs", value="recompute", why=why))
     return tuple(found)

@@ -114,7 +114,7 @@ def mismatch(run: RecordedRun, step: int | None = None, *, worst: int = 10) -> M
         whole=_slice("all trained tokens", table, np.ones(len(table), dtype=bool)),
         p99=float(np.quantile(table.size, 0.99)),
         breakdowns=breakdowns(table),
-        causes=find_causes(table, run.config, curve=run.curve(METRIC)),
+        causes=find_causes(table, run.plan, run.config.algorithm, curve=run.curve(METRIC)),
         worst=tuple(_worst(table, int(index)) for index in order),
     )
 
@@ -124,7 +124,7 @@ def _choose(run: RecordedRun, step: int | None) -> tuple[int, str]:
         return pick_step(run, step), "as asked"
     known = sorted(set(run.tokens.steps()) & set(run.store.steps("train")))
     if not known:
-        keeps = "" if run.config.log.tokens else "; log.tokens is false, set it to true"
+        keeps = "" if run.plan.trainer.log.tokens else "; log.tokens is false, set it to true"
         raise RunError(
             f"{run.path} keeps no tokens of a trained step, and without them a gap cannot be "
             f"traced{keeps}"

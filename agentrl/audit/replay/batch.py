@@ -83,6 +83,6 @@ def same_batch(
 
 def no_tokens(run: RecordedRun) -> str:
     """Why there are no tokens to compare with."""
-    if not run.config.log.tokens:
+    if not run.plan.trainer.log.tokens:
         return "log.tokens is false, so the run keeps no tokens"
     return "the run holds no readable tokens of this step"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import Plan, plan_run
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object
@@ -33,6 +34,8 @@ class RecordedRun:
     """Directory of the run."""
     config: RunConfig
     """Config of the run, with the model it began with."""
+    plan: Plan
+    """The same, resolved."""
     base: Path
     """Folder from which relative paths of the config start."""
     store: TrajectoryStore
@@ -102,10 +105,12 @@ def open_recorded(path: Path) -> RecordedRun:
         RunError: it is not a run directory.
         ConfigError: its config is of another make.
     """
-    config, base = read_identity(path)
+    stored, base = read_identity(path)
+    config = resolved_models(stored, read_object(RunPaths(path).identity_file))
     return RecordedRun(
         path=path,
-        config=resolved_models(config, read_object(RunPaths(path).identity_file)),
+        config=config,
+        plan=plan_run(config, base),
         base=base,
         store=TrajectoryStore(RunPaths(path).trajectories),
         tokens=TokenStore(RunPaths(path).tokens),

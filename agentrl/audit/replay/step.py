@@ -27,7 +27,6 @@ from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.errors import AgentrlError, RunError, TrainError
-from agentrl.runtime.assembly.parts import load_trained
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
     """The batch of a step; the running statistics need the steps before it."""
     start = run.before(step)
     maker = _maker(run, start)
-    if run.config.reward.normalize:
+    if run.plan.rewards.reward.normalize:
         for earlier in range(_step_of(start) + 1, step):
             maker.prepare(earlier, run.groups(earlier))
     return maker.prepare(step, run.groups(step))
@@ -226,6 +225,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
     from agentrl.models.vision.checks import open_images
     from agentrl.runtime.assembly.trainer import make_trainer
+    from agentrl.train.model.load import load_trained
 
     config = _alone(run.config)
     checkpoint = None if start is None else start.path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from agentrl.audit.mismatch.causes import find_causes
+from agentrl.audit.mismatch.records import Cause
 from agentrl.audit.mismatch.report import mismatch
 from agentrl.audit.mismatch.token_table import GapTable, read_gaps
 from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import RunError
@@ -71,8 +74,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return load_config(project)
 
 
-def causes_of(table: GapTable, config: RunConfig, **curve: float) -> list[str]:
-    return [cause.name for cause in find_causes(table, config, curve=curve)]  # type: ignore[arg-type]
+def found_in(
+    table: GapTable, config: RunConfig, curve: Mapping[int, float] | None = None
+) -> tuple[Cause, ...]:
+    run = plan_run(config, Path())
+    return find_causes(table, run, config.algorithm, curve=curve or {})
+
+
+def causes_of(table: GapTable, config: RunConfig) -> list[str]:
+    return [cause.name for cause in found_in(table, config)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -86,9 +96,8 @@ def test_rounding_has_a_head_in_float32_as_its_first_lever(config: RunConfig) ->
     narrow = config.model.model_copy(update={"dtype": "bfloat16"})
     for head, first in (("model", "model.head_dtype"), ("float32", "model.dtype")):
         section = narrow.model_copy(update={"head_dtype": head})
-        (cause,) = find_causes(
-            table_of(0, noise=0.02), config.model_copy(update={"model": section}), curve={}
-        )
+        changed = config.model_copy(update={"model": section})
+        (cause,) = found_in(table_of(0, noise=0.02), changed)
         assert (cause.levers[0].key, cause.levers[0].value) == (first, "float32")
 
 
@@ -96,7 +105,7 @@ def test_rounding_has_a_head_in_float32_as_its_first_lever(config: RunConfig) ->
 def test_older_weights_are_named_with_their_levers(seed: int, config: RunConfig) -> None:
     table = table_of(seed)
     lag = np.where(table.rollout < 8, 3, 0)
-    found = find_causes(shifted(table, lag > 0, 0.3, lag=lag), config, curve={})
+    found = found_in(shifted(table, lag > 0, 0.3, lag=lag), config)
     # Rollouts of other weights are few, too.
     assert found[0].name == "stale_weights"
     assert "0.333 of the tokens are 1 to 3 steps old" in found[0].evidence[0]
@@ -111,7 +120,7 @@ def test_older_weights_are_named_with_their_levers(seed: int, config: RunConfig)
 
 @pytest.mark.parametrize("temperature", [0.7, 0.85, 1.2, 1.5])
 def test_another_temperature_is_read_off_the_slope(temperature: float, config: RunConfig) -> None:
-    found = find_causes(table_of(temperature=temperature), config, curve={})
+    found = found_in(table_of(temperature=temperature), config)
     assert [cause.name for cause in found] == ["temperature"]
     told = float(found[0].evidence[1].rpartition(" ")[2])
     assert told == pytest.approx(temperature, rel=0.25)
@@ -132,16 +141,16 @@ def test_a_nucleus_is_named_only_where_there_is_one(config: RunConfig) -> None:
 def test_tokens_after_a_boundary_are_named(config: RunConfig) -> None:
     table = table_of()
     start = (table.turn > 1) & (table.in_turn <= 2)
-    first = find_causes(shifted(table, start, 2.0), config, curve={})
+    first = found_in(shifted(table, start, 2.0), config)
     assert [cause.name for cause in first] == ["boundary"]
     assert first[0].title.startswith("the first tokens after")
-    whole = find_causes(shifted(table, table.turn > 1, 1.0), config, curve={})
+    whole = found_in(shifted(table, table.turn > 1, 1.0), config)
     assert whole[0].title.startswith("all turns after")
 
 
 def test_few_rollouts_are_named_by_their_ids(config: RunConfig) -> None:
     table = table_of()
-    found = find_causes(shifted(table, np.isin(table.rollout, (3, 17)), 1.0), config, curve={})
+    found = found_in(shifted(table, np.isin(table.rollout, (3, 17)), 1.0), config)
     assert [cause.name for cause in found] == ["few_rollouts"]
     assert "2 of 24 rollouts" in found[0].title
     assert {"r3", "r17"} == set(found[0].evidence[1].removeprefix("worst: ").split(", "))
@@ -158,10 +167,10 @@ def test_rows_after_a_break_and_a_growing_context_are_told_apart(config: RunConf
 def test_weights_that_never_arrive_are_named_with_the_curve(config: RunConfig) -> None:
     table = table_of()
     moved = shifted(table, np.ones(len(table)), 1.0)
-    found = find_causes(moved, config, curve={1: 0.01, 2: 0.2, 3: 0.5, 4: 0.8})
+    found = found_in(moved, config, curve={1: 0.01, 2: 0.2, 3: 0.5, 4: 0.8})
     assert [cause.name for cause in found] == ["other_weights"]
     assert "it grew from 0.01 at step 1 to 0.8 at step 4" in found[0].evidence[1]
-    flat = find_causes(moved, config, curve={1: 0.8, 2: 0.8, 3: 0.8, 4: 0.8})
+    flat = found_in(moved, config, curve={1: 0.8, 2: 0.8, 3: 0.8, 4: 0.8})
     assert len(flat[0].evidence) == 1
 
 

@@ -25,12 +25,12 @@ from agentrl.fit.refresh.records import RefreshBook
 from agentrl.fit.reward_models.rollout_rewards import scored_row
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.metrics.sinks import read_metrics
+from agentrl.models.source import load_tokenizer
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import SamplingParams, Trajectory
 from tests.fit.fit_project import pairs, write_rows
 from tests.fit.refresh.refresh_runs import refresh_section, write_refresh_project

@@ -25,19 +25,21 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    algorithm = config.resolved_algorithm
-    tasks = load_task_sets(plan_run(config, project.parent).tasks)
+    plan = plan_run(config, project.parent)
+    trainer = plan.trainer
+    algorithm = trainer.algorithm
+    tasks = load_task_sets(plan.tasks)
     found = PreflightFacts(tasks=tasks)
     calls = {
-        "batch": lambda: setup.batch(algorithm(), config.rollout, config.train),
-        "normalisation": lambda: setup.normalisation(algorithm(), config.reward, found),
-        "kl": lambda: setup.kl(algorithm(), config.health),
+        "batch": lambda: setup.batch(algorithm, config.rollout, config.train),
+        "normalisation": lambda: setup.normalisation(algorithm, config.reward, found),
+        "kl": lambda: setup.kl(algorithm, config.health),
         "evaluation": lambda: setup.evaluation(config.eval, config.train, found),
         "early stop": lambda: setup.early_stop(
-            algorithm(), config.health, datasets=config.eval.datasets
+            algorithm, config.health, datasets=config.eval.datasets
         ),
-        "async": lambda: setup.asynchrony(config, project.parent),
-        "critic": lambda: setup.critic(algorithm(), config.critic, config.train, project.parent),
+        "async": lambda: setup.asynchrony(trainer, config.schedule),
+        "critic": lambda: setup.critic(trainer),
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.train.model.hub_format import save_pretrained
+from agentrl.models.hub_format import save_pretrained
 from tests.train.tiny_llama import tiny_model
 
 
