@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import choices
-from agentrl.gateway.posted import PostedReward
+from agentrl.gateway.posted import MOST_REWARD_BYTES, PostedReward, digest_of
 from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.wires import ChatWire, MessagesWire, ResponsesWire, Wire
@@ -79,8 +79,9 @@ class Gateway:
 
         Args:
             models: names under which the policy is asked for; all stand for the one policy.
-            token: every request must bring it in the header `x-agentrl-token`; None for servers
-                that only this machine or process can reach.
+            token: a request that brings no secret of an open session must bring it, in the header
+                `x-agentrl-token` or as the API key; None for servers that only this process, or
+                one sandbox, can reach.
             most_bytes: of a request.
             keep_alive_s: seconds after which a stream that waits sends a comment.
         """
@@ -155,19 +156,15 @@ class Gateway:
         receive: Receive,
         send: Send,
     ) -> None:
-        if self._token and not hmac.compare_digest(
-            headers.get(TOKEN_HEADER, "").encode(), self._token.encode()
-        ):
-            raise RequestRefused(
-                RefusalReason.NO_ACCESS, f"send the access token of this gateway as {TOKEN_HEADER}"
-            )
+        if session is None and place.secret not in self._ended:
+            self._require_token(headers.get(TOKEN_HEADER) or place.secret)
         if not place.path:  # some agents look whether anything is there
             await _send_json(send, 200, {"object": "gateway"})
             return
         asks = place.path in _WIRES or place.path == _COUNT
         lists = place.path.partition("/")[0] == _MODELS
         if place.path == _REWARD and method == "POST":
-            raw = await _read_body(headers, receive, self._most_bytes)
+            raw = await _read_body(headers, receive, MOST_REWARD_BYTES)
             await _send_json(send, 200, self._rewarded(place.secret, session, raw))
             return
         if place.path.startswith(_SESSIONS):
@@ -207,12 +204,20 @@ class Gateway:
         if answer is not None:
             session.deliver(answer)
 
+    def _require_token(self, sent: str) -> None:
+        if self._token and not hmac.compare_digest(sent.encode(), self._token.encode()):
+            raise RequestRefused(
+                RefusalReason.NO_ACCESS,
+                f"send the access token of this gateway as {TOKEN_HEADER}, or use the address of "
+                "an open session, /s/SECRET/v1, where none is needed",
+            )
+
     def _rewarded(self, secret: str, session: GatewaySession | None, raw: bytes) -> dict[str, Any]:
         """The answer to a posted reward."""
         if session is not None:
             return session.reward(raw).answer
         ended = self._ended.get(secret)
-        if ended is None or ended.raw != raw:
+        if ended is None or ended.digest != digest_of(raw):
             raise _no_session()
         return ended.answer
 
@@ -343,8 +348,7 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, most: int) ->
     if max(size, total) > most:
         raise RequestRefused(
             RefusalReason.TOO_LARGE,
-            f"the request has {max(size, total)} bytes or more, at most {most} are read; "
-            "shorten the conversation",
+            f"the request has {max(size, total)} bytes or more, at most {most} are read; send less",
         )
     return b"".join(parts)
 

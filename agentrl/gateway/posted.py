@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from agentrl.rollout.coerce import as_step_result
 
 FIELDS = ("reward", "score", "reward_parts", "extra_logs", "explanation")
 """Fields of a posted reward; all but the first may be left out."""
+MOST_REWARD_BYTES = 2**20
+"""Most bytes of a posted reward; what is logged beside it belongs into files of the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +26,18 @@ class PostedReward:
 
     step: StepResult
     """The reward with the facts posted beside it."""
-    raw: bytes
-    """Body of the request; the same again gets the same answer."""
+    digest: bytes
+    """Of the body of the request; the same again gets the same answer."""
 
     @property
     def answer(self) -> dict[str, Any]:
         """The body of the answer."""
         return {"object": "reward", "reward": self.step.rewards, "score": self.step.scores}
+
+
+def digest_of(raw: bytes) -> bytes:
+    """The same for the same body: rewards are kept until the run ends, their bodies are not."""
+    return hashlib.sha256(raw).digest()
 
 
 def read_reward(raw: bytes) -> PostedReward:
@@ -57,7 +65,7 @@ def read_reward(raw: bytes) -> PostedReward:
         if value.get(name) is not None:
             step[name] = value[name]
     try:
-        return PostedReward(step=as_step_result(step), raw=raw)
+        return PostedReward(step=as_step_result(step), digest=digest_of(raw))
     except (AgentrlError, ValueError) as error:
         raise _refused(str(error).removeprefix("step: ")) from None
 

@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.engine import TURN_CLOCK
 from agentrl.errors import ChatError, ServedModelError
 from agentrl.gateway.known import KnownParts
-from agentrl.gateway.posted import PostedReward, read_reward
+from agentrl.gateway.posted import PostedReward, digest_of, read_reward
 from agentrl.gateway.reading import read_turn
 from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
 from agentrl.gateway.session_record import SessionRecord
@@ -192,7 +192,7 @@ class GatewaySession(SessionRecord):
             self.posted = posted
             self.closed = True
             self.rewarded.set()
-        elif self.posted.raw != raw:
+        elif self.posted.digest != digest_of(raw):
             raise RequestRefused(
                 RefusalReason.BAD_REQUEST,
                 f"this session has the reward {self.posted.step.rewards:g} already, and its "

@@ -8,8 +8,6 @@ nothing is allowed across origins. The pages themselves may load nothing from an
 from __future__ import annotations
 
 import hmac
-import ipaddress
-import socket
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
@@ -18,6 +16,8 @@ import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentrl.machine.web_origin import HostNames
 
 _COOKIE = "agentrl-inspect"
 _POLICY = "; ".join(
@@ -66,11 +66,8 @@ class AccessGuard:
             names: other names by which visitors come, as of a proxy.
         """
         self._app = app
-        self._local = is_loopback(host)
         self._base = base
-        self._names = {"localhost", host.lower(), *(name.lower() for name in names)}
-        if not self._local:
-            self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._names = HostNames(host, names)
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +90,7 @@ class AccessGuard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not self._is_ours(headers.get("host", "")):
+        if not self._names.knows(headers.get("host", "")):
             return _refused(
                 403,
                 "this server does not go by the name in the address; use the address that "
@@ -104,18 +101,6 @@ class AccessGuard:
         ):
             return _refused(403, "a page of another site may not ask this server")
         return self._without_token(scope, headers) if self._token else None
-
-    def _is_ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if _has_port(host) else host
-        name = name.strip("[]").lower()
-        if name in self._names:
-            return True
-        # Only names can be rebound to another address, so a bare address is safe.
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or not self._local
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
         assert self._token is not None
@@ -139,20 +124,6 @@ class AccessGuard:
         if hmac.compare_digest(_cookie(headers.get("cookie", "")).encode(), expected):
             return None
         return _refused(403, "open the address that agentrl inspect printed: it holds a token")
-
-
-def is_loopback(host: str) -> bool:
-    """Return true if only this machine can reach what listens at `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _has_port(host: str) -> bool:
-    return ":" in host and (not host.startswith("[") or "]:" in host)
 
 
 def _cookie(header: str) -> str:

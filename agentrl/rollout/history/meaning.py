@@ -130,34 +130,38 @@ def tools_key(tools: Sequence[Tool]) -> str:
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
-    kept: list[Message] = []
+    kept: list[list[Message]] = []
+    """Messages with content; neighbours of the assistant stand together."""
     for message in messages:
         if message.role != "tool" and not message.tool_calls and not message.content.strip():
             continue
-        before = kept[-1] if kept else None
-        if before is not None and before.role == message.role == "assistant":
-            texts = [text for text in (before.content, message.content) if text.strip()]
-            calls = before.tool_calls + message.tool_calls
-            kept[-1] = replace(before, content="\n".join(texts), tool_calls=calls)
+        if message.role == "assistant" and kept and kept[-1][0].role == "assistant":
+            kept[-1].append(message)
         else:
-            kept.append(message)
-    return kept
+            kept.append([message])
+    return [one[0] if len(one) == 1 else _as_one(one) for one in kept]
+
+
+def _as_one(messages: Sequence[Message]) -> Message:
+    """Messages of the assistant that follow each other, as one."""
+    texts = [message.content for message in messages if message.content.strip()]
+    calls = tuple(call for message in messages for call in message.tool_calls)
+    return replace(messages[0], content="\n".join(texts), tool_calls=calls)
 
 
 def _in_order_of_calls(heard: Sequence[HeardMessage]) -> list[HeardMessage]:
     out = list(heard)
-    run: list[int] = []
-    """Positions of the results behind one message of the assistant."""
+    runs: list[list[int]] = [[]]
+    """Positions of the results behind each message of the assistant."""
     for at, item in enumerate(heard):
         if item.answers is not None:
-            run.append(at)
-            # Each takes its place among those before it; most are in order already.
-            for before, here in zip(run[-2::-1], run[:0:-1], strict=True):
-                if (out[before].answers or 0) <= (out[here].answers or 0):
-                    break
-                out[before], out[here] = out[here], out[before]
+            runs[-1].append(at)
         elif item.message.role == "assistant":
-            run = []
+            runs.append([])
+    for run in runs:
+        ordered = sorted((heard[at] for at in run), key=lambda item: item.answers or 0)
+        for at, item in zip(run, ordered, strict=True):
+            out[at] = item
     return out
 
 
