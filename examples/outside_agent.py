@@ -1,7 +1,8 @@
 """An agent in a process of its own: it asks a served run for tasks and posts what it earned.
 
-    agentrl gateway serve examples/my_agent.yaml       # in one terminal
-    python examples/outside_agent.py                   # in another, as often as you like
+    export AGENTRL_GATEWAY_TOKEN=some-secret           # in both terminals
+    agentrl gateway serve examples/my_agent.yaml       # in one
+    python examples/outside_agent.py                   # in the other, as often as you like
 
 Only the standard library is used here; any SDK of OpenAI or Anthropic takes the same address.
 """
@@ -9,6 +10,7 @@ Only the standard library is used here; any SDK of OpenAI or Anthropic takes the
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.error
@@ -18,9 +20,11 @@ from typing import Any
 
 def post(url: str, body: Any) -> Any:
     """The answer to a JSON request."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+    headers = {
+        "content-type": "application/json",
+        "x-agentrl-token": os.environ.get("AGENTRL_GATEWAY_TOKEN", ""),
+    }
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=600) as response:
         return json.load(response)
 

@@ -30,8 +30,16 @@ def serve(
         str | None, typer.Option(help="Address to listen at; 127.0.0.1 where nothing is said.")
     ] = None,
     token_env: Annotated[
-        str, typer.Option(help="Variable that holds the access token; needed beyond loopback.")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Variable that holds the access token; default AGENTRL_GATEWAY_TOKEN, or one that "
+            "is made and printed where only this machine can ask."
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name by which agents reach this machine; may be given again."),
+    ] = None,
     n: Annotated[
         int | None,
         typer.Option(
@@ -51,7 +59,7 @@ def serve(
     environment. With train.steps=0 the rollouts are recorded, each group as soon as it has ended,
     and agents may bring tasks of their own.
     """
-    from agentrl.gateway.outside import PORT
+    from agentrl.gateway.outside import PORT, TOKEN_ENV, gateway_token
 
     prepare()
     settings, _ = read_config(config, overrides or [])
@@ -61,7 +69,7 @@ def serve(
             "runtime.kind=local and runtime.worker_processes=0"
         )
     args: dict[str, Any] = dict(settings.env.args) if settings.env.target == _TARGET else {}
-    given = {"host": host, "port": port, "token_env": token_env or None}
+    given = {"host": host, "port": port, "token_env": token_env, "allow_hosts": allow_host}
     args |= {name: value for name, value in given.items() if value is not None}
     args.setdefault("side_calls", settings.rollout.side_calls)
     words = [
@@ -72,8 +80,10 @@ def serve(
     ]
     where = f"http://{args.get('host', '127.0.0.1')}:{args.get('port', PORT)}"
     console = open_console()
+    token = gateway_token(args.get("token_env", TOKEN_ENV), host=str(args.get("host", "127.0.0.1")))
     console.print(
-        f"agents get a rollout with: curl -X POST {where}/sessions/next",
+        f"agents get a rollout with: curl -X POST -H 'x-agentrl-token: {token}' "
+        f"{where}/sessions/next",
         markup=False,
         soft_wrap=True,
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import os
 import tempfile
 from pathlib import Path
@@ -19,6 +17,7 @@ from agentrl.config.fleet import VllmServing
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, EngineError
+from agentrl.machine.web_origin import is_loopback
 from agentrl.models.source import check_model_path
 
 if TYPE_CHECKING:
@@ -147,10 +146,7 @@ def _usage_lines(server: VllmServer, host: str) -> list[str]:
         "  engine: external",
         f'  urls: ["{server.url}"]',
     ]
-    local = host == "localhost"
-    with contextlib.suppress(ValueError):
-        local = ipaddress.ip_address(host).is_loopback
-    if not local:
+    if not is_loopback(host):
         lines.append(
             f"anyone who reaches {host} can replace its weights: keep it behind a firewall"
         )

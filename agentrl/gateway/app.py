@@ -125,10 +125,7 @@ class Gateway:
             return
         if scope["type"] != "http":
             return  # no web sockets here; the server refuses them
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in scope["headers"]
-        }
+        headers = headers_of(scope)
         place = _place(scope["path"], headers)
         session = self._sessions.get(place.secret)
         try:
@@ -141,7 +138,7 @@ class Gateway:
         except RequestRefused as refused:
             self._count(refused, session)
             status, body = place.wire.error(refused)
-            await _send_json(send, status, body)
+            await send_json(send, status, body)
         except _Dropped:
             self.dropped += 1
             if session is not None:
@@ -159,13 +156,13 @@ class Gateway:
         if session is None and place.secret not in self._ended:
             self._require_token(headers.get(TOKEN_HEADER) or place.secret)
         if not place.path:  # some agents look whether anything is there
-            await _send_json(send, 200, {"object": "gateway"})
+            await send_json(send, 200, {"object": "gateway"})
             return
         asks = place.path in _WIRES or place.path == _COUNT
         lists = place.path.partition("/")[0] == _MODELS
         if place.path == _REWARD and method == "POST":
             raw = await _read_body(headers, receive, MOST_REWARD_BYTES)
-            await _send_json(send, 200, self._rewarded(place.secret, session, raw))
+            await send_json(send, 200, self._rewarded(place.secret, session, raw))
             return
         if place.path.startswith(_SESSIONS):
             raw = await _read_body(headers, receive, self._most_bytes)
@@ -181,14 +178,14 @@ class Gateway:
         if session is None:
             raise _no_session()
         if lists:
-            await _send_json(send, 200, self._listed(place.path.partition("/")[2]))
+            await send_json(send, 200, self._listed(place.path.partition("/")[2]))
             return
         raw = await _read_body(headers, receive, self._most_bytes)
         body, digest = _parsed(raw, place, session)
         self._check_model(body)
         if place.path == _COUNT:
             tokens = await session.count(_MESSAGES.read_count(body, session.known))
-            await _send_json(send, 200, {"input_tokens": tokens})
+            await send_json(send, 200, {"input_tokens": tokens})
             return
         request = place.wire.read(body, session.known)
         turn = await session.ask(request, body=digest)
@@ -233,7 +230,7 @@ class Gateway:
         if not turn.done():
             raise _Dropped
         answer = _result(turn)
-        await _send_json(send, 200, wire.write(answer, body))
+        await send_json(send, 200, wire.write(answer, body))
         if gone.done():
             raise _Dropped
         return answer
@@ -314,6 +311,13 @@ class Gateway:
             return next(entry for entry in entries if entry["id"] == wanted)
         ends = {"first_id": self._models[0], "last_id": self._models[-1]}
         return {"object": "list", "data": entries, "has_more": False, **ends}
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The headers of a request, their names in lower case."""
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
 
 
 def _place(path: str, headers: Mapping[str, str]) -> _Place:
@@ -406,7 +410,8 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _send_json(send: Send, status: int, body: Mapping[str, Any]) -> None:
+async def send_json(send: Send, status: int, body: Mapping[str, Any]) -> None:
+    """Send a whole answer."""
     data = as_json(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import TOKEN_HEADER, Gateway
+from agentrl.gateway.page_guard import PageGuard
+from agentrl.machine.web_origin import HostNames, is_loopback
 from agentrl.plugins.distribution import install_command
 from agentrl.sandbox import MakeProtocol
 
@@ -22,7 +23,7 @@ _MOST_REQUESTS = 32
 
 @asynccontextmanager
 async def listening(
-    gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0
+    gateway: Gateway, *, host: str = "127.0.0.1", port: int = 0, names: Sequence[str] = ()
 ) -> AsyncIterator[str]:
     """Serve while the block runs.
 
@@ -30,6 +31,7 @@ async def listening(
         gateway: what is served.
         host: address to listen at; one that other machines reach needs a gateway with a token.
         port: 0 takes a free one.
+        names: other names by which clients reach it.
 
     Yields:
         The address, as in `http://127.0.0.1:41234`; `/s/SECRET/v1` behind it is a session.
@@ -37,7 +39,7 @@ async def listening(
     Raises:
         ConfigError: no token where one is needed, a port that is taken, or uvicorn is missing.
     """
-    if not gateway.guarded and not _is_loopback(host):
+    if not gateway.guarded and not is_loopback(host):
         raise ConfigError(
             f"the gateway would listen at {host} without an access token, where other machines "
             f"reach it; give it a token, which agents send as {TOKEN_HEADER}, or listen at "
@@ -49,7 +51,10 @@ async def listening(
     except OSError as error:
         raise ConfigError(f"the gateway cannot listen at {host}:{port}: {error}") from error
     config = uvicorn.Config(
-        gateway, log_config=None, access_log=False, timeout_keep_alive=_KEEP_ALIVE_S
+        PageGuard(gateway, HostNames(host, names)),
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([door]))
@@ -105,10 +110,3 @@ def _uvicorn() -> Any:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -4,8 +4,10 @@
     POST /sessions        a rollout of a task that the agent brings, where the run takes those
     POST /s/SECRET/...    turns, as everywhere; then POST /s/SECRET/v1/reward ends the rollout
 
-`OutsideAgent` is an environment like any other. Its rollouts wait at the desk of their process
-until an agent takes them, so groups, limits, retries, resume and training are those of every run.
+The first two need the token of the desk, `gateway_token`: other programs of the machine, and web
+pages in its browsers, could take rollouts and post rewards otherwise. `OutsideAgent` is an
+environment like any other. Its rollouts wait at the desk of their process until an agent takes
+them, so groups, limits, retries, resume and training are those of every run.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.gateway.agent_loop import SessionLoop
-from agentrl.gateway.app import Gateway, Receive, Scope, Send, until_gone
+from agentrl.gateway.app import Gateway, Receive, Scope, Send, send_json, until_gone
 from agentrl.gateway.asked import own_task, wanted_rollout
 from agentrl.gateway.listen import listening
 from agentrl.gateway.opened import OpenedRollout, SessionAgent
@@ -31,6 +35,7 @@ from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.side_model import SideCalls
 from agentrl.gateway.wires.wire import as_json
+from agentrl.machine.web_origin import is_loopback
 from agentrl.rollout.coerce import as_step_result
 from agentrl.rollout.own_loop import RolloutLoop
 from agentrl.types import Task
@@ -39,6 +44,8 @@ NEXT = "sessions/next"
 """Path below `/v1/` that hands out a rollout."""
 OWN = "sessions"
 """Path below `/v1/` that begins a rollout of a task of the agent's own."""
+TOKEN_ENV = "AGENTRL_GATEWAY_TOKEN"
+"""Variable that holds the access token where the config names none."""
 PORT = 8642
 """Port where rollouts wait if the config names none."""
 _BEGIN_S = 60.0
@@ -76,12 +83,13 @@ BeginTask = Callable[[Task], BegunTask]
 class AgentDesk(Gateway):
     """Serves sessions on a port, and hands waiting rollouts to the agents that ask."""
 
-    def __init__(self, *, host: str, port: int, token: str | None) -> None:
+    def __init__(self, *, host: str, port: int, token: str, names: Sequence[str] = ()) -> None:
         """Listen to nothing yet; `open_at` does."""
         super().__init__(token=token)
         self.address = ""
         """Where it is served; empty before it is."""
         self._where = (host, port)
+        self._names = names
         self._waiting: deque[WaitingRollout] = deque()
         self._came = asyncio.Event()
         self._opening = asyncio.Lock()  # one rollout starts the server, the others wait for it
@@ -109,7 +117,7 @@ class AgentDesk(Gateway):
 
     async def _serve(self, ready: asyncio.Future[str]) -> None:
         host, port = self._where
-        async with listening(self, host=host, port=port) as address:
+        async with listening(self, host=host, port=port, names=self._names) as address:
             ready.set_result(address)
             await asyncio.Event().wait()
 
@@ -165,8 +173,8 @@ class AgentDesk(Gateway):
 
     async def other(self, method: str, path: str, raw: bytes, receive: Receive, send: Send) -> bool:
         """Pass a rollout to an agent, or begin one; see `Gateway.other`."""
-        asked = path == NEXT and method in ("GET", "POST")
-        if not asked and (path, method) != (OWN, "POST"):
+        asked = path == NEXT
+        if method != "POST" or path not in (NEXT, OWN):
             return False
         gone = asyncio.create_task(until_gone(receive))
         try:
@@ -178,10 +186,7 @@ class AgentDesk(Gateway):
         finally:
             gone.cancel()
         body = {"object": "session", "session": None} if found is None else self._told(found)
-        data = as_json(body)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        await send_json(send, 200, body)
         return True
 
     async def _next(
@@ -263,6 +268,31 @@ class AgentDesk(Gateway):
         }
 
 
+def gateway_token(token_env: str = TOKEN_ENV, *, host: str = "127.0.0.1") -> str:
+    """The token that agents send for a rollout.
+
+    What the environment variable holds; where none is named and the usual one is not set, one that
+    is made once for this process.
+
+    Raises:
+        ConfigError: the named variable is not set, or other machines reach `host` and none is.
+    """
+    token = os.environ.get(token_env, "").strip()
+    if token:
+        return token
+    if token_env != TOKEN_ENV or not is_loopback(host):
+        raise ConfigError(
+            f"token_env: the environment variable {token_env!r} is not set, and without a token "
+            f"the gateway listens at 127.0.0.1 alone, not at {host}; export it"
+        )
+    return _made_token()
+
+
+@cache
+def _made_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
 _DESKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], AgentDesk]] = (
     WeakKeyDictionary()
 )
@@ -275,17 +305,19 @@ class OutsideAgent(SessionAgent):
         self,
         host: str = "127.0.0.1",
         port: int = PORT,
-        token_env: str = "",
+        token_env: str = TOKEN_ENV,
+        allow_hosts: Sequence[str] = (),
         claim_timeout_s: float = 3600.0,
         side_calls: SideCalls = "train",
     ) -> None:
         """Check the arguments; nothing listens before the first rollout.
 
         Args:
-            host: address to listen at; one that other machines reach needs `token_env`.
+            host: address to listen at; one that other machines reach needs a token that is set.
             port: where to listen.
             token_env: variable that holds the access token, which agents send as
-                `x-agentrl-token`.
+                `x-agentrl-token`; see `gateway_token`.
+            allow_hosts: other names by which agents reach the machine, as that of a container.
             claim_timeout_s: seconds after which a rollout that no agent took has failed.
             side_calls: see `GatewaySession`.
 
@@ -293,12 +325,9 @@ class OutsideAgent(SessionAgent):
             ConfigError: the variable is not set.
         """
         super().__init__(side_calls=side_calls)
-        self._token = os.environ.get(token_env, "").strip() if token_env else None
-        if token_env and not self._token:
-            raise ConfigError(
-                f"token_env: the environment variable {token_env!r} is not set; export it"
-            )
+        self._token = gateway_token(token_env, host=host)
         self._where = (host, port)
+        self._names = tuple(allow_hosts)
         self._claim_timeout_s = claim_timeout_s
 
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
@@ -330,7 +359,9 @@ class OutsideAgent(SessionAgent):
         desks = _DESKS.setdefault(asyncio.get_running_loop(), {})
         host, port = self._where
         if self._where not in desks:
-            desks[self._where] = AgentDesk(host=host, port=port, token=self._token)
+            desks[self._where] = AgentDesk(
+                host=host, port=port, token=self._token, names=self._names
+            )
         return desks[self._where]
 
 

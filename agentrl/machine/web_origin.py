@@ -1,7 +1,7 @@
-"""Requests that a web page of another site makes a browser send, told from those of this server's users.
+"""Names under which a server is asked; a web page of another site comes under another one.
 
-Any page may have its visitor's browser ask `127.0.0.1`. Two things give it away: a name in `Host` that
-is not this server's (DNS rebinding), and the marks that browsers put on what a page asks for.
+Any page may have its visitor's browser ask `127.0.0.1`. Two things give it away: a name in `Host`
+that is not this server's (DNS rebinding), and the marks that browsers put on what a page asks for.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from agentrl.chat import ChatFormat, build_parser
@@ -25,7 +26,7 @@ from agentrl.errors import ConfigError
 from agentrl.gateway import OutsideAgent
 from agentrl.gateway.app import TOKEN_HEADER
 from agentrl.gateway.asked import MOST_TASK_BYTES
-from agentrl.gateway.outside import AgentDesk
+from agentrl.gateway.outside import TOKEN_ENV, AgentDesk, gateway_token
 from agentrl.metrics.sinks import read_metrics
 from agentrl.rollout import RolloutWorker
 from agentrl.runtime.sampling.brought_tasks import BroughtTasks
@@ -35,7 +36,13 @@ from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.gateway.gateway_fakes import send
 from tests.runtime.tiny_project import Agentrl, agentrl, write_project
 
+HEADERS = {"content-type": "application/json", TOKEN_HEADER: "letmein"}
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "outside_agent.py"
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_ENV, HEADERS[TOKEN_HEADER])
 
 
 def _free_port() -> int:
@@ -44,7 +51,7 @@ def _free_port() -> int:
 
 
 def _post(url: str, body: Any) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode())
+    request = urllib.request.Request(url, json.dumps(body).encode(), HEADERS)
     with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
@@ -121,7 +128,9 @@ async def test_an_agent_that_died_while_it_waited_gets_nothing(chat: ChatFormat)
     first = _group(chat, port, task=Task(id="a", prompt="go"))
     await _listening(port)
     body = json.dumps({"task": "b", "wait_s": 20})
-    head = f"POST /sessions/next HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    names = {"host": "localhost", "content-length": len(body), **HEADERS}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in names.items())
+    head = f"POST /sessions/next HTTP/1.1\r\n{lines}\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write((head + body).encode())
     await writer.drain()
@@ -158,7 +167,7 @@ async def test_a_wrong_question_for_a_rollout_is_refused(chat: ChatFormat, body:
     def ask() -> int:
         url = f"http://127.0.0.1:{port}/sessions/next"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120):
+            with urllib.request.urlopen(urllib.request.Request(url, body, HEADERS), timeout=120):
                 return 200
         except urllib.error.HTTPError as error:
             return error.code
@@ -242,9 +251,57 @@ async def test_a_task_that_cannot_be_taken_is_refused(body: bytes, status: int, 
     assert said in json.loads(answer)["error"]["message"]
 
 
-def test_a_token_that_is_not_set_is_refused() -> None:
+def test_a_token_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_TOKEN"):
         OutsideAgent(token_env="NO_SUCH_TOKEN")
+    monkeypatch.delenv(TOKEN_ENV)
+    with pytest.raises(ConfigError, match=f"{TOKEN_ENV}.* not at 0"):
+        OutsideAgent(host="0.0.0.0")
+    # One for all environments of the process, and hard to guess.
+    assert len(gateway_token()) >= 32
+    assert gateway_token() == gateway_token()
+
+
+FOREIGN = [
+    ({"host": "evil.example:80"}, 403, "does not go by the name"),
+    ({"origin": "http://evil.example"}, 403, "web page"),
+    ({"origin": "null"}, 403, "web page"),
+    ({"sec-fetch-site": "cross-site"}, 403, "web page"),
+    ({"content-type": "text/plain"}, 403, "expected application/json"),
+    ({"content-type": "application/x-www-form-urlencoded"}, 403, "expected application/json"),
+    ({TOKEN_HEADER: "wrong"}, 401, "access token"),
+    ({TOKEN_HEADER: ""}, 401, "access token"),
+]
+
+
+@pytest.mark.parametrize("path", ["sessions/next", "sessions", "v1/reward"])
+@pytest.mark.parametrize(("marks", "status", "said"), FOREIGN)
+async def test_a_web_page_gets_nothing(
+    path: str, marks: dict[str, str], status: int, said: str
+) -> None:
+    """Fails if a page in a browser of this machine can take a rollout or post a reward."""
+    desk = AgentDesk(host="127.0.0.1", port=0, token="letmein")
+    await desk.start()
+    async with httpx2.AsyncClient() as http:
+        url = f"{desk.address}/{path}"
+        answer = await http.post(url, headers={**HEADERS, **marks}, content=b"1")
+        assert (answer.status_code, said in answer.text) == (status, True), answer.text
+        assert "access-control-allow-origin" not in answer.headers
+        # Typed into the address bar, or asked by a picture.
+        assert (await http.get(url, headers=HEADERS)).status_code == 404
+
+
+async def test_names_that_are_allowed_are_answered() -> None:
+    desk = AgentDesk(host="127.0.0.1", port=0, token="letmein", names=["trainer"])
+    await desk.start()
+    async with httpx2.AsyncClient() as http:
+        url = f"{desk.address}/sessions/next"
+        for name, status in (("trainer:8642", 200), ("localhost", 200), ("trainer.evil", 403)):
+            answer = await http.post(url, headers={**HEADERS, "host": name}, content=b"{}")
+            assert answer.status_code == status, name
+        # An SDK of OpenAI sends the token as its key.
+        answer = await http.post(url, headers={"authorization": "Bearer letmein"})
+        assert answer.json()["session"] is None
 
 
 PAYS_FOR_VOWELS = """

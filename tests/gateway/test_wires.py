@@ -316,13 +316,17 @@ async def test_beyond_this_machine_a_token_is_needed(chat):
             pass
     served = serve(chat, ["x"], gateway=Gateway(token="opensesame"))
     async with listening(served.gateway, host="0.0.0.0") as address:
-        url = f"{address.replace('0.0.0.0', '127.0.0.1')}/s/{served.session.secret}/v1/models"
+        door = address.replace("0.0.0.0", "127.0.0.1")
         async with httpx2.AsyncClient() as http:
-            refused = await http.get(url)
-            assert refused.status_code == 401
-            assert "x-agentrl-token" in refused.json()["error"]["message"]
+            for place in ("/v1/models", "/", "/s/no-such-session/v1/models"):
+                refused = await http.get(f"{door}{place}")
+                assert refused.status_code == 401
+                assert "x-agentrl-token" in refused.json()["error"]["message"]
             token = {"x-agentrl-token": "opensesame"}
-            assert (await http.get(url, headers=token)).status_code == 200
+            assert (await http.get(f"{door}/", headers=token)).status_code == 200
+            # The secret of an open session says as much.
+            inside = f"{door}/s/{served.session.secret}/v1/models"
+            assert (await http.get(inside)).status_code == 200
 
 
 async def test_a_stream_that_waits_is_kept_alive(chat):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from agentrl.errors import ConfigError
 from agentrl.inspect.read.reader import require
-from agentrl.inspect.web.access import is_loopback
 from agentrl.inspect.web.library import Library
+from agentrl.machine.web_origin import is_loopback
 
 _LAST_ANSWERS_S = 2
 """How long answers that are on their way may take after Ctrl-C."""
