@@ -24,13 +24,8 @@ class EmbeddedServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    max_prefill_tokens: int = Field(default=4096, ge=16)
-    """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
-    lanes: int | None = Field(default=None, ge=1)
-    """Threads of each engine that decode a share of the sequences each, without waiting for each
-    other; None is one for each core, as long as each has 16 sequences."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -49,15 +44,10 @@ class VllmServing(KindSection):
     """vLLM servers to start."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
-    only new tokens; `auto` is `lean` for the servers that are started here."""
     max_batch_size: int = Field(default=64, ge=1)
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    max_prefill_tokens: int = Field(default=4096, ge=16)
-    """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
     outage_limit_s: float = Field(default=900.0, gt=0)
@@ -99,9 +89,6 @@ class ExternalServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
-    only new tokens; `auto` is `lean` for the servers that are started here."""
     outage_limit_s: float = Field(default=900.0, gt=0)
     """Seconds that a run waits while no server takes requests; then it ends with an error, and
     `--resume` goes on with the tasks it was at."""
@@ -163,10 +150,6 @@ class ScheduleSection(Section):
     keys imply."""
     stale: Literal["drop", "mask"] = "drop"
     """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
-    dispatch: Literal["auto", "step", "mini_batch"] = "auto"
-    """When a synchronous step of several minibatches begins to train: when the groups of its first
-    `mini_batch` have ended, or all of the `step`. The numbers are the same; `auto` takes the first
-    where it can be done."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
     their own, so every task still comes once an epoch. On-policy only."""

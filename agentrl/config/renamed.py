@@ -106,6 +106,13 @@ _GONE_KEYS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("serving.stuck_after_s", (60.0,), "a server that produces nothing for 60 s is asked for a "
      "token, and has as long again"),
     ("serving.restarts_per_hour", (6,), "a server is started again six times an hour at most"),
+    ("serving.transport", ("auto",), "turns take the lean way where a server offers it and its "
+     "secret is known, and else HTTP"),
+    ("schedule.dispatch", ("auto",), "minibatches are trained as soon as their rollouts have "
+     "ended, wherever the numbers are those of a step that waits"),
+    ("serving.max_prefill_tokens", (4096,), "4096 tokens of prompts are computed in one pass; for "
+     "vLLM servers write serving.args: {max_num_batched_tokens: N}"),
+    ("serving.lanes", (None,), "one for each core, as long as each has 16 sequences"),
 )  # fmt: skip
 """Removed keys: the values that change nothing, and why each is gone."""
 
@@ -114,6 +121,7 @@ _DIFFICULTY = {"pass_rate": "keep", "pass_rate_from": "source", "weight_by": "we
 
 RENAMED: tuple[RenamedKey, ...] = (
     *(RenamedKey(old=f"ray.{name}", new=f"runtime.{name}") for name in _RAY),
+    RenamedKey(old="rollout.side_model", new="rollout.side_calls", value=_unless({})),
     RenamedKey(old="train.zero_stage", new="train.backend.zero_stage"),
     RenamedKey(old="train.offload", new="train.backend.offload"),
     *(

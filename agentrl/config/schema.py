@@ -249,29 +249,22 @@ class RolloutSection(Section):
     """Sampling temperature in training; the trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus bound. Below 1 the trainer's distribution is wider than the sampler's: it warns."""
-    side_calls: Literal["train", "context", "frozen"] = "train"
+    side_calls: Literal["train", "context"] | dict[str, Any] = "train"
     """What an agent asks for beside its own conversation (titles, summaries, agents of its own):
-    `train` trains on it as on the rest of the rollout, `context` does not, `frozen` lets
-    `side_model` answer it."""
-    side_model: dict[str, Any] = Field(default_factory=dict)
-    """With `side_calls: frozen`: the served model that answers, as a judge's: `url`, `model`,
-    `api`, `api_key_env`, prices and limits."""
+    `train` trains on it as on the rest of the rollout, `context` does not. Or the served model that
+    answers it, as a judge's: `{url: ..., model: ...}` with `api`, `api_key_env`, prices and
+    limits."""
 
-    @model_validator(mode="after")
-    def _side_model_given(self) -> RolloutSection:
-        frozen = self.side_calls == "frozen"
-        if frozen and not self.side_model:
-            raise ValueError(
-                "side_calls is 'frozen', but side_model is empty; give url and model of the server "
-                "that answers side calls, or use 'context', which samples them from the policy and "
-                "does not train on them"
-            )
-        if self.side_model and not frozen:
-            raise ValueError(
-                f"side_model is given, but side_calls is {self.side_calls!r}; set side_calls: "
-                "frozen, or leave side_model out"
-            )
-        return self
+    @field_validator("side_calls", mode="before")
+    @classmethod
+    def _policy_or_model(cls, value: Any) -> Any:
+        if (isinstance(value, dict) and value) or value in ("train", "context"):
+            return value
+        raise ValueError(
+            f"side_calls is {value!r}; expected 'train', 'context' (which samples them from the "
+            "policy and does not train on them), or url and model of the server that answers them, "
+            "as {url: 'http://HOST:8000/v1', model: NAME}"
+        )
 
 
 class EvalSection(Section):

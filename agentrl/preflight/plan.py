@@ -115,7 +115,7 @@ def full_plan(
     ]
     if judges_with_labels(config):
         trials.append(("judges", lambda: judges(config, base)))
-    if config.rollout.side_model:
+    if not isinstance(config.rollout.side_calls, str):
         trials.append((SIDE_MODEL, lambda: side_model(config.rollout)))
     if samples is not None:
         trials.append(

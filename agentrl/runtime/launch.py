@@ -38,7 +38,6 @@ from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.drivers.choose import (
     check_schedule,
-    early_plan,
     is_synchronous,
     make_run,
     runs_ahead,
@@ -123,7 +122,6 @@ def check_parts(config: RunConfig, *, base: Path, model_path: str | None = None)
 
     shared = config.serving.engine == "embedded"
     check_schedule(config.schedule, shares_weights=shared)
-    early_plan(config, shares_weights=shared)
     check_estimator(config, base=base)
     check_sinks(config.log)
     check_health(config.health, datasets=config.eval.datasets)

@@ -19,8 +19,8 @@ from agentrl.runtime.assembly.layout import engine_width
 
 OLD = Path(__file__).parent / "old"
 """`agentrl config show` of an older version, and every key that some versions had."""
-KEY_FILES = ("keys.txt", "keys_of_222.txt")
-"""Of the oldest version that is read, and of a later one with 222 keys."""
+KEY_FILES = ("keys.txt", "keys_of_222.txt", "keys_of_208.txt")
+"""Of the oldest version that is read, and of later ones with 222 and 208 keys."""
 FILES = sorted(OLD.glob("*.yaml"))
 LEFT_TO_THE_PRESET = {"algorithm.old_log_probs"}
 """Keys whose old default every preset but one still takes, and which are unset today."""
@@ -108,7 +108,7 @@ def test_values_arrive_where_they_are_read() -> None:
     assert config.serving.model_dump() == {
         "engine": "external", "urls": ("http://a:8000", "http://b:8000"), 
         "args": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-        "max_batch_size": 64, "start_timeout_s": 600.0, "transport": "auto",
+        "max_batch_size": 64, "start_timeout_s": 600.0,
         "outage_limit_s": 900.0,
     }  # fmt: skip
     assert config.train.lora is not None

@@ -80,28 +80,18 @@ def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | No
     Args:
         config: of the run.
         shares_weights: engines sample from the learner's own tensors.
-
-    Raises:
-        ConfigError: `schedule.dispatch` insists on it, and the numbers would be others.
     """
     schedule, train = config.schedule, config.train
     why = why_whole_steps(
-        schedule,
         train,
         config.resolved_algorithm(),
         config.reward,
         synchronous=is_synchronous(schedule),
         shares_weights=shares_weights,
     )
-    if not why:
-        seed = config.run.seed
-        return MiniBatchPlan(config.rollout, minibatches=train.minibatches, seed=seed)
-    if schedule.dispatch == "mini_batch":
-        raise ConfigError(
-            f"schedule.dispatch is 'mini_batch', but this run trains whole steps: {why}; change "
-            "that, or write schedule.dispatch: auto, which trains minibatches early where it can"
-        )
-    return None
+    if why:
+        return None
+    return MiniBatchPlan(config.rollout, minibatches=train.minibatches, seed=config.run.seed)
 
 
 def driver_kind(schedule: ScheduleSection) -> type[StepLoop]:

@@ -156,6 +156,5 @@ def external_address(config: RunConfig, name: str, url: str) -> EngineAddress:
         name=name,
         address=url,
         secret=os.environ.get(SECRET_VARIABLE, ""),
-        transport=section.transport,
         max_context_tokens=config.rollout.max_context_tokens,
     )
