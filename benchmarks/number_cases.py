@@ -127,7 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "algorithm__preset": "ppo",
         "algorithm__kl_coef": 0.05,
         "algorithm__old_log_probs": "recompute",
-        "algorithm__kl_controller": "window",
+        "algorithm__kl_target": [0.05, 0.2],
         "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
         "critic__learning_rate": 1e-2,
         "critic__warmup_steps": 1,
@@ -172,8 +172,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], str]] = {
         {
             "staleness_threshold": 3.0,
             "partial_rollout": True,
-            "max_version_lag": 1,
-            "stale": "mask",
+            "max_version_lag": {"mask": 1},
         },
         "vllm",
     ),

@@ -7,7 +7,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from agentrl.config.base import KindSection, Names, OneOf, Section
+from agentrl.config.base import (
+    KindSection,
+    Names,
+    OneOf,
+    Section,
+    is_count,
+    is_named_count,
+)
 
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
 """Options of a vLLM server that make it several processes, which all receive weights."""
@@ -144,15 +151,35 @@ class ScheduleSection(Section):
     partial_rollout: bool = False
     """At a sync, interrupt rollouts in flight and go on with the new weights, instead of waiting
     for them to end."""
-    max_version_lag: int | None = Field(default=None, ge=0)
-    """Most versions between a sampled token and the weights it trains; what is older is dropped or
-    masked. None waits for late rollouts instead, so that nothing exceeds the bound that the other
-    keys imply."""
-    stale: Literal["drop", "mask"] = "drop"
-    """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
+    max_version_lag: int | dict[str, int] | None = None
+    """Most versions between a sampled token and the weights it trains: a rollout with an older one
+    is dropped; `{mask: N}` masks the older tokens instead. None waits for late rollouts, so that
+    nothing exceeds the bound that the other keys imply."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
     their own, so every task still comes once an epoch. On-policy only."""
+
+    @field_validator("max_version_lag", mode="before")
+    @classmethod
+    def _dropped_or_masked(cls, lag: Any) -> Any:
+        named = is_named_count(lag) and lag.keys() <= {"drop", "mask"}
+        if lag is None or is_count(lag) or named:
+            return lag
+        raise ValueError(
+            f"max_version_lag is {lag}; expected a number of versions, or one of {{drop: N}} and "
+            "{mask: N}"
+        )
+
+    @property
+    def lag_limit(self) -> int | None:
+        """Most versions of `max_version_lag`, whatever is done with older tokens."""
+        lag = self.max_version_lag
+        return next(iter(lag.values())) if isinstance(lag, dict) else lag
+
+    @property
+    def masks_stale(self) -> bool:
+        """Whether tokens beyond `lag_limit` are masked, and not their rollout dropped."""
+        return isinstance(self.max_version_lag, dict) and "mask" in self.max_version_lag
 
 
 class LocalRuntime(KindSection):

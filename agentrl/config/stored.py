@@ -23,7 +23,7 @@ from agentrl.config.keys import (
     put,
     value_at,
 )
-from agentrl.config.renamed import NOTHING, RENAMED, new_path
+from agentrl.config.renamed import NOTHING, RENAMED, kl_target, new_path
 from agentrl.config.schema import RolloutSection, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
     _split_serving(tree)
     _without_rank_0(tree)
     _clip_before_normalize(tree)
+    _kl_by_target(tree)
     found = [
         (renamed, path, value) for renamed in RENAMED for path, value in found_at(tree, renamed.old)
     ]
@@ -93,6 +94,20 @@ def _clip_before_normalize(tree: Tree) -> None:
     reward = tree.get("reward")
     if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
         reward["clip_raw"] = reward.pop("clip", None)
+
+
+def _kl_by_target(tree: Tree) -> None:
+    """A word once chose how the KL weight is moved; now the form of `algorithm.kl_target` does."""
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, dict) or "kl_controller" not in algorithm:
+        return
+    target = kl_target(algorithm["kl_controller"], tree)
+    controller = algorithm.pop("kl_controller")
+    if isinstance(controller, dict) and "horizon" in controller:
+        algorithm["kl_horizon"] = controller["horizon"]
+    if isinstance(target, list | tuple) or target is NOTHING:
+        algorithm.pop("kl_horizon", None)
+    algorithm["kl_target"] = None if target is NOTHING else target
 
 
 def _overlong_of_sampled(tree: Tree) -> None:

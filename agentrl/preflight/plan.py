@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.engine import TURN_LIMIT_S
 from agentrl.preflight.checks import (
     machine,
 )
@@ -196,7 +197,7 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
     call_s = rollout.env_timeout_s + _MARGIN_S
     # The reward test plays written answers; only samples wait for a model.
     episode_s = rollout.timeout_s * (1 + rollout.retries) + _MARGIN_S
-    turns_s = rollout.max_assistant_turns * rollout.turn_limit_s * (1 + rollout.retries)
+    turns_s = rollout.max_assistant_turns * TURN_LIMIT_S * (1 + rollout.retries)
     imported = Limit(still_s=call_s + _IMPORT_S, total_s=call_s + _IMPORT_S)
     # Two rounds are always made; there are no retries, but what is counted with them is no less.
     answers_s = -(-(2 * TASKS * len(AnswerKind) + MORE_TASKS) // IN_FLIGHT) * episode_s + REPEATS_S
@@ -207,5 +208,5 @@ def limits_of(config: RunConfig, samples: int = 0) -> dict[str, Limit]:
         "judges": Limit(still_s=call_s, total_s=_JUDGE_S),
         SIDE_MODEL: Limit(still_s=_JUDGE_S, total_s=_JUDGE_S),
         "reward test": Limit(still_s=call_s, total_s=COMMON.total_s + answers_s),
-        "reward samples": Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s),
+        "reward samples": Limit(still_s=max(_LOAD_S, TURN_LIMIT_S), total_s=samples_s),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from agentrl.disk.checkpoint import (
 )
 from agentrl.disk.run_directory import RunDir
 from agentrl.disk.run_name import holds_a_run
-from agentrl.errors import RunError
+from agentrl.errors import ConfigError, RunError
 
 MINIMAL = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}}
 

@@ -48,7 +48,7 @@ def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | 
             f"reward.models.{name}.path is {path!r}, an ensemble of {len(members)}, and only a "
             f"single model can be refreshed; give one member, as {members[0]}"
         )
-    if section.labeller == HUMAN:
+    if section.labelled_by == HUMAN:
         check_human(section)
     else:
         load_function(section, base=base, timeout_s=config.rollout.env_timeout_s)
@@ -64,7 +64,7 @@ def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | 
     mixed = "no old pairs" if old is None else f"old pairs of {old.source}"
     return (
         f"reward.refresh: {name} after every {section.every_steps} steps, labelled by "
-        f"{section.labeller}, {mixed}"
+        f"{section.labelled_by}, {mixed}"
     )
 
 

@@ -157,7 +157,7 @@ class ModelRefresh:
         return labels
 
     def _labeller(self) -> PairLabeller:
-        if self._section.labeller == HUMAN:
+        if self._section.labelled_by == HUMAN:
             return HumanQueue(self._book.queue, self._book.answers_used())
         return load_function(
             self._section,

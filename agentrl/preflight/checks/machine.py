@@ -51,7 +51,7 @@ async def disk(config: RunConfig) -> Finding | str:
     # adapters are too small to count. One checkpoint more than is kept exists while it is written.
     width = 2 if config.model.dtype == "bfloat16" else 4
     section, trained = config.checkpoint, 0 if config.train.lora else 12
-    needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
+    needed = size * (width + trained) // 2 * (section.keep_last + section.best_count + 1)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
         f"{free / GIB:.1f} GiB free"

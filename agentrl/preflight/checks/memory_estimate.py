@@ -120,7 +120,7 @@ def estimate(
     if beside:
         sums = 4 * _moving(config.train.lora, shape)
         if config.resolved_algorithm().needs_values:
-            sums += 4 * _moving(config.critic.lora, shape)  # the critic's lanes
+            sums += 4 * _moving(config.critic.adapters, shape)  # the critic's lanes
         trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
         context = config.rollout.max_context_tokens
@@ -224,7 +224,7 @@ def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
     if algorithm.needs_reference:
         parts.append(Part(what="reference", size=shape.parameters * width // weights))
     if algorithm.needs_values:
-        moving = _moving(config.critic.lora, shape)
+        moving = _moving(config.critic.adapters, shape)
         state, _ = trained_bytes(config.train, config.model, moving, kept=optimizer)
         _, sums = trained_bytes(config.train, config.model, moving, kept=gradients)
         size = shape.parameters * width // weights + state + sums

@@ -136,7 +136,7 @@ def check_learner(config: RunConfig, *, base: Path) -> str:
     valued = config.resolved_algorithm().needs_values
     for key, section in (
         ("train.lora", train.lora),
-        ("critic.lora", config.critic.lora if valued else None),
+        ("critic.lora", config.critic.adapters if valued else None),
     ):
         if section is not None:
             from agentrl.train.model.lora import load_peft

@@ -137,23 +137,19 @@ def _check_partial(schedule: ScheduleSection) -> None:
 
 
 def _check_lag(schedule: ScheduleSection) -> None:
-    if schedule.max_version_lag is None:
-        if schedule.stale == "mask":
-            raise ConfigError(
-                "schedule.stale is 'mask', but without max_version_lag no token is too old; set "
-                "max_version_lag"
-            )
+    limit = schedule.lag_limit
+    if limit is None:
         return
     if not runs_ahead(schedule):
         raise ConfigError(
-            f"schedule.max_version_lag is {schedule.max_version_lag}, but this schedule is "
+            f"schedule.max_version_lag is {limit}, but this schedule is "
             "on-policy and no token is ever older than the weights it trains; remove it, or set "
             "staleness_threshold"
         )
     least = schedule.trigger_parameter_sync_step - 1
-    if schedule.max_version_lag < least:
+    if limit < least:
         raise ConfigError(
-            f"schedule.max_version_lag is {schedule.max_version_lag}, but between two syncs tokens "
+            f"schedule.max_version_lag is {limit}, but between two syncs tokens "
             f"are up to {least} versions old even when no rollout runs ahead: all of them would "
             f"be too old; set it to at least {least}"
         )
