@@ -36,8 +36,6 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/orchestration.py
 	$(BIN)/python benchmarks/gradient_agreement.py
 	$(BIN)/python benchmarks/embedded_engine.py
-	$(BIN)/python benchmarks/prefix_sharing.py
-	$(BIN)/python benchmarks/lm_head.py
 	$(BIN)/python benchmarks/transport.py
 	$(BIN)/python benchmarks/sync/weight_sync.py
 	$(BIN)/python benchmarks/sync/weight_fanout.py

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import options
 from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, JumpingLoop, timed_config
 
 from agentrl.config import RunConfig
@@ -171,7 +172,7 @@ def measure(args: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
             "mean_tokens": sync.tokens / sync.rollouts,
         }
     }
-    for name, schedule in args.modes.items():
+    for name, schedule in MODES.items():
         outcome = run_in_jumping_time(
             drive(args, schedule, seed=seed, train_s=train_s, always_async=name.startswith("a:"))
         )
@@ -205,7 +206,7 @@ def show(repeats: list[dict[str, dict[str, float]]], args: argparse.Namespace) -
         f"{'mode':30} {'speed-up':>18} {'of bound':>9} {'lag mean':>9} {'p95':>4} "
         f"{'oldest p95':>11} {'max':>4} {'bound':>6} {'dropped':>8} {'CPU ms/group':>13}"
     )
-    for mode in args.modes:
+    for mode in MODES:
         speeds = [result[mode]["speedup"] for result in repeats]
         print(
             f"{mode:30} {median(mode, 'speedup'):6.2f} ({min(speeds):.2f}-{max(speeds):.2f})"
@@ -218,27 +219,12 @@ def show(repeats: list[dict[str, dict[str, float]]], args: argparse.Namespace) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What asynchrony is worth.")
-    parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--slots", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--tick-s", type=float, default=0.02)
-    parser.add_argument("--in-flight", type=float, default=3, help="rollouts in flight per slot")
-    parser.add_argument("--staleness", type=float, nargs="*", help="more modes d with these")
-    parser.add_argument("--lag", type=int, help="max_version_lag of those")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="12 steps: the ends show")
-    args = parser.parse_args()
+    args = options(
+        __doc__, prompts=64, samples=8, slots=256, steps=40, tick_s=0.02, in_flight=3.0,
+        repeats=5, quick=False,
+    )  # fmt: skip
     if args.quick:
         args.steps, args.repeats = 12, 1
-    args.modes = dict(MODES)
-    for staleness in args.staleness or ():
-        args.modes[f"d: staleness {staleness:g}, partial"] = {
-            "staleness_threshold": staleness,
-            "partial_rollout": True,
-            "max_version_lag": args.lag,
-        }
     logging.disable(logging.WARNING)
     show([measure(args, seed) for seed in range(args.repeats)], args)
 

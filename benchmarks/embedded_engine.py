@@ -9,12 +9,13 @@ least 1.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import time
 
 import torch
+from harness import options as command_options
+from harness import spread
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import ModelSection
@@ -66,10 +67,7 @@ async def run_engine(pretrained, batch: list[list[int]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 32, 64])
-    options = parser.parse_args()
+    options = command_options(__doc__, repeats=3, batches=[1, 16, 32, 64])
     pretrained = load_pretrained(ModelSection())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of", end=" ")
     print(f"{options.repeats} interleaved repeats [min-max], tokens/s")
@@ -80,11 +78,8 @@ def main() -> None:
             theirs.append(run_generate(pretrained, batch))
             ours.append(asyncio.run(run_engine(pretrained, batch)))
         ratio = statistics.median(ours) / statistics.median(theirs)
-        print(
-            f"batch {size:3d}: generate {statistics.median(theirs):6.0f} "
-            f"[{min(theirs):.0f}-{max(theirs):.0f}], embedded {statistics.median(ours):6.0f} "
-            f"[{min(ours):.0f}-{max(ours):.0f}], ratio {ratio:.2f}"
-        )
+        print(f"batch {size:3d}: generate {spread(theirs, 0)}, embedded {spread(ours, 0)}, "
+              f"ratio {ratio:.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -17,28 +17,25 @@ a process of its own instead, and prints the most memory that the second step he
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import Choice, in_turns, options, show_table
 
 sys.path.append(str(Path(__file__).with_name("gpu")))
 
 from parts.models import SHAPE as SMOLLM
 from parts.models import random_llama
-from trainer_vs_trl import SMALL, memory_table, peak_bytes, tokenizer
+from trainer_vs_trl import SMALL, matrix_products, peak_bytes, show_memory, tokenizer
 
 from agentrl.batch.examples import AnswerTokens, Example
 from agentrl.config.fit import FitConfig
@@ -245,68 +242,41 @@ def trl_inputs(objective: str, case: Case, reference: dict[Any, float]) -> dict[
 
 
 def products(case: Case, objective: str, *, ours: bool) -> float:
-    """Multiplications and additions of a step's matrix products."""
-    shape, count = case.shape, 1 if objective == "sft" else 2
-    width, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    kv = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
-    per_token = layers * (2 * width * (width + kv) + 3 * width * shape["intermediate_size"])
-    lengths = [pair[:count] for pair in case.answers]
-    scored = sum(map(sum, lengths))
-    if ours:
-        tokens = sum(case.prompts) + scored
-        pairs = sum(
-            p * p / 2 + sum(n * p + n * n / 2 for n in answers)
-            for p, answers in zip(case.prompts, lengths, strict=True)
-        )
-    else:
-        longest = max(p + max(a) for p, a in zip(case.prompts, lengths, strict=True))
-        rows = count * len(case.prompts)
-        tokens, pairs = rows * longest, rows * longest**2 / 2
-    head = 0 if objective == "rm" else scored * width * shape["vocab_size"]
-    return 6 * (tokens * per_token + head + 2 * pairs * width * layers)
+    """Matrix products of a step."""
+    answers = [pair[: 1 if objective == "sft" else 2] for pair in case.answers]
+    longest = max(p + max(of) for p, of in zip(case.prompts, answers, strict=True))
+    return matrix_products(
+        case.shape,
+        case.prompts,
+        answers,
+        padded=0 if ours else longest,
+        scored=0 if objective == "rm" else None,
+    )
 
 
-def timed(steppers: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each; the first round makes the optimizers and is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in steppers}
-    for turn in range(rounds + 1):
-        found: dict[str, tuple[float, float]] = {}
-        for name, stepper in steppers.items():
-            began = time.process_time()
-            found[name] = stepper.step()
-            if turn:
-                seconds[name].append(time.process_time() - began)
-        (loss, norm), (other_loss, other_norm) = found.values()
-        if abs(loss - other_loss) > 1e-4 * abs(loss) or abs(norm - other_norm) > 0.02 * norm:
-            raise SystemExit(f"loss and gradient norm differ: {found}")
-        if not turn:
-            print(f"loss and gradient norm: {found}", file=sys.stderr)
-    return seconds
+def check_same(found: dict[str, tuple[float, float]]) -> None:
+    """Ends the program where losses or gradient norms differ."""
+    (loss, norm), (other_loss, other_norm) = found.values()
+    if abs(loss - other_loss) > 1e-4 * abs(loss) or abs(norm - other_norm) > 0.02 * norm:
+        raise SystemExit(f"loss and gradient norm differ: {found}")
 
 
-def spread(found: Sequence[float]) -> str:
+def quartiles(found: Sequence[float]) -> str:
     low, middle, high = statistics.quantiles(found, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("objective", choices=("sft", "dpo", "rm"))
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, help="fewer, for a quick look")
-    parser.add_argument("--micro-batch-tokens", type=int, default=8192)
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--peak-of", choices=SIDES, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options(
+        __doc__, objective_=Choice(("sft", "dpo", "rm")), case_=Choice(CASES), rounds=5,
+        layers=int, micro_batch_tokens=8192, memory=False, peak_of=Choice(SIDES),
+    )  # fmt: skip
     torch.set_num_threads(1)
     case = CASES[args.case]
     if args.layers:
         case.shape["num_hidden_layers"] = args.layers
     if args.memory and not args.peak_of:
-        Console(width=100).print(memory_table(__file__, SIDES))
+        show_memory(SIDES)
         return
     ours = Ours(args.objective, case, args.micro_batch_tokens)
     if args.peak_of:
@@ -318,17 +288,17 @@ def main() -> None:
         print(json.dumps(peak_bytes(stepper, parameters)))
         return
     steppers = {"agentrl": ours, "TRL": Trl(args.objective, case, ours.reference)}
-    seconds = timed(steppers, args.rounds)
-    table = Table(title=" ".join(sys.argv[1:]))
-    for column in ("", "CPU s [quartiles]", "agentrl is faster by", "limit"):
-        table.add_column(column, justify="right")
+    work = {name: stepper.step for name, stepper in steppers.items()}
+    seconds = in_turns(work, args.rounds, check=check_same)
     own = statistics.median(seconds["agentrl"])
     least = products(case, args.objective, ours=True)
+    rows = []
     for name, found in seconds.items():
         limit = products(case, args.objective, ours=name == "agentrl") / least
         ratio = statistics.median(found) / own
-        table.add_row(name, spread(found), f"{ratio:.2f}", f"{limit:.2f}")
-    Console(width=100).print(table)
+        rows.append((name, quartiles(found), f"{ratio:.2f}", f"{limit:.2f}"))
+    columns = ("", "CPU s [quartiles]", "agentrl is faster by", "limit")
+    show_table(" ".join(sys.argv[1:]), columns, rows)
 
 
 if __name__ == "__main__":

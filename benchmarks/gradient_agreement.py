@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import show_table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -64,21 +63,17 @@ def errors(dtype, estimator, mode):
 
 
 def main() -> None:
-    console = Console(width=120)
     for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
-        table = Table(title=f"{dtype}, limit {limit:g}")
-        worst = 0.0
-        for estimator in ("dr_grpo", "grpo"):
-            for mode in MODES:
-                found = errors(dtype, estimator, mode)
-                if not table.columns:
-                    table.add_column("algorithm")
-                    for name in found:
-                        table.add_column(name, justify="right")
-                table.add_row(f"{estimator} {mode}", *(f"{e:.1e}" for e in found.values()))
-                worst = max(worst, *(e for n, e in found.items() if n != "local"))
-        console.print(table)
-        console.print(f"worst: {worst:.1e}  {'ok' if worst <= limit else 'TOO LARGE'}\n")
+        found = {
+            f"{estimator} {mode}": errors(dtype, estimator, mode)
+            for estimator in ("dr_grpo", "grpo")
+            for mode in MODES
+        }
+        names = next(iter(found.values()))
+        rows = [(name, *(f"{e:.1e}" for e in of.values())) for name, of in found.items()]
+        show_table(f"{dtype}, limit {limit:g}", ("algorithm", *names), rows)
+        worst = max(e for of in found.values() for name, e in of.items() if name != "local")
+        print(f"worst: {worst:.1e}  {'ok' if worst <= limit else 'TOO LARGE'}\n")
 
 
 if __name__ == "__main__":

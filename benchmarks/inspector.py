@@ -12,11 +12,8 @@ that was started for it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
-import platform
 import random
 import re
 import resource
@@ -33,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from harness import machine, options
 
 from agentrl.data import TrajectoryStore
 from agentrl.data.store.token_store import TokenStore
@@ -61,12 +59,7 @@ NEEDLE = "zanzibar"
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Time the inspector on a large run.")
-    options.add_argument("--rollouts", type=int, default=10_000)
-    options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--keep", type=Path, help="make the run here and leave it")
-    options.add_argument("--browser", action="store_true", help="measure the page in Chromium")
-    args = options.parse_args()
+    args = options(__doc__, rollouts=10_000, repeat=5, keep=Path, browser=False)
     with contextlib.ExitStack() as stack:
         folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run = folder / f"rollouts-{args.rollouts}"
@@ -75,8 +68,7 @@ def main() -> None:
             make_run(run, args.rollouts)
             print(f"made {run} in {time.perf_counter() - begun:.0f} s", flush=True)
         size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-        print(f"{args.rollouts} rollouts, {size / 2**20:.0f} MiB, {platform.machine()}, "
-              f"{os.cpu_count()} cores")  # fmt: skip
+        print(f"{args.rollouts} rollouts, {size / 2**20:.0f} MiB, {machine()}")
         measure(run, args.repeat)
         if args.browser:
             measure_browser(run, args.repeat)

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.preflight.checks.machine import model_shape
 from agentrl.preflight.checks.memory_estimate import GIB, estimate
 from agentrl.runtime.launch import train
@@ -25,7 +26,8 @@ def main(file: str, *overrides: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         usual = (f"run.dir={folder}", "eval.datasets={}", "train.steps=1")
         config = load_config(Path(file), (*usual, *overrides))
-        processes = estimate(config, model_shape(config.model), on_gpu=False)
+        plan, shape = plan_run(config, Path(file).parent), model_shape(config.model)
+        processes = estimate(plan.trainer, plan.engines.serving, shape, on_gpu=False)
         for process in processes:
             print("expected:", process.text())
         started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -36,7 +36,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import pstats
 import random
 import statistics
@@ -48,10 +47,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import machine
+from harness import options as command_options
+
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.engine import Engine, EngineHealth
 from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.rollout import RolloutWorker
 from agentrl.serving import TokenClient
 from agentrl.testing import ByteTokenizer
@@ -67,6 +70,8 @@ from agentrl.types import (
 )
 
 GROUP = 8
+CALL = '{"name": "show", "arguments": {"page": 23}}'
+"""What the turns before the last one call."""
 STALLED = 64
 """Conversations of the run in which stalls are measured."""
 SPREAD = 0.5
@@ -82,13 +87,7 @@ class SleepingEngine(Engine):
     version = 0
 
     def __init__(
-        self,
-        chat: ChatFormat,
-        *,
-        turns: int,
-        delay_s: float,
-        spread: float = 0.0,
-        call: str = '{"name": "add", "arguments": {"a": 19, "b": 23}}',
+        self, chat: ChatFormat, *, turns: int, delay_s: float, spread: float = 0.0
     ) -> None:
         """Prepare the generations.
 
@@ -97,9 +96,8 @@ class SleepingEngine(Engine):
             turns: of a conversation.
             delay_s: mean time of a generation.
             spread: most that a generation is longer or shorter, as a share of `delay_s`.
-            call: what the turns before the last one call.
         """
-        block = f"<tool_call>\n{call}\n</tool_call>"
+        block = f"<tool_call>\n{CALL}\n</tool_call>"
         texts = [f"{STEP}{turn}.\n{block}" for turn in range(turns - 1)]
         self._generations = [self._generation(chat, text) for text in (*texts, "The answer is 42.")]
         self._turns = turns
@@ -123,12 +121,20 @@ class SleepingEngine(Engine):
     ) -> Generation:
         turn = self._turn.get(session_id, 0)
         self._turn[session_id] = turn + 1
+        await self.wait()
+        return self.answer(turn)
+
+    async def wait(self) -> None:
+        """As long as a generation takes."""
         factor = 1 + self._random.uniform(-self._spread, self._spread) if self._spread else 1.0
         await asyncio.sleep(self._delay_s * factor)
+
+    def answer(self, turn: int) -> Generation:
+        """The generation of a turn."""
         return self._generations[turn % self._turns]
 
     async def end_session(self, session_id: str) -> None:
-        del self._turn[session_id]
+        self._turn.pop(session_id, None)
 
     async def pause(self) -> None: ...
 
@@ -152,16 +158,6 @@ class Adding(AgentInstance):
         if action.tool_results:
             return StepResult()
         return StepResult(rewards=float(action.text.endswith("42.")), done=True)
-
-
-async def add(a: int, b: int) -> str:
-    """Add two numbers.
-
-    Args:
-        a: the first number
-        b: the second number
-    """
-    return str(a + b)
 
 
 def numbered_lines() -> str:
@@ -220,8 +216,6 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     if name == "smollm2":
-        from agentrl.train.model.pretrained import quickstart_checkpoint
-
         return AutoTokenizer.from_pretrained(quickstart_checkpoint())
     return AutoTokenizer.from_pretrained(os.path.expanduser(name))  # noqa: PTH111
 
@@ -235,8 +229,12 @@ def make_rollouts(
     text: str,
     size: int,
     spread: float = 0.0,
+    open_engine: Callable[[], Awaitable[Engine]] | None = None,
 ) -> Callable[[], Awaitable[Any]]:
-    """Rollouts whose tool calls answer with `size` characters of `text`."""
+    """Rollouts whose tool calls answer with `size` characters of `text`.
+
+    `open_engine` gives another engine than one that sleeps in this process.
+    """
     chat = build_chat(tokenizer, ChatSection(tool_parser="hermes"))
     most = turns * (size + 2000)
     section = RolloutSection(
@@ -257,10 +255,10 @@ def make_rollouts(
         return next(outputs)
 
     async def run() -> Sequence[Trajectory]:
-        call = '{"name": "show", "arguments": {"page": 23}}'
-        engine = SleepingEngine(chat, turns=turns, delay_s=delay_s, spread=spread, call=call)
+        engine: Engine = SleepingEngine(chat, turns=turns, delay_s=delay_s, spread=spread)
+        client = TokenClient([await open_engine() if open_engine is not None else engine])
         worker = RolloutWorker(
-            generator=TokenClient([engine]),
+            generator=client,
             chat=chat,
             parser=build_parser("hermes"),
             make_env=Adding,
@@ -284,6 +282,7 @@ def make_rollouts(
             running = [
                 group.create_task(run_group(index)) for index in range(conversations // GROUP)
             ]
+        await client.close()
         rows = [row for task in running for row in task.result().trajectories]
         assert len(rows) == conversations
         for row in rows:
@@ -386,9 +385,8 @@ def spread_ms(seconds: Sequence[float]) -> dict[str, float]:
     return {"max": ordered[-1] * 1e3, "p99": ordered[int(0.99 * (len(ordered) - 1))] * 1e3}
 
 
-def profile_size(options: argparse.Namespace, tokenizer: Any, text: str, size: int) -> None:
-    shape = {"conversations": options.conversations, "turns": options.turns}
-    run = make_rollouts(tokenizer, **shape, delay_s=options.delay, text=text, size=size)
+def print_profile(run: Callable[[], Awaitable[Any]]) -> None:
+    """Where the time of one run goes."""
     profile = cProfile.Profile()
     profile.enable()
     measure(run)
@@ -432,30 +430,22 @@ def measure_size(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--conversations", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--delay", type=float, default=1.0, help="seconds of a generation")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 2000, 8000, 65536])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--tokenizer", default="smollm2", help="'smollm2', 'byte', or a Hugging Face folder"
-    )
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
+    options = command_options(
+        __doc__, conversations=256, turns=5, delay=1.0, sizes=[10, 2000, 8000, 65536], repeats=3,
+        tokenizer="smollm2", profile=False,
+    )  # fmt: skip
     tokenizer = load_tokenizer(options.tokenizer)
     text = numbered_lines()
+    shape = {
+        "conversations": options.conversations, "turns": options.turns, "delay_s": options.delay,
+    }  # fmt: skip
     if options.profile:
         for size in options.sizes:
-            profile_size(options, tokenizer, text, size)
+            print_profile(make_rollouts(tokenizer, **shape, text=text, size=size))
         return
-    bare_run = make_bare(
-        conversations=options.conversations, turns=options.turns, delay_s=options.delay
-    )
+    bare_run = make_bare(**shape)
     bare = [measure_loop(bare_run) for _ in range(options.repeats)]
-    uneven = make_bare(
-        conversations=STALLED, turns=options.turns, delay_s=options.delay, spread=SPREAD
-    )
+    uneven = make_bare(**{**shape, "conversations": STALLED}, spread=SPREAD)
     bare_lags_s = measure_loop(uneven, stalls=True).lags_s
     turns = options.conversations * options.turns
     sizes: list[dict[str, Any]] = []
@@ -463,16 +453,13 @@ def main() -> None:
         sizes.append(measure_size(options, tokenizer, text, size, bare))
         print(json.dumps(sizes[-1]), file=sys.stderr, flush=True)
     report = {
-        "conversations": options.conversations,
-        "turns": options.turns,
-        "delay_s": options.delay,
+        **shape,
         "tokenizer": options.tokenizer,
         "repeats": options.repeats,
         "bare_loop_cpu_ms_per_turn": summary([it.loop_s / turns * 1e3 for it in bare]),
         "bare_lag_ms": spread_ms(bare_lags_s),
         "sizes": sizes,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": machine(),
     }
     print(json.dumps(report, indent=2))
 

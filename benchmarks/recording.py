@@ -16,7 +16,6 @@ same content as one large step: what a file costs beside its tokens counts for l
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -24,8 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from harness import options, show_table
 
 from agentrl.batch.records import StepBatch
 from agentrl.config import RunConfig
@@ -121,11 +119,7 @@ def trajectory_bytes(run: Path, steps: Sequence[int], folder: Path) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="a run directory with stored steps")
-    parser.add_argument("--from-step", type=int, default=1)
-    parser.add_argument("--to-step", type=int, default=10**9)
-    args = parser.parse_args()
+    args = options(__doc__, run_=Path, from_step=1, to_step=10**9)
     config = load_stored_config(args.run / "config.yaml")
     found = TrajectoryStore(args.run / "trajectories").steps("train")
     steps = [step for step in found if args.from_step <= step <= args.to_step]
@@ -134,16 +128,17 @@ def main() -> None:
         costs.files |= trajectory_bytes(args.run, steps, Path(folder) / "trajectories")
     step_s = statistics.median(costs.plain_s)
     more_s = statistics.median(b - a for a, b in zip(costs.plain_s, costs.noting_s, strict=True))
-    table = Table("what", "value")
-    table.add_row("steps, response tokens", f"{len(steps)}, {costs.tokens}")
-    table.add_row("step", f"{step_s:.3f} s")
-    table.add_row("recording", f"{more_s * 1e3:.1f} ms, {more_s / step_s:.2%} of the step")
-    table.add_row("writing, by the clock", f"{statistics.median(costs.write_s) * 1e3:.1f} ms")
+    rows = [
+        ("steps, response tokens", f"{len(steps)}, {costs.tokens}"),
+        ("step", f"{step_s:.3f} s"),
+        ("recording", f"{more_s * 1e3:.1f} ms, {more_s / step_s:.2%} of the step"),
+        ("writing, by the clock", f"{statistics.median(costs.write_s) * 1e3:.1f} ms"),
+    ]
     for ending in ("", " in one file"):
         sizes = {name: costs.files[name + ending] for name in ("trajectories", "tokens")}
         for name, size in {**sizes, "together": sum(sizes.values())}.items():
-            table.add_row(f"{name}{ending}, bytes a token", f"{size / costs.tokens:.2f}")
-    Console().print(table)
+            rows.append((f"{name}{ending}, bytes a token", f"{size / costs.tokens:.2f}"))
+    show_table("", ("what", "value"), rows)
 
 
 if __name__ == "__main__":

@@ -23,19 +23,17 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import Choice, in_own_process, in_turns, options, process_bytes, show_table
 
 sys.path.append(str(Path(__file__).with_name("gpu")))
 
@@ -105,22 +103,16 @@ VARIANTS = ("agentrl", "compact", "default")
 
 
 def products(case: Case, variant: str) -> float:
-    """Multiplications and additions of a step's matrix products, without recomputation."""
-    shape, number = case.shape, GROUP * len(case.prompts)
-    width, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    kv = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
-    weights = layers * (2 * width * (width + kv) + 3 * width * shape["intermediate_size"])
-    if variant == "agentrl":
-        tokens = sum(case.prompts) + case.scored
-        pairs = sum(
-            p * p / 2 + sum(n * p + n * n / 2 for n in answers)
-            for p, answers in zip(case.prompts, case.answers, strict=True)
-        )
-    else:
-        tokens, pairs = number * case.padded, number * case.padded**2 / 2
-    scored = number * case.padded if variant == "default" else case.scored
-    forward = tokens * weights + scored * width * shape["vocab_size"] + 2 * pairs * width * layers
-    return 6 * forward
+    """Matrix products of a variant's step."""
+    padded = 0 if variant == "agentrl" else case.padded
+    rows = GROUP * len(case.prompts)
+    return matrix_products(
+        case.shape,
+        case.prompts,
+        case.answers,
+        padded=padded,
+        scored=rows * padded if variant == "default" else None,
+    )
 
 
 def make_model(case: Case, dtype: torch.dtype, device: str) -> Any:
@@ -273,28 +265,26 @@ def make(variant: str, case: Case, args: argparse.Namespace) -> Any:
     return made
 
 
-def timed(steppers: dict[str, Any], rounds: int, *, device: str = "cpu") -> dict[str, list[float]]:
-    """CPU seconds of each, or seconds of a GPU."""
+def clock_of(device: str) -> Callable[[], float]:
+    """CPU seconds of this process, or seconds of a GPU."""
 
-    def now() -> float:
-        if device == "cpu":
-            return time.process_time()
+    def of_gpu() -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    seconds: dict[str, list[float]] = {name: [] for name in steppers}
-    for turn in range(rounds + 1):
-        norms = {}
-        for name, stepper in steppers.items():
-            began = now()
-            norms[name] = stepper.step()
-            if turn:
-                seconds[name].append(now() - began)
-        for name, norm in norms.items():
-            reference = next(iter(norms.values()))
-            if abs(norm - reference) > 0.02 * reference:
-                raise SystemExit(f"gradient norms differ: {norms} ({name})")
-    return seconds
+    return time.process_time if device == "cpu" else of_gpu
+
+
+def timed(steppers: dict[str, Any], rounds: int, *, device: str = "cpu") -> dict[str, list[float]]:
+    """Seconds of each; ends the program where gradient norms differ."""
+
+    def check(norms: dict[str, float]) -> None:
+        reference = next(iter(norms.values()))
+        if any(abs(norm - reference) > 0.02 * reference for norm in norms.values()):
+            raise SystemExit(f"gradient norms differ: {norms}")
+
+    work = {name: stepper.step for name, stepper in steppers.items()}
+    return in_turns(work, rounds, clock=clock_of(device), check=check)
 
 
 def peak_bytes(stepper: Any, parameters: int) -> dict[str, int]:
@@ -302,49 +292,63 @@ def peak_bytes(stepper: Any, parameters: int) -> dict[str, int]:
     stepper.step()
     Path("/proc/self/clear_refs").write_text("5")
     stepper.step()
-    return {"peak": status("VmHWM"), "held": 16 * parameters}
+    return {"peak": process_bytes("VmHWM"), "held": 16 * parameters}
 
 
-def status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"no {field} in /proc/self/status")
-
-
-def memory_table(script: str, names: Sequence[str]) -> Table:
-    """Each variant's peak, by `script --peak-of NAME` with the arguments of this command."""
-    table = Table(title=" ".join(sys.argv[1:]))
-    for column in ("variant", "peak GiB", "above weights and optimizer GiB", "ours / this"):
-        table.add_column(column, justify="right")
-    found = {}
-    for name in names:
-        command = [sys.executable, script, *sys.argv[1:], "--peak-of", name]
-        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[name] = json.loads(out.splitlines()[-1])
+def show_memory(names: Sequence[str]) -> None:
+    """Each variant's peak, by this command with `--peak-of NAME`."""
+    found = {name: in_own_process("--peak-of", name) for name in names}
     ours = found["agentrl"]
+    rows = []
     for name, peak in found.items():
         above = peak["peak"] - peak["held"]
         ratio = f"{ours['peak'] / peak['peak']:.2f}, {(ours['peak'] - ours['held']) / above:.2f}"
-        table.add_row(name, f"{peak['peak'] / 2**30:.2f}", f"{above / 2**30:.2f}", ratio)
-    return table
+        rows.append((name, f"{peak['peak'] / 2**30:.2f}", f"{above / 2**30:.2f}", ratio))
+    columns = ("variant", "peak GiB", "above weights and optimizer GiB", "ours / this")
+    show_table(" ".join(sys.argv[1:]), columns, rows)
+
+
+def matrix_products(
+    shape: dict[str, int],
+    prompts: Sequence[int],
+    answers: Sequence[Sequence[int]],
+    *,
+    padded: int = 0,
+    scored: int | None = None,
+) -> float:
+    """Multiplications and additions of a step's matrix products, without recomputation.
+
+    Args:
+        shape: of the model.
+        prompts: tokens of each prompt, read once.
+        answers: tokens of each answer, by prompt.
+        padded: tokens of a row where each is read with its prompt and padded; 0 for none.
+        scored: positions that have logits; None for those of the answers.
+    """
+    width, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    kv = width * shape["num_key_value_heads"] // shape["num_attention_heads"]
+    weights = layers * (2 * width * (width + kv) + 3 * width * shape["intermediate_size"])
+    if padded:
+        rows = sum(map(len, answers))
+        tokens, pairs = rows * padded, rows * padded**2 / 2
+    else:
+        tokens = sum(prompts) + sum(map(sum, answers))
+        pairs = sum(
+            p * p / 2 + sum(n * p + n * n / 2 for n in of)
+            for p, of in zip(prompts, answers, strict=True)
+        )
+    scored = sum(map(sum, answers)) if scored is None else scored
+    return 6 * (
+        tokens * weights + scored * width * shape["vocab_size"] + 2 * pairs * width * layers
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--bf16", action="store_true", help="TRL: autocast; ours: bfloat16 weights")
-    parser.add_argument("--layers", type=int, help="fewer, for a quick look")
-    parser.add_argument("--micro-batch-tokens", type=int, default=8192)
-    parser.add_argument("--no-sharing", action="store_true")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--peak-of", choices=VARIANTS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = options(
+        __doc__, case_=Choice(CASES), rounds=3, variants=",".join(VARIANTS), checkpointing=False,
+        bf16=False, layers=int, micro_batch_tokens=8192, no_sharing=False, memory=False,
+        peak_of=Choice(VARIANTS),
+    )  # fmt: skip
     args.dtype = torch.bfloat16 if args.bf16 else torch.float32
     args.device = "cpu"  # a GPU is measured by benchmarks/gpu
     torch.set_num_threads(1)
@@ -358,19 +362,16 @@ def main() -> None:
         return
     names = args.variants.split(",")
     if args.memory:
-        table = memory_table(__file__, names)
-    else:
-        table = Table(title=" ".join(sys.argv[1:]))
-        for column in ("variant", "CPU s", "agentrl is faster by", "limit"):
-            table.add_column(column, justify="right")
-        seconds = timed({name: make(name, case, args) for name in names}, args.rounds)
-        medians = {name: statistics.median(found) for name, found in seconds.items()}
-        for name, median in medians.items():
-            limit = products(case, name) / products(case, "agentrl")
-            table.add_row(
-                name, f"{median:.2f}", f"{median / medians['agentrl']:.2f}", f"{limit:.2f}"
-            )
-    Console(width=100).print(table)
+        show_memory(names)
+        return
+    seconds = timed({name: make(name, case, args) for name in names}, args.rounds)
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    rows = []
+    for name, median in medians.items():
+        limit = products(case, name) / products(case, "agentrl")
+        rows.append((name, f"{median:.2f}", f"{median / medians['agentrl']:.2f}", f"{limit:.2f}"))
+    columns = ("variant", "CPU s", "agentrl is faster by", "limit")
+    show_table(" ".join(sys.argv[1:]), columns, rows)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
-import os
-import platform
-import pstats
-import random
 import statistics
 import subprocess
 import sys
@@ -37,54 +32,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import orjson
-from orchestration import GROUP, STEP, Adding, SleepingEngine, add, make_bare, measure, summary
+from harness import Choice, machine
+from harness import options as command_options
+from orchestration import (
+    GROUP,
+    STEP,
+    SleepingEngine,
+    make_bare,
+    make_rollouts,
+    measure,
+    print_profile,
+    summary,
+)  # fmt: skip
 
-from agentrl.chat import build_chat, build_parser
-from agentrl.config.schema import ChatSection, RolloutSection
+from agentrl.chat import build_chat
+from agentrl.config.schema import ChatSection
 from agentrl.engine import Engine
-from agentrl.rollout import RolloutWorker
-from agentrl.serving import TokenClient
 from agentrl.serving.lean import EngineServer, LeanEngine
 from agentrl.testing import ByteTokenizer
-from agentrl.tool import FunctionTool
-from agentrl.types import Generation, SamplingParams, Task, Termination
 
 TARGET_MS = {"lean": 0.12, "http": 0.35}
 TARGET_WALL = 1.1
 Run = Callable[[], Awaitable[None]]
 
 
-class UnevenEngine(SleepingEngine):
-    """Sleeps for a time of its own each turn."""
-
-    def __init__(self, *, turns: int, delay_s: float, spread: float) -> None:
-        chat = build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
-        super().__init__(chat, turns=turns, delay_s=0.0)
-        self._mean_s, self._spread = delay_s, spread
-        self._random = random.Random(0)
-
-    async def wait(self) -> None:
-        await asyncio.sleep(self._mean_s * (1 + self._spread * self._random.uniform(-1, 1)))
-
-    def answer(self, turn: int) -> Generation:
-        return self._generations[turn % self._turns]
-
-    async def generate(
-        self, prompt_ids: Any, sampling: SamplingParams, session_id: str
-    ) -> Generation:
-        turn = self._turn.get(session_id, 0)
-        self._turn[session_id] = turn + 1
-        await self.wait()
-        return self.answer(turn)
-
-    async def end_session(self, session_id: str) -> None:
-        self._turn.pop(session_id, None)
+def sleeping_engine(options: argparse.Namespace) -> SleepingEngine:
+    """The engine of all three, in whichever process it is."""
+    chat = build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
+    shape = {"turns": options.turns, "delay_s": options.delay, "spread": options.spread}
+    return SleepingEngine(chat, **shape)
 
 
 # -- the servers --------------------------------------------------------------------------------
 
 
-def http_bodies(engine: UnevenEngine, turns: int) -> list[bytes]:
+def http_bodies(engine: SleepingEngine, turns: int) -> list[bytes]:
     """The answers of vLLM's /inference/v1/generate, ready to send."""
     bodies = []
     for turn in range(turns):
@@ -111,7 +93,7 @@ class HttpFake(asyncio.Protocol):
 
     tasks: set[asyncio.Task[None]] = set()  # noqa: RUF012 - shared by all connections
 
-    def __init__(self, engine: UnevenEngine, bodies: list[bytes]) -> None:
+    def __init__(self, engine: SleepingEngine, bodies: list[bytes]) -> None:
         self._engine, self._bodies = engine, bodies
         self._data = b""
 
@@ -156,7 +138,7 @@ def turn_of(ids: list[int]) -> int:
 
 async def serve(options: argparse.Namespace) -> None:
     """Run as the other process, until killed."""
-    engine = UnevenEngine(turns=options.turns, delay_s=options.delay, spread=options.spread)
+    engine = sleeping_engine(options)
     if options.serve == "lean":
         async with EngineServer(engine) as server:
             print(json.dumps({"address": server.address, "secret": server.secret}), flush=True)
@@ -201,46 +183,19 @@ async def make_engine(kind: str, place: dict[str, str], options: argparse.Namesp
         http = VllmEngine(place["address"], name="http")
         await http.connect()
         return http
-    return UnevenEngine(turns=options.turns, delay_s=options.delay, spread=options.spread)
+    return sleeping_engine(options)
 
 
-def make_rollouts(kind: str, place: dict[str, str], options: argparse.Namespace) -> Run:
-    chat = build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
-    turns = options.turns
-    section = RolloutSection(max_assistant_turns=turns, max_user_turns=turns)
+def make_run(kind: str, place: dict[str, str], options: argparse.Namespace, count: int) -> Run:
+    """As many conversations as `count`, with an engine of that kind."""
 
-    async def run() -> None:
-        client = TokenClient([await make_engine(kind, place, options)])
-        worker = RolloutWorker(
-            generator=client,
-            chat=chat,
-            parser=build_parser("hermes"),
-            make_env=Adding,
-            tools=[FunctionTool(add)],
-            section=section,
-        )
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(
-                    worker.run_group(
-                        Task(id=f"task-{index}", prompt=f"What is 19 + 23? ({index})"),
-                        group_id=f"group-{index}",
-                        n=GROUP,
-                        sampling=SamplingParams(max_tokens=512),
-                        seed=0,
-                    )
-                )
-                for index in range(options.conversations // GROUP)
-            ]
-        await client.close()
-        rows = [row for task in running for row in task.result().trajectories]
-        assert len(rows) == options.conversations
-        for row in rows:
-            assert row.termination is Termination.ENV_DONE, row.termination_detail
-            assert row.reward == 1.0
-            assert sum(len(turn.tool_results) for turn in row.turns) == turns - 1
+    async def open_engine() -> Engine:
+        return await make_engine(kind, place, options)
 
-    return run
+    return make_rollouts(
+        ByteTokenizer(), conversations=count, turns=options.turns, delay_s=options.delay,
+        text="42" * GROUP, size=2, open_engine=open_engine,
+    )  # fmt: skip
 
 
 def kinds(wanted: str) -> list[str]:
@@ -281,17 +236,10 @@ def compare(runs: dict[str, Run], bare: Run, options: argparse.Namespace) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--conversations", type=int, default=1024)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--delay", type=float, default=1.0, help="seconds of a generation")
-    parser.add_argument("--spread", type=float, default=0.0, help="of the delay, as a share")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kinds", default="all", help="'all', or lean,http")
-    parser.add_argument("--quick", action="store_true", help="256 conversations of 0.2 s, once")
-    parser.add_argument("--profile", metavar="KIND", help="profile the caller once")
-    parser.add_argument("--serve", choices=("lean", "http"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = command_options(
+        __doc__, conversations=1024, turns=5, delay=1.0, spread=0.0, repeats=5, kinds="all",
+        quick=False, profile=str, serve=Choice(("lean", "http")),
+    )  # fmt: skip
     if options.serve:
         asyncio.run(serve(options))
         return
@@ -299,32 +247,22 @@ def main() -> None:
         options.conversations, options.delay, options.repeats = 256, 0.2, 1
     names = kinds(options.profile or options.kinds)
     nowhere = {"address": "", "secret": ""}
-    with (
-        other_process("lean", options) as lean,
-        other_process("http", options) as http,
-    ):
+    with other_process("lean", options) as lean, other_process("http", options) as http:
         places = {"lean": lean, "http": http}
-        runs = {kind: make_rollouts(kind, places.get(kind, nowhere), options) for kind in names}
-        warm = argparse.Namespace(**{**vars(options), "conversations": GROUP})
+        count = options.conversations
+        runs = {kind: make_run(kind, places.get(kind, nowhere), options, count) for kind in names}
         for kind in names:
-            measure(make_rollouts(kind, places.get(kind, nowhere), warm))
+            measure(make_run(kind, places.get(kind, nowhere), options, GROUP))
         if options.profile:
-            profile = cProfile.Profile()
-            profile.enable()
-            measure(runs[options.profile])
-            profile.disable()
-            pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+            print_profile(runs[options.profile])
             return
         bare = make_bare(
             conversations=options.conversations, turns=options.turns, delay_s=options.delay
         )
         report = compare(runs, bare, options)
     size = {key: getattr(options, key) for key in ("conversations", "turns", "delay", "spread")}
-    machine = {
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    print(json.dumps({**size, "repeats": options.repeats, **report, **machine}, indent=2))
+    whole = {**size, "repeats": options.repeats, **report, "machine": machine()}
+    print(json.dumps(whole, indent=2))
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ class SourceFacts:
 
     imports: tuple[ast.Import | ast.ImportFrom, ...]
     """Anywhere: at the top, in a function, for types."""
+    lazy: tuple[ast.Import | ast.ImportFrom, ...]
+    """Those in a function."""
     classes: tuple[tuple[str, int], ...]
     """Name and line of each."""
     prints: tuple[int, ...]
@@ -137,8 +139,13 @@ def facts_of(path: Path) -> SourceFacts:
     """Parse a file once for all of these tests."""
     tree = ast.parse(path.read_bytes())
     nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = {id(node): node for function in functions for node in ast.walk(function)}
     return SourceFacts(
         imports=tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
+        lazy=tuple(
+            node for node in inner.values() if isinstance(node, ast.Import | ast.ImportFrom)
+        ),
         classes=tuple((node.name, node.lineno) for node in nodes if isinstance(node, ast.ClassDef)),
         prints=tuple(
             node.lineno
@@ -232,6 +239,18 @@ def test_a_lazy_import_closes_a_circle_too(tmp_path: Path) -> None:
     known = {"x.first": first, "x.second": second}
     graph = {name: imports_of(name, path, known) for name, path in known.items()}
     assert sorted(set(circle_in(graph))) == ["x.first", "x.second"]
+
+
+def test_runtime_imports_in_functions_only_to_keep_heavy_libraries_away() -> None:
+    known = modules()
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for name, path in known.items()
+        if name.startswith("agentrl.runtime")
+        for node in facts_of(path).lazy
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("agentrl")
+    ]
+    assert len(found) <= 30, found
 
 
 def test_class_names_are_unique() -> None:

@@ -18,7 +18,7 @@ from agentrl.cli.console.start import open_console, prepare, read_config
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from agentrl.config import RunConfig
+    from agentrl.config.plan import RewardPlan
     from agentrl.judges.agreement import JudgeAgreement
     from agentrl.judges.drift import JudgeDrift
     from agentrl.preflight.reward.judge_check import JudgedAnswers, LabelledAnswers
@@ -85,6 +85,7 @@ def check(
     Exit status 1: an answer could not be judged, the lower end of kappa's interval is below
     --min-kappa, or mean score or kappa differ from those of --against by more than chance (95 %).
     """
+    from agentrl.config.plan import plan_run
     from agentrl.errors import ConfigError
     from agentrl.judges.agreement import agreement
     from agentrl.judges.drift import drift, load_verdicts, save_verdicts
@@ -108,7 +109,8 @@ def check(
         high=high,
         limit=limit,
     )
-    judged = _judged(settings, answers, base=base, function=function, fresh=earlier is not None)
+    rewards = plan_run(settings, base).rewards
+    judged = _judged(rewards, answers, function=function, fresh=earlier is not None)
     found = agreement(judged.cases, seed=seed) if judged.cases else None
     moved = (
         drift(earlier, judged.cases, seed=seed) if earlier is not None and judged.cases else None
@@ -126,7 +128,7 @@ def check(
 
 
 def _judged(
-    settings: RunConfig, answers: LabelledAnswers, *, base: Path, function: str | None, fresh: bool
+    rewards: RewardPlan, answers: LabelledAnswers, *, function: str | None, fresh: bool
 ) -> JudgedAnswers:
     """Ask the judge of a run file about all answers, with a count on the terminal."""
     from agentrl.preflight.reward.judge_check import judge_answers
@@ -137,7 +139,7 @@ def _judged(
             status.update(f"{count} of {of} answers judged")
 
         return asyncio.run(
-            judge_answers(settings, answers, base=base, function=function, fresh=fresh, done=done)
+            judge_answers(rewards, answers, function=function, fresh=fresh, done=done)
         )
 
 

@@ -85,12 +85,14 @@ def plan(
     found: PreflightFacts,
 ) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest
 
     prepare()
     samples = None if request is None else SampleRequest(**request)
-    return full_plan(config, base=base, found=found, resume=resume, samples=samples)
+    run = plan_run(config, base)
+    return full_plan(run, config=config, found=found, resume=resume, samples=samples)
 
 
 def _document(checks: Sequence[Finding], answers: Sequence[TriedAnswer]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from rich.console import Console
 from agentrl.cli.console.start import open_console, prepare
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import VllmServing
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, EngineError
+from agentrl.models.source import check_model_path
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.command import ServerCommand
@@ -96,10 +98,8 @@ def _command(
     config: RunConfig, section: VllmServing, max_context: int, dtype: str
 ) -> ServerCommand:
     from agentrl.runtime.assembly.engines import LEAN
-    from agentrl.runtime.assembly.parts import model_source
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command
-    from agentrl.train.model.pretrained import check_model_path
 
     source = model_source(config.model)
     check_model_path(source)

@@ -62,10 +62,12 @@ def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
 
 def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import dry_run_plan
 
     prepare()
-    return dry_run_plan(config, base=base, found=found, resume=resume)
+    run = plan_run(config, base)
+    return dry_run_plan(run, config=config, found=found, resume=resume)
 
 
 def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:

@@ -13,6 +13,7 @@ from agentrl.errors import RanksParted, TrainError
 from agentrl.fit.model import FitReference
 from agentrl.fit.sets import FitSets, RankSetup
 from agentrl.machine.processes.child import ChildEnded, ChildProcess
+from agentrl.models.device import pick_device
 
 if TYPE_CHECKING:
     from agentrl.train.backends.ranks import Ranks
@@ -138,7 +139,6 @@ def join(address: str, rank: int, config: FitConfig, stack: ExitStack) -> Ranks:
         ConfigError: there are fewer GPUs than ranks.
     """
     from agentrl.train.backends.ranks import Ranks
-    from agentrl.train.model.pretrained import pick_device
 
     device = pick_device(config.model.device)
     ranks = Ranks(address, rank=rank, world_size=config.ranks, device=device)
@@ -148,7 +148,6 @@ def join(address: str, rank: int, config: FitConfig, stack: ExitStack) -> Ranks:
 
 def of_rank(config: FitConfig, rank: int) -> FitConfig:
     """The config of a rank: on GPUs each has the device of its number."""
-    from agentrl.train.model.pretrained import pick_device
 
     name = config.model.device
     if config.ranks == 1 or name not in ("auto", "cuda") or pick_device(name).type != "cuda":

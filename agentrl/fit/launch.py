@@ -17,6 +17,7 @@ from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint, sweep
 from agentrl.disk.logs import log_to
 from agentrl.disk.metric_sinks import check_sinks, open_metrics
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.fit.crew import FitCrew, of_rank
@@ -44,8 +45,8 @@ from agentrl.fit.shown import ShownExamples, shown_of
 from agentrl.fit.updates import FitUpdates
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing_fit
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.launch import check_parts
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,6 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
         AgentrlError: whatever does not fit, named.
     """
     from agentrl.models.vision.reader import load_reader
-    from agentrl.train.model.pretrained import check_model_path, refuse_scoring_model
 
     check_fit(config, base=base)
     tokenizer = _tokenizer(config.model)
@@ -106,7 +106,6 @@ def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
 
 
 def _tokenizer(section: ModelSection) -> Any:
-    from agentrl.train.model.pretrained import load_tokenizer
 
     return load_tokenizer(section.model_copy(update={"path": model_source(section)}))
 

@@ -17,6 +17,7 @@ from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.data.run.paths import RunPaths
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
+from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
 from agentrl.errors import ConfigError
 from agentrl.fit.data.sources import RUN
@@ -24,7 +25,7 @@ from agentrl.fit.heads import draw_heads
 from agentrl.fit.reference import Ask, reference_sums
 from agentrl.fit.shown import keep_reference_tokens
 from agentrl.images import ImageFolder
-from agentrl.runtime.assembly.parts import describe_model, load_trained, model_source
+from agentrl.models.source import load_tokenizer
 
 CHAT_FILE = "chat_section.json"
 """Section `chat` of the fit that made a reward model, beside its weights."""
@@ -174,7 +175,6 @@ def _load(
     quiet_transformers()
     if config.objective.kind == "rm":
         from agentrl.config.schema import CriticSection
-        from agentrl.train.model.pretrained import load_tokenizer
         from agentrl.train.model.reward_checkpoint import require_padding
         from agentrl.train.model.value_head import load_value_model
 
@@ -207,11 +207,13 @@ def _load(
             )
         several = f" of {heads} heads" if heads > 1 else ""
         return model, tokenizer, f"reward model{several} on {config.model.path}"
+    from agentrl.train.model.load import load_trained
+
     pretrained = load_trained(
         config.model, config.train, checkpoint=str(checkpoint) if checkpoint else None
     )
     _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
-    return pretrained.model, pretrained.tokenizer, describe_model(pretrained)
+    return pretrained.model, pretrained.tokenizer, pretrained.description
 
 
 def _open_images(

@@ -19,6 +19,7 @@ from agentrl.disk.checkpoint import (
     would_be_kept,
 )
 from agentrl.disk.full_disk import disk_full
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.fit.crew import FitCrew
@@ -29,7 +30,6 @@ from agentrl.fit.shown import ShownExamples
 from agentrl.fit.updates import FitUpdate, FitUpdates
 from agentrl.machine.compute_threads import run_computing
 from agentrl.machine.processes.stop import StopSwitch
-from agentrl.runtime.assembly.parts import model_source
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog

@@ -1,1 +1,1 @@
-"""Parts of a model that engine and trainer share, so that both compute the same numbers."""
+"""Sources of models, and parts that engine and trainer share for the same numbers."""

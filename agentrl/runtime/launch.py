@@ -26,6 +26,7 @@ from agentrl.fit.refresh.reward_refresh import make_refresh
 from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.machine.processes.heap import frozen_heap
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
+from agentrl.models.source import check_model_path
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
@@ -118,7 +119,6 @@ def check_parts(config: RunConfig, *, base: Path, model_path: str | None = None)
     Raises:
         AgentrlError: the first thing that does not resolve.
     """
-    from agentrl.train.model.pretrained import check_model_path
 
     shared = config.serving.engine == "embedded"
     check_schedule(config.schedule, shares_weights=shared)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig
+from agentrl.disk.model_source import model_source, served_source
 from agentrl.errors import ConfigError
 from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
 from agentrl.fit.reward_models.versions import RewardModelUsers
 from agentrl.machine.compute_threads import reserve_cores, run_computing
+from agentrl.models.source import load_tokenizer
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
@@ -24,15 +26,7 @@ from agentrl.runtime.assembly.engines import (
     open_engines,
 )
 from agentrl.runtime.assembly.local_stages import LocalRollouts
-from agentrl.runtime.assembly.parts import (
-    describe_model,
-    load_model,
-    load_trained,
-    make_worker,
-    model_source,
-    open_sandboxes,
-    served_source,
-)
+from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.children.open_workers import open_workers
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
@@ -150,7 +144,7 @@ async def open_policy(
             )
         yield Policy(
             pretrained=pretrained,
-            model=describe_model(pretrained) if pretrained else f"{source} on {engines.text}",
+            model=pretrained.description if pretrained else f"{source} on {engines.text}",
             engines=engines,
             rollouts=opened.rollouts,
             chat=build_chat(tokenizer, config.chat, images=reader),
@@ -271,7 +265,7 @@ async def _load(
     config: RunConfig, source: str, *, model_path: str | None, train: bool
 ) -> tuple[Pretrained | None, Any]:
     """The model, where it is needed in this process, and its tokenizer."""
-    from agentrl.train.model.pretrained import load_tokenizer
+    from agentrl.train.model.load import load_model, load_trained
 
     if train:
         pretrained = await run_computing(

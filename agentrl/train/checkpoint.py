@@ -13,8 +13,8 @@ from torch import Tensor
 
 from agentrl.errors import RunError
 from agentrl.machine.files import flush, replacing
+from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
-from agentrl.train.model.hub_format import save_pretrained
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2

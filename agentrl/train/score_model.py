@@ -21,10 +21,10 @@ from agentrl.batch.examples import ScoredTokens, score_key, score_rows
 from agentrl.batch.records import FloatArray, MicroBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.models.source import check_model_path
 from agentrl.reward.posterior import HeadPosterior
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import by_row
-from agentrl.train.model.pretrained import check_model_path
 from agentrl.train.model.value_head import (
     GAUSSIAN_LABELS,
     ValueModel,

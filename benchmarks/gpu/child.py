@@ -17,6 +17,8 @@ import torch
 from children import CHECKPOINT
 from parts.readings import PartSkipped, Reading, Setting
 
+from agentrl.models.quickstart import dequantise
+
 
 def serve(options: argparse.Namespace) -> int:
     """Measure one part; its answer goes to `options.out`, which is rewritten by every reading."""
@@ -112,7 +114,6 @@ def record(state: str, reason: str, readings: Sequence[Reading]) -> dict[str, An
 
 def model_of(gguf: Path, folder: Path) -> dict[str, Any]:
     """The record of making a checkpoint in `folder`; a failure is the crash of its process."""
-    from agentrl.train.model.pretrained import dequantise
 
     dequantise(gguf.resolve(), folder)
     return record("passed", "", ())

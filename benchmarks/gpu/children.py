@@ -24,12 +24,7 @@ TAIL = 4000
 
 
 def run_child(
-    part: str,
-    options: argparse.Namespace,
-    *,
-    limit_s: float,
-    folder: Path,
-    path: Path | None,
+    part: str, options: argparse.Namespace, *, limit_s: float, folder: Path, path: Path | None
 ) -> dict[str, Any]:
     """Run a part and return its record: state, seconds, reason, readings.
 

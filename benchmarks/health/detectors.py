@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from faults.fits import HEALTHY_FITS, ILL_FITS
 from faults.planted import HEALTHY, ILL
 from faults.scenarios import SCENARIOS
-from faults.streams import RECORDED, load
+from faults.streams import RECORDED, load, until
 from faults.synthetic import Stream, drawn
 
-from agentrl.health import History, Series, diagnose
+from agentrl.health import History, diagnose
 
 LEAST_FOUND, MOST_ACCUSED = 0.9, 0.05
 
@@ -70,7 +70,8 @@ def judge(streams: Sequence[Stream], source: str, *, tenths: bool) -> list[Judge
         half = "tuned" if places[ill] % 2 else "unseen"
         places[ill] += 1
         shares = [tenth / 10 for tenth in range(1, 10)] if tenths and not ill else []
-        said = [bool(speaking(cut(stream.history, share))) for share in shares]
+        last = max(series.steps[-1] for series in stream.history.metrics.values())
+        said = [bool(speaking(until(stream.history, share * last))) for share in shares]
         judged.append(
             Judged(
                 stream=stream,
@@ -86,24 +87,6 @@ def judge(streams: Sequence[Stream], source: str, *, tenths: bool) -> list[Judge
 def speaking(history: History) -> tuple[str, ...]:
     """Detectors that warn or fail."""
     return tuple(v.name for v in diagnose(history) if v.status in ("warn", "fail"))
-
-
-def cut(history: History, share: float) -> History:
-    """The history as it was when that share of the run was over."""
-    last = share * max(series.steps[-1] for series in history.metrics.values())
-    metrics = {}
-    for name, series in history.metrics.items():
-        kept = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if s <= last]
-        if kept:
-            steps, values = zip(*kept, strict=True)
-            metrics[name] = Series(steps=steps, values=values)
-    broken = {n: tuple(s for s in steps if s <= last) for n, steps in history.not_finite.items()}
-    return History(
-        metrics=metrics,
-        rollouts=[fact for fact in history.rollouts if fact.step <= last],
-        config=history.config,
-        not_finite={name: steps for name, steps in broken.items() if steps},
-    )
 
 
 def summary(judged: Sequence[Judged]) -> list[str]:

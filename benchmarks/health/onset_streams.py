@@ -16,13 +16,14 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from faults.streams import until
 from onset.labels import ONSET_STREAMS, OnsetStream
 from onset.times import Times
 
-from agentrl.health import History, Series, Status, Verdict, causes, diagnose
+from agentrl.health import Status, Verdict, causes, diagnose
 
 _BLOW_UPS = frozenset({"grad_norm", "entropy_explosion", "not_finite"})
 _NEAR = 5
@@ -157,25 +158,6 @@ def _miss(one: Heard) -> str:
     return f"- {one.stream.name}, onset {one.times.onset}: {why}; said {said}"
 
 
-def cut(history: History, step: int) -> History:
-    """The history as it stood after `step`."""
-    metrics: dict[str, Series] = {}
-    for name, series in history.metrics.items():
-        count = sum(known <= step for known in series.steps)
-        if count:
-            metrics[name] = Series(steps=series.steps[:count], values=series.values[:count])
-    return replace(
-        history,
-        metrics=metrics,
-        rollouts=[facts for facts in history.rollouts if facts.step <= step],
-        not_finite={
-            name: kept
-            for name, steps in history.not_finite.items()
-            if (kept := tuple(known for known in steps if known <= step))
-        },
-    )
-
-
 def live(seed: int, *, fresh: bool) -> str:
     """When each blow-up was first named by one who reads the run while it goes on."""
     lines = ["| blow-up | onset | first named | steps later | said before the onset |"]
@@ -187,7 +169,7 @@ def live(seed: int, *, fresh: bool) -> str:
         early: set[str] = set()
         named: int | None = None
         for step in range(_LIVE_EVERY, times.steps + 1, _LIVE_EVERY):
-            said = {v.name for v in diagnose(cut(history, step)) if _loud(v)}
+            said = {v.name for v in diagnose(until(history, step)) if _loud(v)}
             if step < times.onset:
                 early |= said
             elif stream.fault in said:

@@ -8,7 +8,6 @@ and `agentrl doctor` names the fault from what is on disk then.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,12 +16,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from faults.scenarios import SCENARIOS
+from harness import options
 
 STEPS = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mode:
     """One failure mode."""
 
@@ -30,56 +32,27 @@ class Mode:
     """Of the guide."""
     scenario: str
     """What is planted, from benchmarks/health/faults/scenarios.py."""
-    names: frozenset[str]
+    names: str
     """What a doctor may call it."""
     rule: str
     """What has to end the run."""
 
 
 MODES = {
-    "entropy collapse": Mode(
-        part="7.2.1",
-        scenario="collapse",
-        names=frozenset({"entropy_collapse", "pattern_collapse"}),
-        rule="entropy < 0.05 for 10 steps -> stop",
-    ),
-    "length hacking": Mode(
-        part="7.2.2",
-        scenario="length",
-        names=frozenset({"length_hacking"}),
-        rule="completions/clipped_ratio > 0.7 for 10 steps -> stop",
-    ),
-    "gibberish": Mode(
-        part="7.2.2",
-        scenario="junk",
-        names=frozenset({"gibberish"}),
-        rule="kl > 2 for 5 steps -> stop",
-    ),
-    "judge hacking": Mode(
-        part="7.2.2",
-        scenario="judged",
-        names=frozenset({"judge_hacking"}),
-        rule="rewards/judge/mean > 0.7 for 5 steps -> stop",
-    ),
-    "value divergence": Mode(
-        part="7.2.3",
-        scenario="critic_scale",
-        names=frozenset({"value_divergence"}),
-        rule="critic/vf_loss > 1 for 5 steps -> stop",
-    ),
-    "sampler-learner gap": Mode(
-        part="7.2.4",
-        scenario="stale",
-        names=frozenset({"sampler_learner_gap"}),
-        rule="sampling/sampling_logp_difference/mean > 0.3 for 4 steps -> stop",
-    ),
-    "empty gradient": Mode(
-        part="7.2.5",
-        scenario="all_equal",
-        names=frozenset({"empty_gradient"}),
-        rule="frac_reward_zero_std > 0.95 for 8 steps -> stop",
-    ),
-}
+    "entropy collapse": Mode("7.2.1", "collapse", "entropy_collapse pattern_collapse",
+                             "entropy < 0.05 for 10 steps -> stop"),
+    "length hacking": Mode("7.2.2", "length", "length_hacking",
+                           "completions/clipped_ratio > 0.7 for 10 steps -> stop"),
+    "gibberish": Mode("7.2.2", "junk", "gibberish", "kl > 2 for 5 steps -> stop"),
+    "judge hacking": Mode("7.2.2", "judged", "judge_hacking",
+                          "rewards/judge/mean > 0.7 for 5 steps -> stop"),
+    "value divergence": Mode("7.2.3", "critic_scale", "value_divergence",
+                             "critic/vf_loss > 1 for 5 steps -> stop"),
+    "sampler-learner gap": Mode("7.2.4", "stale", "sampler_learner_gap",
+                                "sampling/sampling_logp_difference/mean > 0.3 for 4 steps -> stop"),
+    "empty gradient": Mode("7.2.5", "all_equal", "empty_gradient",
+                           "frac_reward_zero_std > 0.95 for 8 steps -> stop"),
+}  # fmt: skip
 
 
 def provoke(name: str, folder: Path) -> tuple[bool, str]:
@@ -90,26 +63,15 @@ def provoke(name: str, folder: Path) -> tuple[bool, str]:
     run, status, text = scenario.train(folder, train__steps=STEPS, health__rules=[mode.rule])
     result = json.loads((run / "result.json").read_text()) if (run / "result.json").exists() else {}
     stopped = status == 3 and "rule" in result and result["steps"] < STEPS
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from agentrl.cli import main; main()",
-            "doctor",
-            str(run),
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = [sys.executable, "-c", "from agentrl.cli import main; main()", "doctor", str(run)]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True)
     verdicts = json.loads(done.stdout)["verdicts"]
     spoke = [v["detector"] for v in verdicts if v["status"] in ("warn", "fail")]
-    named = done.returncode == 1 and bool(mode.names & set(spoke))
+    named = done.returncode == 1 and bool(set(mode.names.split()) & set(spoke))
     if not stopped:
         print(f"{name}: exit {status}, {result.get('reason')}\n{text[-1500:]}", file=sys.stderr)
     seconds = time.monotonic() - begun
-    first = [s for s in spoke if s in mode.names] + [s for s in spoke if s not in mode.names]
+    first = sorted(spoke, key=lambda name: name not in mode.names.split())
     line = (
         f"| {mode.part} {name} | {'step ' + str(result.get('steps')) if stopped else 'NOT STOPPED'}"
         f" | `{mode.rule}` | {', '.join(first) if named else 'NOT NAMED'} | {seconds:.0f} |"
@@ -118,14 +80,11 @@ def provoke(name: str, folder: Path) -> tuple[bool, str]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("modes", nargs="*", help=f"default all: {', '.join(MODES)}")
-    arguments.add_argument("--folder", type=Path, help="keep the runs here")
-    options = arguments.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp())
+    args = options(__doc__, modes_=[str], folder=Path)
+    folder = args.folder or Path(tempfile.mkdtemp())
     print("| failure | stopped at | by the rule | doctor names | seconds |\n|---|---|---|---|---|")
     passed = []
-    for name in options.modes or MODES:
+    for name in args.modes or MODES:
         good, line = provoke(name, folder)
         passed.append(good)
         print(line, flush=True)

@@ -5,25 +5,25 @@ OMP_NUM_THREADS=1 .venv/bin/python benchmarks/health/record_faults.py [NAME ...]
 
 from __future__ import annotations
 
-import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from faults.scenarios import SCENARIOS
 from faults.streams import RECORDED, save
+from harness import options
 
 from agentrl.health import diagnose, read_history
 
 
 def main() -> None:
     known = {scenario.name: scenario for scenario in SCENARIOS}
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("names", nargs="*", help="default all")
-    arguments.add_argument("--folder", type=Path, help="keep the runs here")
-    options = arguments.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp())
-    for name in options.names or known:
+    args = options(__doc__, names_=[str], folder=Path)
+    folder = args.folder or Path(tempfile.mkdtemp())
+    for name in args.names or known:
         begun = time.monotonic()
         run, status, text = known[name].train(folder)
         if status not in (0, 3):

@@ -22,7 +22,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from comparisons import (
     TRL_VERSION,
@@ -42,14 +43,17 @@ from comparisons import (
     score_command,
     train_command,
 )
+from harness import measured_with
 from score_tables import Point, Scores, plot, score_table
 from snapshot_transfer import RUN
 from snapshots import FINISHED_FILE, SnapshotPlan
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.paths import QUICKSTART
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.machine.files import write_whole
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import report_of
 
@@ -62,7 +66,6 @@ class Pieces:
     """Trains and scores the pieces of one comparison, those that are not there yet."""
 
     def __init__(self, chosen: Comparison, config: RunConfig, args: argparse.Namespace) -> None:
-        from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
 
         self._chosen, self._args = chosen, args
         path = config.model.path
@@ -222,7 +225,11 @@ def report(
         args: of the command line.
     """
     sides = [side.name for side in chosen.sides]
-    parts = [f"# {chosen.title}\n", f"    {shown_command(args)}\n", f"{machine()}\n"]
+    parts = [
+        f"# {chosen.title}\n",
+        f"    {shown_command(args)}\n",
+        f"{measured_with(f'TRL {TRL_VERSION}')}.\n",
+    ]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for number, (name, (start, points)) in enumerate(found.items()):
         suffix = "" if number == 0 else f"_{name.replace(' ', '_')}"
@@ -244,27 +251,6 @@ def shown_command(args: argparse.Namespace) -> str:
     words = f"{args.what} {budget} --seeds {args.seeds} --marks {args.marks}"
     command = f"python benchmarks/learning/compare.py {words} --samples {args.samples}"
     return " ".join([command, *args.overrides])
-
-
-def machine() -> str:
-    """Processor, cores, commit and libraries."""
-    import torch
-    import transformers
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return (
-        f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores; commit "
-        f"{commit or 'unknown'}; torch {torch.__version__}, transformers "
-        f"{transformers.__version__}, TRL {TRL_VERSION}."
-    )
 
 
 def say(text: str) -> None:

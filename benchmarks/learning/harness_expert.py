@@ -43,10 +43,7 @@ def reply(body: Mapping[str, Any], solutions: Mapping[str, str]) -> dict[str, An
     call = {
         "id": "call_0",
         "type": "function",
-        "function": {
-            "name": "write",
-            "arguments": json.dumps({"path": FILE, "content": code}),
-        },
+        "function": {"name": "write", "arguments": json.dumps({"path": FILE, "content": code})},
     }
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 

@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import matplotlib
+from harness import options
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -66,15 +69,12 @@ def plot(rows: list[dict], names: list[str], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("out", type=Path, help="path without suffix; writes .md and .svg")
-    options = parser.parse_args()
-    rows = read(options.run)
+    args = options(__doc__, run_=Path, out_=Path)
+    rows = read(args.run)
     names = sorted({k.split("/")[1] for row in rows for k in row if k.startswith("eval/")})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(table(rows, names))
-    plot(rows, names, options.out.with_suffix(".svg"))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.with_suffix(".md").write_text(table(rows, names))
+    plot(rows, names, args.out.with_suffix(".svg"))
     print(table(rows, names))
 
 

@@ -17,16 +17,15 @@ from typing import Any
 import hidden_truth
 import numpy as np
 from hidden_truth import count_words
-from planted_rewards import BATCH_TOKENS, Silent, write_model
+from planted_rewards import BATCH_TOKENS, fit_model, write_model
 from planted_rewards import Plan as ModelPlan
 from spurious_pairs import SOURCES, conversations, spurious_pairs, tasks, write_lines
 
 from agentrl.config import RunConfig
-from agentrl.config.load import FIT_FILE, parse_config
+from agentrl.config.load import parse_config
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.fit.data.preferences.load import load_pairs
-from agentrl.fit.launch import fit
 from agentrl.fit.rating.reward_model import open_reward_model
 from agentrl.fit.rating.scored_pairs import NamedPairs, score_pairs
 from agentrl.metrics.sinks import read_metrics
@@ -147,7 +146,7 @@ class Seed:
         paths = [str(work / "runs" / name) for name in arm.models]
         document: dict[str, Any] = {
             "run": {"name": arm.name, "dir": str(work / "runs"), "seed": self._seed},
-            "model": _model(work / "runs" / "policy"),
+            "model": {"path": str(work / "runs" / "policy"), "dtype": "float32", "device": "cpu"},
             "env": {"target": f"{hidden_truth.__file__}:HiddenTruth"},
             "sandbox": {"backend": f"{hidden_truth.__file__}:NoSandbox"},
             "dataset": {"source": str(files["train"])},
@@ -193,24 +192,16 @@ class Seed:
         shutil.rmtree(run, ignore_errors=True)
         base = self._work / f"base-{name}"
         write_model(base, ModelPlan(layers=plan.layers, width=plan.width), seed=seed)
-        document: dict[str, Any] = {
-            "run": {"name": name, "dir": str(self._work / "runs"), "seed": seed},
-            "model": _model(base),
-            "data": {"source": str(source), "examples_per_step": 32, "epochs": epochs},
-            "objective": objective,
-            "train": {
-                "learning_rate": plan.fit_rate, "schedule": "cosine", "warmup_steps": 5,
-                "micro_batch_tokens": BATCH_TOKENS, "prefix_sharing": False,
-            },
-            "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
-            "log": {"tensorboard": False},
-        }  # fmt: skip
-        config = FIT_FILE.parse(document)
-        return asyncio.run(fit(config, base=self._work, progress=Silent())).path
-
-
-def _model(path: Path) -> dict[str, str]:
-    return {"path": str(path), "dtype": "float32", "device": "cpu"}
+        return fit_model(
+            self._work,
+            name,
+            base=base,
+            data={"source": str(source), "examples_per_step": 32, "epochs": epochs},
+            objective=objective,
+            seed=seed,
+            rate=plan.fit_rate,
+            warmup=5,
+        )
 
 
 def measured(run: Path, step: int) -> dict[str, float]:

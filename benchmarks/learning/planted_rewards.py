@@ -165,26 +165,42 @@ def train(
         write_pairs(data, planted_pairs(plan.train, seed=0, weights=weights))
     if not base.exists():
         write_model(base, plan, seed=seed)
-    name = f"{loss}{'-length' if weights else ''}-{seed}"
+    return fit_model(
+        work,
+        f"{loss}{'-length' if weights else ''}-{seed}",
+        base=base,
+        data={"source": str(data), "examples_per_step": plan.pairs_per_step, "epochs": plan.epochs},
+        objective={"kind": "rm", "loss": loss},
+        seed=seed,
+        rate=plan.learning_rate,
+        warmup=plan.warmup_steps,
+    )
+
+
+def fit_model(
+    work: Path,
+    name: str,
+    *,
+    base: Path,
+    data: Mapping[str, Any],
+    objective: Mapping[str, Any],
+    seed: int,
+    rate: float,
+    warmup: int,
+) -> Path:
+    """Fit a model with `agentrl fit`; returns its run directory, `runs/NAME` of `work`."""
     document: dict[str, Any] = {
         "run": {"name": name, "dir": str(work / "runs"), "seed": seed},
         "model": {"path": str(base), "dtype": "float32", "device": "cpu"},
-        "data": {
-            "source": str(data),
-            "examples_per_step": plan.pairs_per_step,
-            "epochs": plan.epochs,
-        },
-        "objective": {"kind": "rm", "loss": loss},
+        "data": data,
+        "objective": objective,
         "train": {
-            "learning_rate": plan.learning_rate,
-            "schedule": "cosine",
-            "warmup_steps": plan.warmup_steps,
-            "micro_batch_tokens": BATCH_TOKENS,
-            "prefix_sharing": False,
+            "learning_rate": rate, "schedule": "cosine", "warmup_steps": warmup,
+            "micro_batch_tokens": BATCH_TOKENS, "prefix_sharing": False,
         },
         "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
         "log": {"tensorboard": False},
-    }
+    }  # fmt: skip
     return asyncio.run(fit(FIT_FILE.parse(document), base=work, progress=Silent())).path
 
 

@@ -14,7 +14,6 @@ names the result without its suffix: `.json` has every number and the curves, `.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import math
@@ -26,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from planted_hacking import Arm, HackingPlan, Seed, curve, measured
-from reward_models import machine
+from reward_models import measured_with, options
 
 from agentrl.machine.files import write_whole
+from agentrl.metrics.intervals import t_quantile
 
 RESULTS = Path(__file__).parents[1] / "results" / "reward_hacking"
 SAME = ("source-0", "same-1", "same-2")
@@ -49,8 +49,6 @@ TEXTS: Mapping[str, str] = {
     "sources-0.0": "three, a source of pairs each: mean",
     "sources-1.0": "three, a source of pairs each: mean - 1 x disagreement",
 }
-_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Student's t of 97.5 % by the number of seeds."""
 
 
 def run_seed(work: Path, plan: HackingPlan, number: int, arms: Sequence[Arm]) -> dict[str, Any]:
@@ -81,8 +79,7 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return {"mean": mean, "low": None, "high": None}
-    factor = _STUDENT.get(len(values), 2.306)
-    half = factor * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
@@ -162,14 +159,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--steps", type=int, default=HackingPlan().steps, help="of RL")
-    parser.add_argument("--work", type=Path, help="keeps finished seeds; none keeps nothing")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = options(__doc__, seeds=[2, 3, 4], steps=HackingPlan().steps, work=Path, out=RESULTS)
     plan = HackingPlan(steps=args.steps)
     with tempfile.TemporaryDirectory() as folder:
         work = (args.work or Path(folder)).resolve()
@@ -182,7 +172,7 @@ def main() -> None:
             seeds.append(json.loads(file.read_bytes()))
     if any(seed.pop("plan") != asdict(plan) for seed in seeds):
         raise SystemExit(f"{args.work} holds seeds of other settings; name another folder")
-    at = f"{machine()}; {datetime.date.today():%Y-%m-%d}"
+    at = f"{measured_with()}; {datetime.date.today():%Y-%m-%d}"
     document = {"at": at, "plan": asdict(plan), "mean": summary(seeds), "seeds": seeds}
     args.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     text = page(plan, seeds, at=at)

@@ -12,24 +12,25 @@ chosen on training prompts.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
-import platform
 import statistics
-import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import measured_with, options
 from planted_rewards import PAID_LENGTH, Plan, Trust, ensemble_auroc, measure, train
 
 RESULTS = Path(__file__).parents[1] / "results" / "reward_models.md"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One row of the table."""
 
@@ -37,12 +38,12 @@ class Figure:
     """Of the figure."""
     values: Sequence[float]
     """One for each seed."""
-    form: str = "{:.3f}"
-    """Format of a value."""
     demand: str = ""
     """Demand in words; empty where there is none."""
     holds: Callable[[float], bool] | None = None
     """Test of the demand, for a value."""
+    form: str = "{:.3f}"
+    """Format of a value."""
 
     def row(self) -> str:
         """Median [least, largest], and whether the median and every seed hold the demand."""
@@ -67,108 +68,51 @@ def figures(bt: Sequence[Trust], purm: Sequence[Trust], paid: Trust) -> list[Fig
         paid: trained on labels that pay for length.
     """
     found: list[Figure] = []
+    above, below = (">= 0.9", lambda x: x >= 0.9), ("<= 0.02", lambda x: x <= 0.02)
+    four = "{:.4f}"
     for loss, seeds in (("bt", bt), ("purm", purm)):
         calibration = [one.report.calibration for one in seeds]
-        effects = [one.overall for one in calibration]
+        after = [one.overall.after for one in calibration]
         found += [
-            Figure(
-                name=f"`{loss}`: accuracy, drawn labels",
-                values=[each.after.accuracy for each in effects],
-            ),
-            Figure(
-                name=f"`{loss}`: expected accuracy / Bayes accuracy",
-                values=[one.bayes_share for one in seeds],
-                demand=">= 0.97",
-                holds=lambda x: x >= 0.97,
-            ),
-            Figure(
-                name=f"`{loss}`: ECE before T, drawn labels",
-                values=[each.before.ece for each in effects],
-                form="{:.4f}",
-            ),
-            Figure(
-                name=f"`{loss}`: ECE after T, drawn labels",
-                values=[each.after.ece for each in effects],
-                form="{:.4f}",
-                demand="<= 0.02",
-                holds=lambda x: x <= 0.02,
-            ),
-            Figure(
-                name=f"`{loss}`: ECE that chance alone gives with these labels",
-                values=[each.after.ece_by_chance for each in effects],
-                form="{:.4f}",
-            ),
-            Figure(
-                name=f"`{loss}`: ECE after T, known odds (chance gives 0)",
-                values=[one.ece_true for one in seeds],
-                form="{:.4f}",
-                demand="<= 0.02",
-                holds=lambda x: x <= 0.02,
-            ),
-            Figure(name=f"`{loss}`: fitted T", values=[each.temperature for each in calibration]),
-            Figure(
-                name=f"`{loss}`: fitted T / best T on the test pairs - 1, known odds",
-                values=[one.temperature_off for one in seeds],
-                form="{:+.3f}",
-                demand="within 0.1",
-                holds=lambda x: abs(x) <= 0.1,
-            ),
-            Figure(
-                name=f"`{loss}`: NLL after T less that of the true odds, known odds",
-                values=[one.nll_true - one.nll_bayes for one in seeds],
-                form="{:.4f}",
-            ),
-            Figure(
-                name=f"`{loss}`: R^2 of the reward explained by length",
-                values=[each.length_r2 or 0.0 for each in calibration],
-                form="{:.4f}",
-            ),
-        ]
+            Figure(f"`{loss}`: accuracy, drawn labels", [one.accuracy for one in after]),
+            Figure(f"`{loss}`: expected accuracy / Bayes accuracy",
+                   [one.bayes_share for one in seeds], ">= 0.97", lambda x: x >= 0.97),
+            Figure(f"`{loss}`: ECE before T, drawn labels",
+                   [one.overall.before.ece for one in calibration], form=four),
+            Figure(f"`{loss}`: ECE after T, drawn labels",
+                   [one.ece for one in after], *below, four),
+            Figure(f"`{loss}`: ECE that chance alone gives with these labels",
+                   [one.ece_by_chance for one in after], form=four),
+            Figure(f"`{loss}`: ECE after T, known odds (chance gives 0)",
+                   [one.ece_true for one in seeds], *below, four),
+            Figure(f"`{loss}`: fitted T", [one.temperature for one in calibration]),
+            Figure(f"`{loss}`: fitted T / best T on the test pairs - 1, known odds",
+                   [one.temperature_off for one in seeds], "within 0.1", lambda x: abs(x) <= 0.1,
+                   "{:+.3f}"),
+            Figure(f"`{loss}`: NLL after T less that of the true odds, known odds",
+                   [one.nll_true - one.nll_bayes for one in seeds], form=four),
+            Figure(f"`{loss}`: R^2 of the reward explained by length",
+                   [one.length_r2 or 0.0 for one in calibration], form=four),
+        ]  # fmt: skip
+    overlaps = zip(*(one.overlap_aurocs for one in purm), strict=True)
     return [
         *found,
-        Figure(
-            name="`purm`: NLL after T less that of `bt` of the same seed, known odds",
-            values=[one.nll_true - other.nll_true for one, other in zip(purm, bt, strict=True)],
-            form="{:+.4f}",
-            demand="<= 0",
-            holds=lambda x: x <= 0,
-        ),
-        Figure(
-            name="`purm`: AUROC of its deviation, grammar B against A",
-            values=[one.deviation_auroc for one in purm],
-            demand=">= 0.9",
-            holds=lambda x: x >= 0.9,
-        ),
-        *(
-            Figure(
-                name=f"`{loss}`: AUROC of the deviation by the head's posterior, B against A",
-                values=[one.posterior_auroc for one in seeds],
-                demand=">= 0.9",
-                holds=lambda x: x >= 0.9,
-            )
-            for loss, seeds in (("bt", bt), ("purm", purm))
-        ),
-        *(
-            Figure(name=f"`purm`: AUROC of its overlap with {others}, B against A", values=values)
-            for others, values in zip(
-                ("answers of A", "answers of both"),
-                zip(*(one.overlap_aurocs for one in purm), strict=True),
-                strict=True,
-            )
-        ),
-        Figure(
-            name=f"{len(bt)} `bt`, whitened: AUROC of the deviation between them, B against A",
-            values=[ensemble_auroc(bt)],
-        ),
-        Figure(
-            name="`bt` on labels that pay for length: R^2 explained by length",
-            values=[paid.report.calibration.length_r2 or 0.0],
-        ),
-        Figure(
-            name="R^2 explained by length in the latent reward of those labels",
-            values=[paid.latent_r2],
-        ),
-    ]
+        Figure("`purm`: NLL after T less that of `bt` of the same seed, known odds",
+               [one.nll_true - other.nll_true for one, other in zip(purm, bt, strict=True)],
+               "<= 0", lambda x: x <= 0, "{:+.4f}"),
+        Figure("`purm`: AUROC of its deviation, grammar B against A",
+               [one.deviation_auroc for one in purm], *above),
+        *(Figure(f"`{loss}`: AUROC of the deviation by the head's posterior, B against A",
+                 [one.posterior_auroc for one in seeds], *above)
+          for loss, seeds in (("bt", bt), ("purm", purm))),
+        *(Figure(f"`purm`: AUROC of its overlap with {others}, B against A", values)
+          for others, values in zip(("answers of A", "answers of both"), overlaps, strict=True)),
+        Figure(f"{len(bt)} `bt`, whitened: AUROC of the deviation between them, B against A",
+               [ensemble_auroc(bt)]),
+        Figure("`bt` on labels that pay for length: R^2 explained by length",
+               [paid.report.calibration.length_r2 or 0.0]),
+        Figure("R^2 explained by length in the latent reward of those labels", [paid.latent_r2]),
+    ]  # fmt: skip
 
 
 def run(plan: Plan, work: Path, *, say: Callable[[str], None]) -> list[Figure]:
@@ -209,7 +153,7 @@ def page(plan: Plan, found: Sequence[Figure], *, minutes: float, cpu_minutes: fl
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_models.py
 
-{machine()}; {datetime.date.today().isoformat()}.
+{measured_with()}; {datetime.date.today().isoformat()}.
 {minutes:.1f} minutes with {cpu_minutes:.1f} CPU minutes, at a load of {os.getloadavg()[2]:.1f}.
 
 Random Llamas with {plan.layers} layers of width {plan.width} and a token for each word;
@@ -241,29 +185,8 @@ and needs no other model.
 """
 
 
-def machine() -> str:
-    """Processor, cores, commit and libraries."""
-    import torch
-    import transformers
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
-    return (
-        f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores; commit "
-        f"{commit or 'unknown'}; torch {torch.__version__}, transformers {transformers.__version__}"
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = options(__doc__, out=RESULTS)
     began, plan = time.monotonic(), Plan()
     with tempfile.TemporaryDirectory() as folder:
         found = run(plan, Path(folder), say=lambda text: print(text, flush=True))

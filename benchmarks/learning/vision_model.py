@@ -9,18 +9,18 @@ words of the grid world's texts and all bytes.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from agentrl_envs.screens import ACTIONS, CELL, make_tasks
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import options
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 VOCABULARY = 512
@@ -134,13 +134,7 @@ def build(folder: Path, *, width: int, layers: int, tower_width: int, seed: int)
 
 def main() -> None:
     """Read arguments and write the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--width", type=int, default=128, help="of hidden states; divisible by 32")
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--tower-width", type=int, default=64, help="of the vision tower")
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = vars(parser.parse_args())
+    chosen = vars(options(__doc__, folder_=Path, width=128, layers=3, tower_width=64, seed=0))
     count = build(chosen.pop("folder"), **chosen)
     print(f"{count:,} parameters")
 

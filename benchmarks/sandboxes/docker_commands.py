@@ -7,7 +7,6 @@
     latency  one container, `sh -c 'echo x'` again and again, in turns: milliseconds a command
     rate     eight containers at once: commands a second
     episode  start, 20 commands, end: seconds
-    start    container and first command, against making and starting the bare container: seconds
     many     64 sandboxes at once with 20 commands each: wall time, failures, containers left
     crash    a host with 32 busy sandboxes is killed with SIGKILL, ten times: what is left after 2 s
 
@@ -16,18 +15,16 @@ process `docker exec -w DIR CONTAINER bash -lc COMMAND`, then `docker rm -f`. SW
 `DockerDeployment` with `execute`, the quicker of its two calls. Each figure is the median over the
 repeats, which alternate between the contestants, with the smallest and the largest in brackets.
 
-Targets: 2 ms a command; 20 times the commands a second of `docker exec`; a start of at most 1.15
-times the bare one; no failure and nothing left.
+Targets: 2 ms a command; 20 times the commands a second of `docker exec`; no failure and nothing
+left.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -37,17 +34,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import machine, options, spread
+
 IMAGE = "agentrl-sandbox"
 COMMAND = "echo x"
 REX = "swe-rex-child"
 BENCH = "agentrl.bench"
 
 
-def report(what: str, values: list[float], unit: str) -> float:
-    """Print a line and give the median."""
-    middle = statistics.median(values)
-    print(f"{what:42} {middle:9.3f} {unit}  [{min(values):.3f}, {max(values):.3f}]", flush=True)
-    return middle
+def report(what: str, values: list[float], unit: str) -> None:
+    print(f"{what:42} {spread(values, 3)} {unit}", flush=True)
 
 
 # -- docker exec, as mini-swe-agent does it -------------------------------------------------------
@@ -231,44 +229,6 @@ async def episodes(repeats: int, rex: Rex | None) -> dict[str, list[float]]:
     return {name: values for name, values in found.items() if values}
 
 
-async def starts(repeats: int) -> None:
-    """A sandbox to its first answer, against the same container made and started with `sleep`."""
-    from dataclasses import replace
-
-    from agentrl_sandboxes.docker.client import Client
-    from agentrl_sandboxes.docker.containers import remove
-    from agentrl_sandboxes.docker.hardening import Container, container_request
-
-    backend, client, ours, bare = our_backend(), Client(), [], []
-    await backend.probe()
-    connection = await client.open()
-    image = await client.image(IMAGE)
-    wanted = Container(
-        image=image.id,
-        command=("sleep", "600"),
-        uid=1_950_000_000,
-        limits=our_limits(),
-        labels={BENCH: "start"},
-    )
-    for number in range(repeats):
-        begin = time.perf_counter()
-        sandbox = await backend.create(our_limits())
-        await our_command(sandbox)
-        ours.append(time.perf_counter() - begin)
-        await sandbox.close()
-        begin = time.perf_counter()
-        request = container_request(replace(wanted, uid=wanted.uid + number))
-        container = await connection.containers.create(request)
-        await container.start()
-        bare.append(time.perf_counter() - begin)
-        await remove(container)
-    await backend.close()
-    await client.aclose()
-    first = report("start and first command", ours, "s")
-    second = report("bare create and start", bare, "s")
-    print(f"{'':42} {first / second:9.3f} times (target 1.15)")
-
-
 async def many(sandboxes: int) -> None:
     """Many at once, as many rollouts do."""
     backend, failures = our_backend(), 0
@@ -354,37 +314,24 @@ def crash(sandboxes: int, repeats: int) -> None:
 
 
 async def main() -> None:
-    parts = ("latency", "rate", "episode", "start", "many", "crash")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--sandboxes", type=int, default=64)
-    parser.add_argument("--crashes", type=int, default=10)
-    parser.add_argument("--swe-rex", default="", help="virtual environment with swe-rex")
-    options = parser.parse_args()
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]}")
-    rex = Rex(options.swe_rex) if options.swe_rex else None
-    for part, containers, measure, unit in (
-        ("latency", 1, latency, "ms"),
-        ("rate", 8, rate, "/s"),
-    ):
-        if part in options.parts:
-            found = await commands(options.repeats, containers, measure, rex)
+    args = options(__doc__, parts_=[str], repeats=7, sandboxes=64, crashes=10, swe_rex="")
+    chosen = args.parts or ("latency", "rate", "episode", "many", "crash")
+    print(machine())
+    rex = Rex(args.swe_rex) if args.swe_rex else None
+    for part, containers, measure, unit in (("latency", 1, latency, "ms"), ("rate", 8, rate, "/s")):
+        if part in chosen:
+            found = await commands(args.repeats, containers, measure, rex)
             for name, values in found.items():
                 report(f"{part}, {containers} container(s), {name}", values, unit)
-    if "episode" in options.parts:
-        for name, values in (await episodes(options.repeats, rex)).items():
+    if "episode" in chosen:
+        for name, values in (await episodes(args.repeats, rex)).items():
             report(f"episode of 20 commands, {name}", values, "s")
     if rex is not None:
         rex.close()
-    if "start" in options.parts:
-        await starts(2 * options.repeats)
-    if "many" in options.parts:
-        await many(options.sandboxes)
-    if "crash" in options.parts:
-        crash(options.sandboxes // 2, options.crashes)
+    if "many" in chosen:
+        await many(args.sandboxes)
+    if "crash" in chosen:
+        crash(args.sandboxes // 2, args.crashes)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,18 @@ caller, encoding included; the clients take turns, and the median and range of t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
-import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import options, spread
 
 AT_ONCE = 128
 TURN = {"prompt_ids": list(range(2000)), "max_tokens": 64}
@@ -81,10 +85,7 @@ async def processor_ms(turn: Callable[[], Awaitable[None]], requests: int) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    args = options(__doc__, requests=1024, rounds=5)
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     server.start()
@@ -95,13 +96,12 @@ def main() -> None:
         "httpx2": lambda url, requests: with_httpx(url, requests, "httpx2"),
     }
     took: dict[str, list[float]] = {name: [] for name in clients}
-    for _ in range(options.rounds):
+    for _ in range(args.rounds):
         for name, client in clients.items():
-            took[name].append(asyncio.run(client(url, options.requests)))
+            took[name].append(asyncio.run(client(url, args.requests)))
     server.terminate()
     for name, values in took.items():
-        spread = f"[{min(values):.2f}, {max(values):.2f}]"
-        print(f"{name:8} {statistics.median(values):.2f} ms a request {spread}")
+        print(f"{name:8} {spread(values)} ms a request")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ are medians with their range. The issue asks for at most 2 copies. gloo runs up 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import multiprocessing
 import os
@@ -29,9 +28,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import options as command_options
+from harness import spread
 
 from agentrl.engine import WeightTicket
 from agentrl.sync.collective.sender import GroupSender
@@ -211,25 +216,16 @@ def measure(hosts: Sequence[Host], size: int, repeats: int, ways: Sequence[str])
     copy = statistics.median(copies)
     print(f"  {len(hosts) - 1:3d} servers  one copy {copy:6.2f} s", flush=True)
     for way, seconds in times.items():
-        ratios = sorted(value / copy for value in seconds)
-        print(
-            f"              {way:8s} {statistics.median(seconds):6.2f} s = "
-            f"{statistics.median(ratios):5.2f} copies [{ratios[0]:.2f}-{ratios[-1]:.2f}]",
-            flush=True,
-        )
+        ratios = spread([value / copy for value in seconds])
+        print(f"{way:>22s} {statistics.median(seconds):6.2f} s = {ratios} copies", flush=True)
     for host in hosts:
         host.ask("close")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="1 and 4 servers, one repeat")
-    parser.add_argument("--servers", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--rate", type=float, default=4.0, help="MB a second of a link")
-    parser.add_argument("--size", type=int, default=8, help="MiB of weights")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    options = parser.parse_args()
+    options = command_options(
+        __doc__, quick=False, servers=[1, 4, 16, 64], rate=4.0, size=8, repeats=3, ways=[*WAYS]
+    )
     if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
         user = [] if os.geteuid() == 0 else ["--map-root-user"]

@@ -9,10 +9,8 @@ The weights have the names and shapes of SmolLM2-135M, in float32: 538 MB. Two r
     memcpy      torch copy_ of the same tensors, the same threads, into memory touched before
     shm         ShmSender.send: one copy, every byte hashed; and how long two receivers check it
     gloo        the bucketed broadcast to two receivers, patches off
-    pause       an embedded engine with weights of its own: from pause to resume, no token produced,
-                against a copy of the same weights into the same model
-    vllm        the same with a real server of a random model in bfloat16, or of --vllm MODEL_DIR;
-                and where the time of a sync goes
+    vllm        a real server of a random model in bfloat16, or of --vllm MODEL_DIR: from pause to
+                resume, no token produced, against a copy of the same weights; the parts of a sync
     patches     bfloat16 weights, float32 masters, AdamW at 1e-6 after a warm-up: bytes and bits
 
 The issue asks for shm >= 90 % of memcpy, >= 6 x gloo, pause <= 2 x copy, patches >= 20 x smaller.
@@ -21,12 +19,12 @@ Repeats are interleaved; printed are medians with their range.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,10 +34,14 @@ from typing import Any
 
 import torch
 
-from agentrl.config.fleet import EmbeddedServing, VllmServing
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import Choice, spread
+from harness import options as command_options
+
+from agentrl.config.fleet import VllmServing
 from agentrl.engine import WeightTicket
 from agentrl.serving.client import TokenClient
-from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.sync import make_receiver
 from agentrl.sync.collective.sender import GroupSender
 from agentrl.sync.coordinator import WeightSync
@@ -50,7 +52,7 @@ from agentrl.types import SamplingParams
 
 Weights = list[tuple[str, torch.Tensor]]
 RECEIVERS = 2
-PARTS = ("moves", "pause", "vllm", "patches")
+PARTS = ("moves", "vllm", "patches")
 
 
 def config_of(quick: bool) -> Any:
@@ -90,9 +92,8 @@ def timed(action: Callable[[], Any]) -> float:
 
 
 def show(name: str, seconds: list[float], size: int) -> None:
-    median = statistics.median(seconds)
-    spread = f"[{min(seconds) * 1e3:.1f}-{max(seconds) * 1e3:.1f}]"
-    print(f"  {name:28s} {median * 1e3:8.1f} ms {spread:>18s}  {size / median / 1e9:6.2f} GB/s")
+    times = spread([1e3 * one for one in seconds], 1)
+    print(f"  {name:28s} {times:>24s} ms  {size / statistics.median(seconds) / 1e9:6.2f} GB/s")
 
 
 # -- receivers in processes of their own ------------------------------------------------------
@@ -196,42 +197,6 @@ def measure_moves(weights: Weights, repeats: int) -> None:
 
 
 # -- the pause --------------------------------------------------------------------------------
-
-
-async def measure_pause(model: Any, repeats: int, quick: bool) -> None:
-    weights = weights_of(make_model(quick))
-    receiver = make_receiver("shm")
-    engine = EmbeddedEngine(
-        model,
-        section=EmbeddedServing(max_batch_size=4),
-        max_context_tokens=2048,
-        receive=receiver.receive,
-    )
-    sync = WeightSync(TokenClient([engine]), ShmSender())
-    await sync.connect()
-    turn = asyncio.create_task(engine.generate([1, 2, 3], SamplingParams(max_tokens=2000), "s"))
-    state = dict(model.named_parameters())
-    copies, pauses = [], []
-
-    def copy() -> None:
-        with torch.no_grad():
-            for name, tensor in weights:
-                state[name].copy_(tensor)
-
-    for version in range(1, repeats + 3):
-        await asyncio.sleep(0.05)
-        bag = await sync.push(lambda: weights, version)
-        await engine.pause()
-        seconds = await asyncio.to_thread(timed, copy)
-        await engine.resume()
-        if version > 2:
-            pauses.append(bag.result()["sync/pause_s"])
-            copies.append(seconds)
-    turn.cancel()
-    await asyncio.gather(turn, return_exceptions=True)
-    await report_pause("embedded", copies, pauses, size_of(weights))
-    await engine.close()
-    await sync.close()
 
 
 TIMELINE = {
@@ -357,14 +322,9 @@ def measure_patches(model: Any, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small tensors, few repeats")
-    parser.add_argument("--repeats", type=int, default=0, help="default 15, quick 3")
-    parser.add_argument("--model", type=Path, help="patches of this model instead of a random one")
-    parser.add_argument("--vllm", type=Path, help="also the pause of a server of this model")
-    parser.add_argument("--only", choices=PARTS, help="one part; default all")
-    parser.add_argument("--threads", type=int, default=1, help="of copies, on both sides")
-    options = parser.parse_args()
+    options = command_options(
+        __doc__, quick=False, repeats=0, model=Path, vllm=Path, only=Choice(PARTS), threads=1
+    )
     repeats = options.repeats or (3 if options.quick else 15)
     torch.set_num_threads(options.threads)
     model: Any = make_model(options.quick)
@@ -376,8 +336,6 @@ def main() -> None:
     chosen = (options.only,) if options.only else PARTS
     if "moves" in chosen:
         measure_moves(weights_of(model), repeats)
-    if "pause" in chosen:
-        asyncio.run(measure_pause(make_model(options.quick), repeats, options.quick))
     if options.vllm or options.only == "vllm":
         with tempfile.TemporaryDirectory() as folder:
             served = options.vllm or write_random_model(Path(folder), options.quick)

@@ -17,8 +17,8 @@ from agentrl.chat import build_chat
 from agentrl.chat.segments import _CERTAIN, _WORD_PATTERNS, core, segments, splits_between_words
 from agentrl.chat.tokenizer import CUT, Codec
 from agentrl.config.schema import ChatSection
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.testing.byte_tokenizer import ByteTokenizer
-from agentrl.train.model.pretrained import quickstart_checkpoint
 from agentrl.types import Message
 from tests.chat.chat_models import model
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection
-from agentrl.train.model.pretrained import quickstart_checkpoint
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.types import CallStatus, Message
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import parse_config
+from agentrl.config import RunConfig, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import (
@@ -223,13 +224,17 @@ async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
     one more. Fails if the best are forgotten, or if a LoRA run is charged for masters."""
     from agentrl.preflight.checks.machine import disk
 
+    async def needed(config: RunConfig) -> str:
+        run = plan_run(config, tmp_path)
+        return str(await disk(run.schedule, run.trainer.model))
+
     (tmp_path / "model").mkdir()
     with (tmp_path / "model" / "model.safetensors").open("wb") as file:
         file.truncate(2**28)  # 2 bytes each are assumed; it takes no room
     model = {"path": str(tmp_path / "model"), "dtype": "float32"}
     config = changed(fake_config(tmp_path), model=model)
-    assert str(await disk(config)).startswith("6.0 GiB for checkpoints")
+    assert (await needed(config)).startswith("6.0 GiB for checkpoints")
     best = changed(config, checkpoint={"keep_best": 1})
-    assert str(await disk(best)).startswith("8.0 GiB for checkpoints")
+    assert (await needed(best)).startswith("8.0 GiB for checkpoints")
     adapters = changed(config, train={"lora": {"rank": 2}})
-    assert str(await disk(adapters)).startswith("1.5 GiB for checkpoints")
+    assert (await needed(adapters)).startswith("1.5 GiB for checkpoints")

@@ -8,8 +8,9 @@ from agentrl.health.detectors import LISTED
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "health"))
 
+from faults.streams import until
 from onset.labels import ONSET_STREAMS
-from onset_streams import Heard, cut
+from onset_streams import Heard
 
 _KNOWN = {entry.partition(":")[2] for entry in LISTED}
 
@@ -40,7 +41,7 @@ def test_a_sample_is_drawn_with_finite_curves_of_the_whole_run() -> None:
             assert all(map(math.isfinite, series.values)), (stream.name, name)
         assert not history.not_finite or "not_finite" in stream.expected, stream.name
         assert abs(times.onset - stream.times.onset) <= 0.05 * times.steps + 1, stream.name
-        early = cut(history, 7)
+        early = until(history, 7)
         assert early.metrics["reward"].steps == reward[:7]
         assert max((facts.step for facts in early.rollouts), default=0) <= 7
         heard = Heard(stream=stream, times=times, first="", dated={stream.fault: times.onset + 3})

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config, parse_config
-from agentrl.preflight.plan import preflight
 from agentrl.types.finding import Finding, Status
+from tests.preflight.check_lines import dry_run
 from tests.runtime.tiny_project import write_project
 
 
@@ -21,8 +21,7 @@ def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def check(project: Path, *overrides: str) -> dict[str, Finding]:
-    config = load_config(project, overrides)
-    return {item.name: item for item in await preflight(config, base=project.parent)}
+    return await dry_run(load_config(project, overrides), project.parent)
 
 
 async def test_a_good_project_is_ready(project: Path) -> None:
@@ -113,8 +112,7 @@ async def test_a_prompt_that_fills_the_context(project: Path) -> None:
     config = load_config(project)
     data = config.model_dump(mode="json")
     data["rollout"] |= {"max_context_tokens": 24, "max_response_tokens": 8, "max_turn_tokens": 8}
-    checks = await preflight(parse_config(data), base=project.parent)
-    prompts = next(item for item in checks if item.name == "prompts")
+    prompts = (await dry_run(parse_config(data), project.parent))["prompts"]
     assert prompts.status is Status.FAIL
     assert "max_context_tokens (24)" in prompts.detail
 

@@ -85,10 +85,10 @@ def assert_state_is_about_one_pass_over_the_store(project: Path, run: Path) -> N
     import torch
     from transformers import AutoModelForCausalLM
 
-    from agentrl.runtime.assembly.parts import load_trained
     from agentrl.runtime.assembly.step_batch import StepMaker
     from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.checkpoint import load_trainer_state
+    from agentrl.train.model.load import load_trained
 
     config = load_config(project, ["runtime=local", "train.backend=torch"])
     checkpoint = latest_checkpoint(run / "checkpoints")

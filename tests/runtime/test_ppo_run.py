@@ -13,10 +13,10 @@ from agentrl.config.schema import AlgorithmSection
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.errors import TrainError
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.assembly.parts import load_trained
 from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.train import replay_failed_step
 from agentrl.train.checkpoint import load_trainer_state
+from agentrl.train.model.load import load_trained
 from tests.runtime.tiny_project import agentrl, write_project
 
 PPO: dict[str, Any] = {

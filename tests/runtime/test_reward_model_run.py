@@ -20,10 +20,10 @@ from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.fit.rating.reward_model import open_reward_model
 from agentrl.fit.reward_models.rollout_rewards import scored_row
 from agentrl.metrics.sinks import read_metrics
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.reward_models import reward_models
 from agentrl.reward.scale import RewardScale, ensemble_reward
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import Termination, Trajectory
 from tests.fit.vowel_model import write_vowel_model
 from tests.runtime.children.test_whole_run import run_stages

@@ -98,7 +98,7 @@ def resize_ids(folder: Path, count: int) -> Path:
     """Give a model more ids than its tokenizer has, as heads that are padded have; or fewer."""
     from transformers import AutoModelForCausalLM
 
-    from agentrl.train.model.hub_format import save_pretrained
+    from agentrl.models.hub_format import save_pretrained
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(count)
@@ -124,7 +124,7 @@ def _save_llama(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from agentrl.train.model.hub_format import save_pretrained
+    from agentrl.models.hub_format import save_pretrained
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -207,7 +207,7 @@ class Agentrl:
         )
         self._process.start()
 
-    def wait_for(self, text: str, timeout_s: float = 60) -> None:
+    def wait_for(self, text: str, timeout_s: float = 240) -> None:
         """Wait until the output holds `text`, or the process has ended."""
         deadline = time.monotonic() + timeout_s
         while text not in self.text() and self._process.is_alive():

@@ -142,6 +142,7 @@ def _judge(
 ) -> tuple[str, list[JudgedRollout]]:
     from agentrl.cli.console.start import prepare, read_config
     from agentrl.cli.traj.stored import console
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.reward.judge_check import chosen_function
     from agentrl.preflight.reward.rollout_judge import JudgedRollout, judge_rollouts, stored_tasks
 
@@ -152,19 +153,19 @@ def _judge(
             for rows in group
         ]
     prepare()
-    own, home = read_config(run, [])
-    settings, base = (own, home) if config is None else read_config(config, [])
+    own = plan_run(*read_config(run, []))
+    rewards = (own if config is None else plan_run(*read_config(config, []))).rewards
     try:
-        name = chosen_function(settings, name)
+        name = chosen_function(rewards.reward, name)
     except ConfigError as error:
         raise ConfigError(f"{error}; or --judge {' or '.join(_OWN)}, as stored") from error
-    tasks = stored_tasks(own, kind, home)
+    tasks = stored_tasks(own.tasks, kind)
     with console().status("") as status:
 
         def done(count: int) -> None:
             status.update(f"{count} rollouts judged")
 
-        found = judge_rollouts(settings, groups, tasks, base=base, function=name, done=done)
+        found = judge_rollouts(rewards, groups, tasks, function=name, done=done)
         return name, asyncio.run(found)
 
 

@@ -17,6 +17,7 @@ from agentrl.disk.logs import quiet_transformers
 from agentrl.disk.other_models import member_runs
 from agentrl.errors import ConfigError
 from agentrl.fit.model import CHAT_FILE
+from agentrl.models.source import load_tokenizer
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def open_reward_model(
         RunError: a run directory without a complete checkpoint.
         ChatError: its tokenizer has no usable template.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
     from agentrl.train.score_model import BATCH_TOKENS, load_score_model
 
     quiet_transformers()

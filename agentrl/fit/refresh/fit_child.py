@@ -34,6 +34,7 @@ from agentrl.fit.refresh.origin import fit_of
 from agentrl.fit.refresh.pool import write_mixed
 from agentrl.fit.refresh.records import HELD_OUT_PAIRS, NEW_PAIRS
 from agentrl.machine.processes.child_main import ChildChannel
+from agentrl.models.source import load_tokenizer
 from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.reward.temperature import FittedTemperature, fit_regular_temperature
 from agentrl.runtime.progress import Progress
@@ -60,7 +61,6 @@ def serve(channel: ChildChannel) -> None:
 
 
 async def _refreshed(job: RefreshJob, channel: ChildChannel) -> FitOutcome:
-    from agentrl.train.model.pretrained import load_tokenizer
 
     known = fit_of(job.origin, Path(job.base))
     made_by, base = (None, Path(job.base)) if known is None else known

@@ -15,6 +15,7 @@ from agentrl.config import RunConfig
 from agentrl.config.reward import NOT_WHITENED, RewardModelSection
 from agentrl.config.schema import ModelSection
 from agentrl.disk.logs import quiet_transformers
+from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import (
     check_read_ids,
     check_same_vocabulary,
@@ -24,6 +25,8 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.machine.compute_threads import run_computing
+from agentrl.models.device import pick_device
+from agentrl.models.source import load_tokenizer
 from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
@@ -185,7 +188,6 @@ def _check(
     key: str, item: RewardModelSection, config: RunConfig, *, base: Path, tokenizer: Any
 ) -> str:
     from agentrl.fit.reward_models.rollout_rewards import check_disagreement
-    from agentrl.train.model.pretrained import load_tokenizer, pick_device
     from agentrl.train.score_model import reward_head
 
     if key.endswith(f".{ENV_PART}"):
@@ -233,7 +235,6 @@ def _check(
 
 def _unread(heads: Iterable[RewardHead], config: RunConfig) -> str:
     """Names which ids the policy may sample and a reward model cannot read; empty for none."""
-    from agentrl.runtime.assembly.parts import model_source
 
     ours, theirs = vocabulary_of(model_source(config.model)), min(head.vocabulary for head in heads)
     if ours <= theirs:

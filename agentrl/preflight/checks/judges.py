@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import RewardPlan
+from agentrl.config.reward import RewardSection
 from agentrl.judges.agreement import JudgeAgreement, agreement
 from agentrl.preflight.reward.judge_check import LabelledAnswers, judge_answers
 from agentrl.types.finding import Finding, fail, warn
@@ -15,25 +15,25 @@ _CHECK = "check"
 """Argument of a judge that names its labelled answers."""
 
 
-def judges_with_labels(config: RunConfig) -> dict[str, str]:
+def judges_with_labels(section: RewardSection) -> dict[str, str]:
     """Names in `reward.functions` whose `args.check` names labelled answers, with the file."""
     return {
         name: item.args[_CHECK]
-        for name, item in config.reward.functions.items()
+        for name, item in section.functions.items()
         if isinstance(item.args.get(_CHECK), str)
     }
 
 
-async def judges(config: RunConfig, base: Path) -> Finding | str:
+async def judges(rewards: RewardPlan) -> Finding | str:
     """Agreement of each judge with the labelled answers that its `args.check` names.
 
     Columns and range are those of `agentrl judge check` without options.
     """
     lines: list[str] = []
     doubtful: list[str] = []
-    for name, source in judges_with_labels(config).items():
+    for name, source in judges_with_labels(rewards.reward).items():
         answers = LabelledAnswers(source=source)
-        judged = await judge_answers(config, answers, base=base, function=name)
+        judged = await judge_answers(rewards, answers, function=name)
         if judged.failures:
             reasons = Counter(text.partition(": ")[2] for text in judged.failures)
             return fail(

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ServingSection
+from agentrl.config.paths import QUICKSTART
+from agentrl.config.plan import SchedulePlan, TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_name import run_path
 from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
+from agentrl.models.device import pick_device
+from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.teacher import teacher_bytes
 from agentrl.types.finding import Finding, fail, warn
 
@@ -28,17 +33,17 @@ _TIGHT = 0.85
 """Share of the memory beyond which an estimate of this kind is no promise."""
 
 
-async def disk(config: RunConfig) -> Finding | str:
+async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
     """Checkpoints and trajectories against what is free.
 
     Raises:
         RunError: it is not enough.
     """
-    path = run_path(config.run)
+    path = run_path(plan.run)
     folder = next(f for f in (path, *path.absolute().parents) if f.exists())
     free = shutil.disk_usage(folder).free
-    size = _weights_bytes(resolve_model_path(config.model.path))
-    rollout, train = config.rollout, config.train
+    size = _weights_bytes(resolve_model_path(model.path))
+    rollout, train = plan.rollout, plan.train
     rollouts = train.steps * rollout.prompts_per_step * rollout.n_samples_per_prompt
     stored = rollouts * rollout.max_response_tokens * _TOKEN_BYTES
     if size is None:
@@ -49,8 +54,8 @@ async def disk(config: RunConfig) -> Finding | str:
         )
     # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; masters of
     # adapters are too small to count. One checkpoint more than is kept exists while it is written.
-    width = 2 if config.model.dtype == "bfloat16" else 4
-    section, trained = config.checkpoint, 0 if config.train.lora else 12
+    width = 2 if model.dtype == "bfloat16" else 4
+    section, trained = plan.checkpoint, 0 if train.lora else 12
     needed = size * (width + trained) // 2 * (section.keep_last + section.best_count + 1)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
@@ -85,26 +90,27 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
-async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
+async def memory(config: RunConfig, plan: TrainerPlan, serving: ServingSection) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
     try:
-        shape = await asyncio.to_thread(model_shape, config.model)
-        reward_models = reward_model_bytes(config, base=base)
-        teacher = teacher_bytes(config, base=base)
+        shape = await asyncio.to_thread(model_shape, plan.model)
+        reward_models = reward_model_bytes(config, base=plan.base)
+        teacher = teacher_bytes(config, base=plan.base)
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",
             f"not estimated: the model's shape is not known here ({error})",
             "fetch the model first, or set model.path to its folder",
         )
-    from agentrl.train.model.pretrained import pick_device
 
-    runtime = config.runtime
+    runtime = plan.runtime
     elsewhere = runtime.address if runtime.kind == "ray" else None
-    gpu = pick_device(config.model.device).type == "cuda" or (
+    gpu = pick_device(plan.model.device).type == "cuda" or (
         runtime.kind == "ray" and runtime.gpus_per_trainer > 0
     )
-    processes = estimate(config, shape, on_gpu=gpu, reward_models=reward_models, teacher=teacher)
+    processes = estimate(
+        plan, serving, shape, on_gpu=gpu, reward_models=reward_models, teacher=teacher
+    )
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:
         return f"{text}; not compared: the machines of {elsewhere} are elsewhere"
@@ -121,9 +127,9 @@ async def memory(config: RunConfig, base: Path = Path()) -> Finding | str:
     for what, needed, there in pools:
         said = f"{needed / GIB:.1f} of {there / GIB:.1f} GiB of {what}"
         if needed > there:
-            return fail("memory", f"{said}: {text}", _lower(config))
+            return fail("memory", f"{said}: {text}", _lower(plan, serving))
         if needed > _TIGHT * there:
-            return warn("memory", f"{said}: {text}", _lower(config))
+            return warn("memory", f"{said}: {text}", _lower(plan, serving))
     return f"{host / GIB:.1f} of {free / GIB:.1f} GiB: {text}"
 
 
@@ -175,23 +181,22 @@ def _gpu_bytes() -> list[int]:
     return [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
 
 
-def _lower(config: RunConfig) -> str:
+def _lower(plan: TrainerPlan, serving: ServingSection) -> str:
     """What takes less memory, most effective first."""
     ways = []
-    if config.train.micro_batch_tokens > config.rollout.max_context_tokens:
-        ways.append(f"set train.micro_batch_tokens: {config.rollout.max_context_tokens}")
-    if not config.model.gradient_checkpointing:
+    if plan.train.micro_batch_tokens > plan.rollout.max_context_tokens:
+        ways.append(f"set train.micro_batch_tokens: {plan.rollout.max_context_tokens}")
+    if not plan.model.gradient_checkpointing:
         ways.append("set model.gradient_checkpointing: true")
-    if config.serving.engine != "external":
-        ways.append(f"lower serving.kv_cache_gb (it is {config.serving.kv_cache_gb:g})")
-    if config.train.lora is None:
+    if serving.engine != "external":
+        ways.append(f"lower serving.kv_cache_gb (it is {serving.kv_cache_gb:g})")
+    if plan.train.lora is None:
         ways.append("set train.lora.rank: 16")
     return "; ".join(ways)
 
 
 def _weights_bytes(path: str) -> int | None:
     """Size of the stored weights at 2 bytes each, where they are on this machine already."""
-    from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
 
     folder = quickstart_checkpoint() if path == QUICKSTART else Path(path).expanduser()
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.config import RunConfig
-from agentrl.config.fleet import EmbeddedServing, RuntimeSection, VllmServing
+from agentrl.config.fleet import EmbeddedServing, RuntimeSection, ServingSection, VllmServing
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import AdapterSection, TrainSection
 from agentrl.machine.compute_threads import usable_cores
@@ -92,7 +92,8 @@ class ProcessMemory:
 
 
 def estimate(
-    config: RunConfig,
+    plan: TrainerPlan,
+    serving: ServingSection,
     shape: ModelShape,
     *,
     on_gpu: bool,
@@ -102,36 +103,36 @@ def estimate(
     """Every process of the run with what it holds at its peak.
 
     Args:
-        config: of the run.
+        plan: of the trainer.
+        serving: the engines.
         shape: of the policy; a critic with a path of its own is taken to be as large.
         on_gpu: whether the trainer computes on a GPU.
         reward_models: bytes of their weights, in each process that runs rollouts.
         teacher: bytes of its weights beside the policy; None is as many as the policy has.
     """
-    serving, runtime = config.serving, config.runtime
-    trainer = _trained(config, shape)
-    size = shape.parameters * _width(config.model) if teacher is None else teacher
+    runtime, ranks = plan.runtime, _ranks(plan.runtime)
+    trainer = _trained(plan, shape)
+    size = shape.parameters * _width(plan.model) if teacher is None else teacher
     if size:
-        held, *_ = _shards(config.train, _ranks(config.runtime))
+        held, *_ = _shards(plan.train, ranks)
         trainer.append(Part(what="teacher", size=size // held))
-    activations = activation_bytes(config.train, config.model, shape)
+    activations = activation_bytes(plan.train, plan.model, shape)
     trainer.append(Part(what="activations", size=activations))
-    beside = 0 if on_gpu else _lanes(config, shape) - 1
+    beside = 0 if on_gpu else _lanes(plan.train, ranks, shape) - 1
     if beside:
-        sums = 4 * _moving(config.train.lora, shape)
-        if config.resolved_algorithm().needs_values:
-            sums += 4 * _moving(config.critic.adapters, shape)  # the critic's lanes
+        sums = 4 * _moving(plan.train.lora, shape)
+        if plan.algorithm.needs_values:
+            sums += 4 * _moving(plan.critic.adapters, shape)  # the critic's lanes
         trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
-        context = config.rollout.max_context_tokens
-        cache = kv_cache_bytes(serving, config.model, shape, context=context)
+        context = plan.rollout.max_context_tokens
+        cache = kv_cache_bytes(serving, plan.model, shape, context=context)
         trainer.append(Part(what="keys and values", size=cache))
     count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
     scorers = [Part(what="reward models", size=reward_models)] if reward_models else []
     trainer += [] if count else scorers
     trainer.insert(0, Part(what="process", size=_CUDA if on_gpu else _PROCESS))
     name = "trainer with engine" if serving.engine == "embedded" else "trainer"
-    ranks = _ranks(runtime)
     found = [ProcessMemory(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if on_gpu:
         host = (Part(what="process", size=_PROCESS),)
@@ -146,7 +147,7 @@ def estimate(
             Part(what="process", size=_SERVER),
             Part(
                 what="weights",
-                size=shape.parameters * _width(config.model) // _parallel(serving),
+                size=shape.parameters * _width(plan.model) // _parallel(serving),
             ),
             Part(what="keys and values", size=int(serving.kv_cache_gb * GIB)),
         )
@@ -206,27 +207,27 @@ def activation_bytes(train: TrainSection, model: ModelSection, shape: ModelShape
     return layers + head
 
 
-def _trained(config: RunConfig, shape: ModelShape) -> list[Part]:
+def _trained(plan: TrainerPlan, shape: ModelShape) -> list[Part]:
     """Weights, optimizer and gradients, of policy and critic, and the reference."""
-    width, algorithm = _width(config.model), config.resolved_algorithm()
-    weights, optimizer, gradients = _shards(config.train, _ranks(config.runtime))
-    count, adapted = _moving(config.train.lora, shape), config.train.lora is not None
-    state, _ = trained_bytes(config.train, config.model, count, kept=optimizer)
-    _, sums = trained_bytes(config.train, config.model, count, kept=gradients)
+    width, model, train = _width(plan.model), plan.model, plan.train
+    weights, optimizer, gradients = _shards(train, _ranks(plan.runtime))
+    count, adapted = _moving(train.lora, shape), train.lora is not None
+    state, _ = trained_bytes(train, model, count, kept=optimizer)
+    _, sums = trained_bytes(train, model, count, kept=gradients)
     # FSDP2 keeps the frozen weights in the dtype of what is trained beside them.
-    stored = 4 if adapted and config.train.backend.kind == "fsdp2" else width
+    stored = 4 if adapted and train.backend.kind == "fsdp2" else width
     own = shape.parameters * stored // weights + (count * 4 if adapted else 0)
     parts = [
         Part(what="weights", size=own),
         Part(what="optimizer", size=state),
         Part(what="gradients", size=sums),
     ]
-    if algorithm.needs_reference:
+    if plan.algorithm.needs_reference:
         parts.append(Part(what="reference", size=shape.parameters * width // weights))
-    if algorithm.needs_values:
-        moving = _moving(config.critic.adapters, shape)
-        state, _ = trained_bytes(config.train, config.model, moving, kept=optimizer)
-        _, sums = trained_bytes(config.train, config.model, moving, kept=gradients)
+    if plan.algorithm.needs_values:
+        moving = _moving(plan.critic.adapters, shape)
+        state, _ = trained_bytes(train, model, moving, kept=optimizer)
+        _, sums = trained_bytes(train, model, moving, kept=gradients)
         size = shape.parameters * width // weights + state + sums
         parts.append(Part(what="critic", size=size))
     return parts
@@ -237,14 +238,14 @@ def _moving(lora: AdapterSection | None, shape: ModelShape) -> int:
     return shape.parameters if lora is None else shape.adapters * lora.rank
 
 
-def _lanes(config: RunConfig, shape: ModelShape) -> int:
+def _lanes(train: TrainSection, ranks: int, shape: ModelShape) -> int:
     """Micro-batches that one process trains at once on a CPU."""
     from agentrl.train.backends.lanes import default_lanes  # imports torch
 
-    backend = config.train.backend
+    backend = train.backend
     if backend.kind != "torch":
         return 1
-    if backend.lanes is not None or _ranks(config.runtime) > 1:
+    if backend.lanes is not None or ranks > 1:
         return backend.lanes or 1
     return default_lanes(usable_cores(), shape.parameters)
 

@@ -12,11 +12,9 @@ from pathlib import Path
 from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
-from agentrl.config.reward import RewardSection
+from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan
 from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import (
-    ChatSection,
-    EnvSection,
     LogSection,
     ModelSection,
     RolloutSection,
@@ -25,18 +23,16 @@ from agentrl.config.schema import (
 from agentrl.config.training import TrainSection
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.metric_sinks import check_sinks
+from agentrl.disk.model_source import model_source
 from agentrl.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
+from agentrl.models.device import pick_device
+from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
-from agentrl.runtime.assembly.parts import (
-    load_task_sets,
-    make_env_factory,
-    model_source,
-    open_sandboxes,
-)
+from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
@@ -48,12 +44,6 @@ from agentrl.types.finding import Finding, Status, warn
 async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     """Load the tokenizer and choose the device."""
     from agentrl.models.vision.reader import load_reader
-    from agentrl.train.model.pretrained import (
-        check_model_path,
-        load_tokenizer,
-        pick_device,
-        refuse_scoring_model,
-    )
 
     path = resolve_model_path(section.path)
     check_model_path(path)
@@ -66,23 +56,22 @@ async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     return f"{path}: tokenizer with {len(tokenizer)} entries{seen}; will compute on {device}"
 
 
-async def tools(env: EnvSection, base: Path) -> str:
+async def tools(plan: RolloutPlan) -> str:
     """The tools of the config, opened."""
-    async with open_tools(env, base=base) as tools:
+    async with open_tools(plan.env, base=plan.base) as tools:
         return ", ".join(tool.name for tool in tools) or "none in the config"
 
 
-async def environment(
-    env: EnvSection, rollout: RolloutSection, base: Path, found: PreflightFacts
-) -> str:
+async def environment(plan: RolloutPlan, found: PreflightFacts) -> str:
     """Make the environment class once, with the model that answers its side calls."""
-    found.make_env = make_env_factory(env, base=base, rollout=rollout)
-    return f"{env.target} imports and can be made"
+    found.make_env = make_env_factory(plan.env, base=plan.base, rollout=plan.rollout)
+    return f"{plan.env.target} imports and can be made"
 
 
-async def rewards(section: RewardSection, base: Path, *, timeout_s: float) -> str:
+async def rewards(plan: RewardPlan) -> str:
     """Load the reward functions and state the sum of the reward."""
-    load_reward_functions(section, base=base, timeout_s=timeout_s)
+    section = plan.reward
+    load_reward_functions(section, base=plan.base, timeout_s=plan.rollout.env_timeout_s)
     added = {**section.functions, **section.models}
     weights = {"env": section.env_weight, **{name: item.weight for name, item in added.items()}}
     parts = [f"{weight:g} * {name}" for name, weight in weights.items()]
@@ -100,15 +89,14 @@ async def trainer(config: RunConfig, base: Path, found: PreflightFacts) -> str:
     return check_learner(config, base=base)
 
 
-async def chat(
-    section: ChatSection, env: EnvSection, base: Path, found: PreflightFacts
-) -> Finding | str:
+async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     """Template and parser, proven on probe conversations."""
-    parser = build_parser(section.tool_parser, base=base)
+    section = plan.chat
+    parser = build_parser(section.tool_parser, base=plan.base)
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, section, images=found.images)
-    if parser is None and env.tools:
+    if parser is None and plan.env.tools:
         return warn(
             "chat",
             "env.tools names tools, but chat.tool_parser is none: no call is seen",
@@ -118,13 +106,13 @@ async def chat(
 
 
 async def datasets(
-    config: RunConfig, base: Path, found: PreflightFacts, resume: bool
+    plan: TaskPlan, run: RunSection, found: PreflightFacts, resume: bool
 ) -> Finding | str:
     """Load every task of training and evaluation."""
-    sections = dataset_sections(config.dataset, config.eval.datasets)
-    kept = run_path(config.run) / CHOSEN_FILE
-    chosen = read_chosen(kept, sections, base=base) if resume else None
-    sets = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
+    sections = dataset_sections(plan.dataset, plan.evals)
+    kept = run_path(run) / CHOSEN_FILE
+    chosen = read_chosen(kept, sections, base=plan.base) if resume else None
+    sets = load_task_sets(plan.dataset, plan.evals, base=plan.base, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from agentrl.chat import ChatFormat
-from agentrl.config import RunConfig
+from agentrl.config.plan import RolloutPlan
 from agentrl.config.schema import RolloutSection
 from agentrl.env import EnvContext
 from agentrl.errors import RunError
@@ -37,7 +36,7 @@ SAMPLE_S = 120.0
 """Seconds after which no further one is begun."""
 
 
-async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+async def prompts(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     """Reset the environment on a sample of tasks and measure what the model would see."""
     chat, sets, make_env = found.chat, found.tasks, found.make_env
     if chat is None or sets is None or make_env is None:
@@ -46,34 +45,32 @@ async def prompts(config: RunConfig, base: Path, found: PreflightFacts) -> Findi
     stride = max(1, len(tasks) // _SAMPLE)
     lengths: dict[str, int] = {}
     began = time.monotonic()
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
-    limits = sandbox_limits(config.sandbox.limits)
+    sandboxes = await open_sandboxes(plan.sandbox, base=plan.base)
+    limits, timeout_s = sandbox_limits(plan.sandbox.limits), plan.rollout.env_timeout_s
     try:
-        async with open_tools(config.env, base=base) as tools:
+        async with open_tools(plan.env, base=plan.base) as tools:
             for task in list(tasks)[::stride][:_SAMPLE]:
                 if lengths and time.monotonic() - began > SAMPLE_S:
                     break
                 env = adapt_env(make_env())
-                sandbox = SharedSandbox(
-                    sandboxes, limits, open_timeout_s=config.rollout.env_timeout_s
-                )
+                sandbox = SharedSandbox(sandboxes, limits, open_timeout_s=timeout_s)
                 env.context = EnvContext(
                     tools=tools,
                     open_sandbox=sandbox.open,
                     new_sandbox=sandbox.fresh,
                     render=lambda messages: chat.render_text(messages),
-                    args=config.env.args,
+                    args=plan.env.args,
                 )
                 try:
                     lengths[task.id] = await _prompt_length(
-                        chat, env, task, tools, config.rollout.env_timeout_s, found
+                        chat, env, task, tools, timeout_s, found
                     )
                 finally:
                     await env.close()
                     await sandbox.close()
     finally:
         await sandboxes.close()
-    return _judge_lengths(config.rollout, lengths)
+    return _judge_lengths(plan.rollout, lengths)
 
 
 async def _prompt_length(

@@ -7,16 +7,17 @@ A line fails only where what is trained would be wrong. Imports inside functions
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
-from agentrl.config import RunConfig
-from agentrl.config.algorithm import KL_WINDOW, AlgorithmSection, CriticSection
+from agentrl.config.algorithm import KL_WINDOW, AlgorithmSection
+from agentrl.config.fleet import ScheduleSection
 from agentrl.config.health import HealthSection
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import EvalSection, RolloutSection
 from agentrl.config.training import TrainSection
 from agentrl.disk.other_models import other_model_source
+from agentrl.models.source import check_model_path
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.drivers.choose import runs_ahead
 from agentrl.runtime.health.rules import check_health
@@ -196,7 +197,7 @@ async def early_stop(
     return "; ".join(texts)
 
 
-async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
+async def asynchrony(plan: TrainerPlan, schedule: ScheduleSection) -> Finding | str:
     """Check that tokens of older weights are weighed as such.
 
     Raises:
@@ -204,10 +205,10 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
     """
     from agentrl.train.losses import find_loss
 
-    if not runs_ahead(config.schedule):
+    if not runs_ahead(schedule):
         return "on-policy: nothing to correct"
-    algorithm, schedule = config.resolved_algorithm(), config.schedule
-    loss = find_loss(algorithm.policy_loss, base=base)
+    algorithm = plan.algorithm
+    loss = find_loss(algorithm.policy_loss, base=plan.base)
     corrected = algorithm.is_correction_type != "none" or loss.correction != "none"
     if algorithm.old_log_probs == "recompute" and not corrected:
         return fail(
@@ -233,20 +234,18 @@ async def asynchrony(config: RunConfig, base: Path) -> Finding | str:
     return f"{text}; at most {schedule.lag_limit} versions old"
 
 
-async def critic(
-    algorithm: AlgorithmSection, section: CriticSection, train: TrainSection, base: Path
-) -> Finding | str:
+async def critic(plan: TrainerPlan) -> Finding | str:
     """Check that the value function begins well and can keep up.
 
     Raises:
         ConfigError: its path is no checkpoint.
     """
-    from agentrl.train.model.pretrained import check_model_path
 
-    if not algorithm.needs_values:
-        return f"none: {algorithm.preset} has no critic"
+    if not plan.algorithm.needs_values:
+        return f"none: {plan.algorithm.preset} has no critic"
+    section, train = plan.critic, plan.train
     if section.path is not None:
-        check_model_path(other_model_source(section.path, base), key="critic.path")
+        check_model_path(other_model_source(section.path, plan.base), key="critic.path")
     text = f"from {section.path or 'the policy itself'}, learning rate {section.learning_rate:g}"
     found: list[str] = []
     fixes: list[str] = []

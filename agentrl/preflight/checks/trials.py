@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.chat import build_parser
 from agentrl.config import RunConfig
 from agentrl.config.sandboxes import SandboxSection
-from agentrl.config.schema import ChatSection
+from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.errors import SandboxError
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.checks.prompts import leak_of_prompts
@@ -148,11 +148,10 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
     return judge_answers(tried.answers, known)
 
 
-async def grading_time(config: RunConfig, found: PreflightFacts) -> Finding | str:
+async def grading_time(rollout: RolloutSection, found: PreflightFacts) -> Finding | str:
     """Judge how long grading took in the reward test, for a step of the run."""
     if not found.answers:
         return not_checked("grading time", found)
-    rollout = config.rollout
     step = rollout.prompts_per_step * rollout.n_samples_per_prompt
     times = sorted(answer.duration_s for answer in found.answers if answer.kind != "sample")
     usual_s, longest_s = times[len(times) // 2], times[-1]

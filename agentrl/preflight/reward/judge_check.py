@@ -8,10 +8,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import RewardPlan
 from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.config.schema import DatasetSection
 from agentrl.data.messages import messages_of
@@ -65,10 +64,9 @@ class JudgedAnswers:
 
 
 async def judge_answers(
-    config: RunConfig,
+    rewards: RewardPlan,
     answers: LabelledAnswers,
     *,
-    base: Path,
     function: str | None = None,
     fresh: bool = False,
     done: Callable[[int, int], None] = lambda done, all: None,
@@ -78,9 +76,8 @@ async def judge_answers(
     A function of groups is given all answers to one prompt as a group.
 
     Args:
-        config: the run file.
+        rewards: of the run file.
         answers: where they are.
-        base: folder that relative paths start from.
         function: its name in `reward.functions`; None takes the only one.
         fresh: leave the cache of its served model alone, which would hide that it has changed.
         done: called with the number of answers that are done, and of all.
@@ -89,17 +86,9 @@ async def judge_answers(
         ConfigError: no such function, or one that cannot be loaded.
         DataError: the answers cannot be read.
     """
-    name = chosen_function(config, function)
-    item = config.reward.functions[name].model_copy(update={"weight": 1.0})
-    if fresh:
-        item = _without_cache(item)
-    grade = load_reward_functions(
-        RewardSection(functions={name: item}, env_weight=0.0),
-        base=base,
-        timeout_s=config.rollout.env_timeout_s,
-    )
-    assert grade is not None
-    tasks = load_tasks(_section(answers), base=base)
+    name = chosen_function(rewards.reward, function)
+    grade = load_judge(rewards, name, fresh=fresh)
+    tasks = load_tasks(_section(answers), base=rewards.base)
     labelled = [_LabelledRow.of(task, answers) for task in tasks]
     groups = _groups(labelled) if grade.group is not None else [[row] for row in labelled]
     places = asyncio.Semaphore(_AT_ONCE)
@@ -176,17 +165,38 @@ def _without_cache(item: RewardFunction) -> RewardFunction:
     return item.model_copy(update={"args": {**item.args, "model": asked}})
 
 
-def chosen_function(config: RunConfig, name: str | None) -> str:
+def load_judge(rewards: RewardPlan, name: str, *, fresh: bool = False) -> RewardFunctions:
+    """One reward function alone, without its weight.
+
+    Args:
+        rewards: of the run file.
+        name: in `reward.functions`.
+        fresh: leave the cache of its served model alone.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    item = rewards.reward.functions[name].model_copy(update={"weight": 1.0})
+    grade = load_reward_functions(
+        RewardSection(functions={name: _without_cache(item) if fresh else item}, env_weight=0.0),
+        base=rewards.base,
+        timeout_s=rewards.rollout.env_timeout_s,
+    )
+    assert grade is not None
+    return grade
+
+
+def chosen_function(section: RewardSection, name: str | None) -> str:
     """The name in `reward.functions` that is meant.
 
     Args:
-        config: of the run.
+        section: `reward` of the run.
         name: None takes the only one.
 
     Raises:
         ConfigError: there is none of this name, or several and none is named.
     """
-    functions = config.reward.functions
+    functions = section.functions
     if name is None and len(functions) == 1:
         return next(iter(functions))
     if name is None or name not in functions:

@@ -7,16 +7,17 @@ from pathlib import Path
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig
 from agentrl.data import TrajectoryStore
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.reward.known_answers import find_solutions
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.runtime.assembly.parts import (
     load_task_sets,
     make_env_factory,
     make_worker,
-    model_source,
     open_sandboxes,
 )
 from agentrl.runtime.assembly.tools import open_tools
@@ -57,7 +58,6 @@ async def record_solutions(
         Interrupted: SIGINT or SIGTERM.
     """
     from agentrl.models.vision.reader import load_reader
-    from agentrl.train.model.pretrained import load_tokenizer
 
     source = model_source(config.model, path=model_path)
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from agentrl.config import RunConfig
-from agentrl.config.reward import RewardSection
+from agentrl.config.plan import RewardPlan, TaskPlan
 from agentrl.data.tasks.load import load_tasks
 from agentrl.errors import ConfigError, GraderError
-from agentrl.preflight.reward.judge_check import chosen_function
-from agentrl.reward import load_reward_functions
+from agentrl.preflight.reward.judge_check import chosen_function, load_judge
 from agentrl.types import Task, Trajectory
 
 _AT_ONCE = 64
@@ -30,57 +27,47 @@ class JudgedRollout:
     """Its reasons, or why it gave no score."""
 
 
-def stored_tasks(config: RunConfig, kind: str, base: Path) -> dict[str, Task]:
+def stored_tasks(plan: TaskPlan, kind: str) -> dict[str, Task]:
     """The tasks of a kind of rollouts by id, as the run reads them from its data set.
 
     Args:
-        config: of the run.
+        plan: of the run.
         kind: `train` or `eval/NAME`.
-        base: folder that relative paths start from.
 
     Raises:
         DataError, ConfigError: the data set cannot be read, or the run file names none.
     """
     name = kind.removeprefix("eval/")
-    section = config.dataset if kind == "train" else config.eval.datasets.get(name)
+    section = plan.dataset if kind == "train" else plan.evals.get(name)
     if section is None:
         raise ConfigError(
             f"the run file has no eval.datasets.{name}, whose tasks a judge has to see; "
             f"judge rollouts of another kind with --kind"
         )
-    return {task.id: task for task in load_tasks(section, base=base)}
+    return {task.id: task for task in load_tasks(section, base=plan.base)}
 
 
 async def judge_rollouts(
-    config: RunConfig,
+    rewards: RewardPlan,
     groups: Sequence[Sequence[Sequence[Trajectory]]],
     tasks: Mapping[str, Task],
     *,
-    base: Path,
     function: str | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> list[JudgedRollout]:
     """Score stored rollouts with one reward function, which sees them as it does in a run.
 
     Args:
-        config: with the function.
+        rewards: with the function.
         groups: rows of each rollout of each group; a function of groups sees a group at once.
         tasks: by id.
-        base: folder that relative paths start from.
         function: its name in `reward.functions`; None takes the only one.
         done: called with the number of rollouts that are judged.
 
     Raises:
         ConfigError: no such function, or one that cannot be loaded.
     """
-    name = chosen_function(config, function)
-    item = config.reward.functions[name].model_copy(update={"weight": 1.0})
-    grade = load_reward_functions(
-        RewardSection(functions={name: item}, env_weight=0.0),
-        base=base,
-        timeout_s=config.rollout.env_timeout_s,
-    )
-    assert grade is not None
+    grade = load_judge(rewards, chosen_function(rewards.reward, function))
     places = asyncio.Semaphore(_AT_ONCE)
     units = groups if grade.group is not None else [[rows] for group in groups for rows in group]
     found: list[list[JudgedRollout]] = [[] for _ in units]

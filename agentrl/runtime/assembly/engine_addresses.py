@@ -17,6 +17,7 @@ from agentrl.engine import Engine
 from agentrl.errors import AgentrlError, EngineError
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, connected
 from agentrl.serving import TokenClient
+from agentrl.serving.connect import connect_engine
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.pictures import PictureSource
@@ -59,8 +60,6 @@ async def connect(
         EngineError: no answer from there, or not as expected.
         ConfigError: the address is none, or its secret is not known.
     """
-    from agentrl.serving.connect import connect_engine
-
     options: dict[str, Any] = {}
     if entry.max_context_tokens is not None:
         options = {

@@ -34,6 +34,7 @@ from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.serving.connect import connect_engine
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
@@ -279,8 +280,6 @@ def server_commands(
         ConfigError: vLLM is not installed, or an option is not the user's to set.
     """
     import torch
-
-    from agentrl.serving.vllm.command import server_command, vllm_device
 
     device = vllm_device()
     backend = section_backend(section, sync, device=policy.device)

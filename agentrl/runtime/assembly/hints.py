@@ -15,8 +15,9 @@ from agentrl.chat.hint import prompt_ends, with_hint
 from agentrl.config import RunConfig
 from agentrl.config.distill import HintTeacher, hint_columns
 from agentrl.data import load_tasks
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, DataError
-from agentrl.runtime.assembly.parts import model_source
+from agentrl.models.source import load_tokenizer
 from agentrl.types import Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -143,7 +144,6 @@ def open_hints(config: RunConfig, *, base: Path) -> HintedPrompts | None:
     Raises:
         ConfigError, DataError: as `HintedPrompts`, or tasks that cannot be read.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
 
     section = hint_section(config)
     if section is None:

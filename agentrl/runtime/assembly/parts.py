@@ -22,17 +22,13 @@ from agentrl.config.sandboxes import (
 from agentrl.config.schema import (
     DatasetSection,
     EnvSection,
-    ModelSection,
     RolloutSection,
     SelectionSection,
     TrainDatasetSection,
 )
-from agentrl.config.training import LoraSection, TrainSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
 from agentrl.data.tasks.selection import tasks_by_key
-from agentrl.disk.checkpoint import resolve_model_path
-from agentrl.disk.logs import quiet_transformers
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.gateway import load_env
 from agentrl.gateway.side_model import SideCalls
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
     from agentrl.engine import Generator
-    from agentrl.train.model.pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -302,71 +297,6 @@ def make_worker(
         grade_group=grade.group if grade is not None else None,
     )
     return worker, chat
-
-
-def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
-    """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
-    from agentrl.train.model.pretrained import load_pretrained
-
-    quiet_transformers()
-    source = resolve_model_path(path or section.path)
-    return load_pretrained(section.model_copy(update={"path": source}))
-
-
-def load_trained(
-    section: ModelSection, train: TrainSection, *, checkpoint: str | None
-) -> Pretrained:
-    """The policy that a run trains.
-
-    Args:
-        section: with the `path` that the run began with.
-        train: `lora` and `freeze`, which say what of it is trained.
-        checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
-            `train.lora` that one is loaded; the state of the trainer brings the adapters back.
-
-    Raises:
-        ConfigError: as `load_model`, or adapters or frozen parts that do not fit the model.
-    """
-    if train.lora is None:
-        pretrained = load_model(section, path=checkpoint)
-        if train.freeze:
-            from agentrl.train.model.freeze import freeze_parts
-
-            freeze_parts(pretrained.model, train.freeze)
-        return pretrained
-    # The engines begin with the same one: see `served_source`.
-    from agentrl.train.model.lora import add_adapters
-
-    pretrained = load_model(section)
-    add_adapters(pretrained.model, train.lora, base=model_source(section))
-    return pretrained
-
-
-def model_source(section: ModelSection, *, path: str | None = None) -> str:
-    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
-    from agentrl.train.model.pretrained import QUICKSTART, quickstart_checkpoint
-
-    source = resolve_model_path(path or section.path)
-    if source == QUICKSTART:
-        return str(quickstart_checkpoint())
-    folder = Path(source).expanduser()
-    return str(folder.absolute()) if folder.is_dir() else source
-
-
-def served_source(
-    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
-) -> str:
-    """The model that the servers of a run start with: the checkpoint, or what adapters stand on."""
-    return model_source(section, path=checkpoint if lora is None else None)
-
-
-def describe_model(pretrained: Pretrained) -> str:
-    """As in `SmolLM2-135M-Instruct, 135M parameters, bfloat16 on cpu`."""
-    model = pretrained.model
-    count = sum(parameter.numel() for parameter in model.parameters())
-    size = f"{count / 1e6:.0f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
-    dtype = str(model.dtype).removeprefix("torch.")
-    return f"{pretrained.path}, {size} parameters, {dtype} on {pretrained.device}"
 
 
 def _signature(target: Any) -> str:

@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import RunConfig
 from agentrl.disk.logs import quiet_transformers
 from agentrl.errors import EngineError
+from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.machine.compute_threads import reserve_cores
 from agentrl.machine.processes.heap import frozen_heap
+from agentrl.models.source import load_tokenizer
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
+from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.stages import GroupReport, report_of
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.chat.pictures.slots import ImageReader
-    from agentrl.fit.reward_models.open import OpenRewardModels
     from agentrl.models.vision.reader import VisionReader
     from agentrl.rollout import RolloutWorker
     from agentrl.serving import TokenClient
@@ -114,10 +117,6 @@ class RolloutHost:
         Raises:
             AgentrlError: one of them cannot be opened; call `close`.
         """
-        from agentrl.fit.reward_models.open import open_reward_models
-        from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
-        from agentrl.runtime.assembly.tools import open_tools
-
         config, base, stack = self._config, self._base, self._stack
         if config.reward.models:
             # They compute in threads of their own, beside the event loop.
@@ -142,8 +141,6 @@ class RolloutHost:
         if policy_copy is not None and policy_copy.tokenizer is not None:
             tokenizer: Any = pickle.loads(policy_copy.tokenizer)
         else:
-            from agentrl.train.model.pretrained import load_tokenizer
-
             tokenizer = load_tokenizer(config.model)
         models = await stack.enter_async_context(
             open_reward_models(config, base=base, tokenizer=tokenizer)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeacher
+from agentrl.config.paths import QUICKSTART
 from agentrl.config.schema import ModelSection
+from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import (
     check_read_ids,
     check_same_vocabulary,
@@ -15,7 +17,8 @@ from agentrl.disk.other_models import (
 )
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
-from agentrl.runtime.assembly.parts import model_source
+from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 
 if TYPE_CHECKING:
     from agentrl.models.vision.reader import VisionReader
@@ -75,8 +78,6 @@ async def ask_server(config: RunConfig, tokenizer: Any = None) -> str:
     if section is None or not isinstance(section.teacher, ServedTeacher):
         return ""
     if tokenizer is None:
-        from agentrl.train.model.pretrained import load_tokenizer
-
         source = model_source(config.model)
         tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
     server = _server(section.teacher, section, vocabulary=len(tokenizer))
@@ -114,7 +115,6 @@ def make_teacher(
             another rank is gone.
     """
     from agentrl.train.distill import TeacherModel, load_teacher
-    from agentrl.train.model.pretrained import load_tokenizer
 
     section = teacher_section(config)
     if section is None:
@@ -177,14 +177,6 @@ def _check_checkpoint(
     tokenizer: Any,
 ) -> None:
     from transformers import AutoConfig
-
-    from agentrl.train.model.pretrained import (
-        QUICKSTART,
-        check_model_path,
-        load_tokenizer,
-        quickstart_checkpoint,
-        refuse_scoring_model,
-    )
 
     source = other_model_source(teacher.path, base)
     check_model_path(source, key=f"{KEY}.path")

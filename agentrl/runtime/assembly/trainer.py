@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.data import TokenStore
+from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
 from agentrl.estimators import find_estimator
+from agentrl.models.source import check_model_path
 from agentrl.models.vision.checks import check_seeing
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.teacher import make_teacher
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def check_learner(config: RunConfig, *, base: Path) -> str:
     text = f"{train.optimizer} on {what}, backend {train.backend.kind}, ranks: {ranks}"
     if not valued:
         return text
-    from agentrl.train.model.pretrained import check_model_path
 
     path = _critic_section(config.critic, base).path
     if path is not None:

@@ -12,7 +12,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection, VllmServing
 from agentrl.errors import ConfigError
+from agentrl.models.device import pick_device
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.serving.vllm.command import vllm_device
 from agentrl.sync import find_transfer, resolve_backend
 from agentrl.sync.choose import OWN_TRANSFER
 
@@ -52,9 +54,6 @@ def device_to_device(serving: ServingSection, sync: SyncSection, *, device: str)
     """
     import torch
 
-    from agentrl.serving.vllm.command import vllm_device
-    from agentrl.train.model.pretrained import pick_device
-
     if serving.engine == "embedded" or pick_device(device).type != "cuda":
         return False
     if serving.engine == "external":
@@ -84,8 +83,6 @@ def strangers_take_cuda(urls: Sequence[str], sync: SyncSection) -> bool:
     As far as it can be known from here: the user says so, or they are elsewhere and vLLM here is
     one for GPUs.
     """
-    from agentrl.serving.vllm.command import vllm_device
-
     asked = find_transfer(sync.backend)
     if asked is not None and asked.needs_cuda:
         return True

@@ -29,9 +29,9 @@ def sent_weights(
     assert kind is not None, backend
     if lora is None or lora.sync == "merged" or not kind.merges_adapters:
         return trainer.weights
+    from agentrl.models.hub_format import stored_names
     from agentrl.models.vision.reader import reader_of
     from agentrl.sync.adapters import AdapterWeights
-    from agentrl.train.model.hub_format import stored_names
     from agentrl.train.model.lora import base_parameters, gathered_adapters
 
     whole = trainer.backend.parameters

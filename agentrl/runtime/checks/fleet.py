@@ -11,10 +11,11 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.schema import ModelSection
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.engines import server_commands
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
@@ -103,7 +104,6 @@ async def require_fleet(config: RunConfig) -> None:
     Raises:
         ConfigError: the run cannot have the engines or the machines it asks for.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
 
     tokenizer = None
     if config.serving.urls:
@@ -166,7 +166,6 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
         ConfigError: engines that cannot be had, or that would sample from something else.
         EngineError: a server does not answer.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
 
     urls = config.serving.urls
     if not urls:
@@ -193,7 +192,6 @@ async def require_server(config: RunConfig, url: str, *, backend: str) -> None:
     Raises:
         ConfigError: it does not fit.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
 
     model = config.model.model_copy(update={"path": model_source(config.model)})
     await _strangers(

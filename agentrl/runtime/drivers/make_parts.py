@@ -15,8 +15,8 @@ from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.evaluator import Evaluator
+from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.groups import stable_seed
-from agentrl.runtime.drivers.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
 from agentrl.runtime.drivers.run_clock import RunClock

@@ -48,6 +48,22 @@ class ActorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """Arguments of a trainer rank beside those of every actor."""
+
+    rank: int
+    """Rank of the process, from 0."""
+    world_size: int
+    """Ranks that train together."""
+    threads: int
+    """Threads it computes with."""
+    trajectories: Path
+    """Folder of the store."""
+    checkpoint: Path | None
+    """Checkpoint to go on from; None begins with the model of the config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorLocation:
     """Machine, process and device of an actor."""
 

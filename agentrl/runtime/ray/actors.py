@@ -11,20 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
+from agentrl.disk.model_source import served_source
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
-from agentrl.runtime.assembly.parts import served_source
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
 from agentrl.runtime.assembly.weight_route import rank_to_engine
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.ray.actor import INLINE_BYTES, ActorSpec, run_identity, threads_of_a_rank
+from agentrl.runtime.ray.actor import (
+    INLINE_BYTES,
+    ActorSpec,
+    RankSpec,
+    run_identity,
+    threads_of_a_rank,
+)
 from agentrl.runtime.ray.engine_actor import EngineActor, EngineReport, EngineSpec
-from agentrl.runtime.ray.rank import RankSpec
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.rollout_actor import RolloutActor, WorkerReport
 from agentrl.runtime.ray.rollout_workers import Workers
 from agentrl.runtime.ray.trainer_actor import RankReport, TrainerActor
 from agentrl.runtime.ray.worker_group import ActorLost, WorkerGroup
+from agentrl.sync import resolve_backend
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +68,6 @@ class RunActors:
         Raises:
             ConfigError: the weight backend that was asked for cannot reach the engines.
         """
-        from agentrl.sync import resolve_backend
-
         self.config = config
         self._pool, self._checkpoint = pool, checkpoint
         self._base, self._run_dir, self._trajectories = base, run_dir, trajectories

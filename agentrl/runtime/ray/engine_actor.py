@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.engines import LEAN
+from agentrl.runtime.assembly.weight_route import transfer_environment, transfer_name
 from agentrl.runtime.ray.actor import (
     ActorLocation,
     ActorSpec,
@@ -20,6 +22,9 @@ from agentrl.runtime.ray.actor import (
     set_up_actor,
 )
 from agentrl.runtime.ray.worker_group import Mode, dispatch
+from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.serving.vllm.command import server_command, vllm_device
+from agentrl.serving.vllm.launcher import VllmServer
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.command import ServerCommand
@@ -59,8 +64,6 @@ class EngineActor:
     @dispatch(Mode.BROADCAST)
     async def open(self) -> EngineReport:
         """Start the server; returns when it answers."""
-        from agentrl.serving.vllm.launcher import VllmServer
-
         spec = self._spec
         self._stack.enter_context(set_up_actor(spec))
         self._server = VllmServer(
@@ -108,11 +111,6 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
     Raises:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.
     """
-    from agentrl.runtime.assembly.engines import LEAN
-    from agentrl.runtime.assembly.weight_route import transfer_environment, transfer_name
-    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
-    from agentrl.serving.vllm.command import server_command, vllm_device
-
     section = spec.config.serving
     assert section.engine == "vllm"
     device = vllm_device()

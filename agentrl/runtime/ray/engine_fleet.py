@@ -24,6 +24,8 @@ from agentrl.runtime.ray.vllm_servers import ServerActor
 from agentrl.runtime.ray.worker_group import WorkerGroup
 from agentrl.serving import TokenClient
 from agentrl.serving.keeper import Keeper
+from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.sync import WeightSync
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.pictures import PictureSource
@@ -136,8 +138,6 @@ async def _open_sync(
     actors: RunActors, stack: contextlib.AsyncExitStack, ranks: WorkerGroup, client: TokenClient
 ) -> Push:
     """Weights go from rank 0 to every engine; the driver only decides when."""
-    from agentrl.sync import WeightSync
-
     facts = await ranks.open_sender(actors.backend, actors.cuda)
     limit_s = actors.config.sync.timeout_s
     sync = WeightSync(client, RemoteSender(ranks, facts), limit_s=limit_s)
@@ -148,8 +148,6 @@ async def _open_sync(
 
 def external_address(config: RunConfig, name: str, url: str) -> EngineAddress:
     """Address of a server that runs already, with what every client needs to connect to it."""
-    from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
-
     section = config.serving
     assert section.engine != "embedded"
     return EngineAddress(

@@ -17,11 +17,11 @@ from pathlib import Path
 from agentrl.batch.split.planned_step import why_not_split
 from agentrl.config import RunConfig
 from agentrl.disk.checkpoint import Checkpoint
+from agentrl.disk.model_source import model_source
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
 from agentrl.runtime.assembly.layout import plan
 from agentrl.runtime.assembly.live_servers import LiveServers, named_urls
-from agentrl.runtime.assembly.parts import model_source
 from agentrl.runtime.rank_restarts import RankLost, RankLostAtStart
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.cluster import check_cluster, machines, open_cluster

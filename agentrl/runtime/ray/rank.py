@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.models.vision.checks import open_images
@@ -16,9 +16,18 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
+from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.ray.actor import RankSpec
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.step_parts import StepParts
+from agentrl.serving.embedded import EmbeddedEngine
+from agentrl.serving.lean import EngineServer
+from agentrl.sync import make_sender
+from agentrl.train.backends.choose import full_weights, trained_parameters
+from agentrl.train.backends.ranks import Ranks
+from agentrl.train.model.load import load_trained
+from agentrl.train.model.lora import base_weights, save_policy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,22 +39,6 @@ if TYPE_CHECKING:
     from agentrl.train import Trainer
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.model.pretrained import Pretrained
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpec:
-    """Arguments of a trainer rank beside those of every actor."""
-
-    rank: int
-    """Rank of the process, from 0."""
-    world_size: int
-    """Ranks that train together."""
-    threads: int
-    """Threads it computes with."""
-    trajectories: Path
-    """Folder of the store."""
-    checkpoint: Path | None
-    """Checkpoint to go on from; None begins with the model of the config."""
 
 
 class Rank:
@@ -60,8 +53,6 @@ class Rank:
         others: Ranks | None,
         layout: list[tuple[str, str, tuple[int, ...]]],
     ) -> None:
-        from agentrl.data import TrajectoryStore
-
         self.trainer: Trainer = trainer
         """Changes the weights of the model."""
         self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
@@ -94,10 +85,6 @@ class Rank:
         Raises:
             AgentrlError: whatever does not fit, named.
         """
-        from agentrl.runtime.assembly.parts import load_trained
-        from agentrl.runtime.assembly.trainer import make_trainer
-        from agentrl.train.model.lora import base_weights
-
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(spec.config.model, spec.config.train, checkpoint=checkpoint)
         open_images(spec.config, pretrained.images, RunPaths(spec.run_dir).images)
@@ -119,9 +106,7 @@ class Rank:
     @property
     def description(self) -> str:
         """One line that describes the model."""
-        from agentrl.runtime.assembly.parts import describe_model
-
-        return describe_model(self._pretrained)
+        return self._pretrained.description
 
     @property
     def version(self) -> int:
@@ -142,9 +127,6 @@ class Rank:
             stack: closes it.
             host: address to listen on.
         """
-        from agentrl.serving.embedded import EmbeddedEngine
-        from agentrl.serving.lean import EngineServer
-
         section = self._config.serving
         if section.engine != "embedded":
             return None
@@ -169,9 +151,6 @@ class Rank:
 
         With a copy on every rank the others have nothing to add.
         """
-        from agentrl.train.backends.choose import full_weights, trained_parameters
-        from agentrl.train.model.lora import save_policy
-
         first = self._rank_spec.rank == 0
         if not first and not self._sharded:
             return
@@ -197,8 +176,6 @@ class Rank:
             address: of this machine as the engines reach it.
             cuda: whether trainer and engines have GPUs.
         """
-        from agentrl.sync import make_sender
-
         self._sender = make_sender(
             self._config.sync,
             backend=backend,
@@ -255,8 +232,6 @@ class Rank:
 
 def _join(config: RunConfig, model: Any, rank_spec: RankSpec, meeting: str) -> Ranks | None:
     """The processes that train together; None for this one alone."""
-    from agentrl.train.backends.ranks import Ranks
-
     if rank_spec.world_size == 1 and config.train.backend.kind == "torch":
         return None
     device = next(model.parameters()).device

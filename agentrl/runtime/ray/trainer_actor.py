@@ -33,6 +33,7 @@ from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import (
     ActorLocation,
     ActorSpec,
+    RankSpec,
     actor_location,
     listening_host,
     set_up_actor,
@@ -41,7 +42,6 @@ from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.worker_group import Mode, dispatch
 
 if TYPE_CHECKING:
-    from agentrl.runtime.ray.rank import RankSpec
     from agentrl.types import TrajectoryGroup
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from agentrl.config.training import AdapterSection
 from agentrl.errors import ConfigError
+from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
-from agentrl.train.model.hub_format import save_pretrained
 
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""

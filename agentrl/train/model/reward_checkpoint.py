@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.train.model.hub_format import save_pretrained
+from agentrl.models.hub_format import save_pretrained
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
 

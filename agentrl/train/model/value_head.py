@@ -17,19 +17,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from agentrl.batch.tensors import TensorBatch
+from agentrl.config.paths import QUICKSTART
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.models.device import pick_device
+from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.source import SCORED, check_model_path
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
-from agentrl.train.model.pretrained import (
-    QUICKSTART,
-    SCORED,
-    check_model_path,
-    pick_device,
-    quickstart_checkpoint,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,7 @@ from blind import edits
 from blind.draws import Draw
 from blind.formulas import Row, history_of, label, rows
 
-NAMED_BY: dict[str, frozenset[str]] = {
-    "format_hacking": frozenset({"gibberish", "decoupling"}),
-}
+NAMED_BY: dict[str, frozenset[str]] = {"format_hacking": frozenset({"gibberish", "decoupling"})}
 """Detectors of which any names a fault; a fault that is not here has a detector of its name."""
 
 

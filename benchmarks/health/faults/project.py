@@ -258,11 +258,7 @@ def write_project(folder: Path, name: str, **changes: Any) -> Path:
         },
         "serving": {"max_batch_size": 32, "kv_cache_gb": 0.1},
         "train": {"steps": 40, "learning_rate": 5e-4, "micro_batch_tokens": 4096},
-        "eval": {
-            "datasets": {"held": {"source": "held.jsonl"}},
-            "n_samples": 2,
-            "every_steps": 10,
-        },
+        "eval": {"datasets": {"held": {"source": "held.jsonl"}}, "n_samples": 2, "every_steps": 10},
         "checkpoint": {"every_steps": 40},
         "log": {"tensorboard": False},
     }

@@ -36,8 +36,7 @@ def _healthy(name: str, **changes: Any) -> Scenario:
     # Colours alone are soon paid for in gibberish; this reward wants words, too.
     env = {"pays": "fluent", **changes.pop("env", {})}
     return Scenario(
-        name=f"healthy_{name}",
-        changes={"train__learning_rate": 2e-4, **changes, "env__args": env},
+        name=f"healthy_{name}", changes={"train__learning_rate": 2e-4, **changes, "env__args": env}
     )
 
 

@@ -60,6 +60,22 @@ def load(path: Path) -> History:
     )
 
 
+def until(history: History, last: float) -> History:
+    """The history as it stood after step `last`."""
+    metrics: dict[str, Series] = {}
+    for name, series in history.metrics.items():
+        count = sum(step <= last for step in series.steps)
+        if count:
+            metrics[name] = Series(steps=series.steps[:count], values=series.values[:count])
+    broken = {n: tuple(s for s in steps if s <= last) for n, steps in history.not_finite.items()}
+    return replace(
+        history,
+        metrics=metrics,
+        rollouts=[fact for fact in history.rollouts if fact.step <= last],
+        not_finite={name: steps for name, steps in broken.items() if steps},
+    )
+
+
 def _short(fact: RolloutFacts) -> dict[str, Any]:
     numbers = asdict(fact)
     for name in ("reward", "score", "advantage", "duration_s"):

@@ -17,7 +17,7 @@ from agentrl.fit.data.preferences.load import load_pairs
 from agentrl.fit.refresh.jobs import RefreshJob
 from agentrl.fit.refresh.origin import OldPairs
 from agentrl.fit.refresh.pool import write_mixed
-from agentrl.train.model.pretrained import load_tokenizer
+from agentrl.models.source import load_tokenizer
 from agentrl.types import Completion, PreferencePair
 from tests.fit.fit_project import pairs, write_rows
 from tests.runtime.tiny_project import write_project

@@ -24,12 +24,12 @@ from agentrl.fit.refresh.records import RefreshBook
 from agentrl.fit.reward_models.rollout_rewards import scored_row
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.metrics.sinks import read_metrics
+from agentrl.models.source import load_tokenizer
 from agentrl.reward.scale import RewardScale
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import SamplingParams, Trajectory
 from tests.fit.fit_project import pairs, write_rows
 from tests.fit.refresh.refresh_runs import refresh_section, write_refresh_project
@@ -202,7 +202,7 @@ async def test_workers_in_child_processes_change_their_model(tmp_path: Path) -> 
         config = load_config(
             write_refresh_project(
                 tmp_path,
-                serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
+                serving={"engine": "external", "urls": list(fakes.urls)},
                 runtime={"kind": "local", "worker_processes": 1},
             )
         )

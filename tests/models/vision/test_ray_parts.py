@@ -12,8 +12,8 @@ from agentrl_envs.screens import make_tasks
 
 from agentrl.config import RunConfig
 from agentrl.runtime.assembly.rollout_host import RolloutHost
-from agentrl.runtime.ray.actor import ActorSpec
-from agentrl.runtime.ray.rank import Rank, RankSpec
+from agentrl.runtime.ray.actor import ActorSpec, RankSpec
+from agentrl.runtime.ray.rank import Rank
 from agentrl.types import SamplingParams
 from tests.models.vision.test_run import REWARD, settings
 from tests.models.vision.tiny_seeing import checkpoint

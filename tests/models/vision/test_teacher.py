@@ -13,10 +13,10 @@ from agentrl.batch.records import RowKey
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import ConfigError, TrainError
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.teacher import check_teacher
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.distill import RowTeacher, TeacherModel, load_teacher
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import Trajectory, TrajectoryGroup
 from tests.models.vision.seeing_rows import seeing_groups
 from tests.models.vision.test_run import settings

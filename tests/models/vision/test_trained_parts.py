@@ -12,11 +12,11 @@ import torch
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.assembly.parts import load_trained
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import Merger
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.model.freeze import freeze_parts
+from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import adapters, add_adapters, merged_weights
 from tests.models.vision.tiny_seeing import FAMILIES, checkpoint, model_of, seeing_model
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import RunConfig, load_config
+from agentrl.config import load_config
+from agentrl.config.plan import Plan, plan_run
 from agentrl.errors import ConfigError, DataError
 from agentrl.judges.rubric import check_rubric
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -26,7 +27,7 @@ reward: {{functions: {functions}}}
 """
 
 
-def run_file(folder: Path, url: str, check: str | None = "labels.jsonl") -> RunConfig:
+def run_file(folder: Path, url: str, check: str | None = "labels.jsonl") -> Plan:
     args = {"model": {"url": url, "model": "m", "tries": 1}, "criteria": CRITERIA}
     if check is not None:
         args["check"] = check
@@ -38,12 +39,12 @@ def run_file(folder: Path, url: str, check: str | None = "labels.jsonl") -> RunC
         for i in range(40)
     ]
     (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return load_config(path)
+    return plan_run(load_config(path), folder)
 
 
 async def found_with(folder: Path, grade: Callable[[str], int]) -> Finding | str:
     async with scripted_server(always=rubric_reply(grade)) as server:
-        return await judges(run_file(folder, server.url), folder)
+        return await judges(run_file(folder, server.url).rewards)
 
 
 async def test_agreement_is_printed(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ async def test_a_judge_that_may_be_guessing_is_a_warning(tmp_path: Path) -> None
 
 async def test_answers_that_cannot_be_judged_fail(tmp_path: Path) -> None:
     async with scripted_server(always=404) as server:
-        found = await judges(run_file(tmp_path, server.url), tmp_path)
+        found = await judges(run_file(tmp_path, server.url).rewards)
     assert isinstance(found, Finding)
     assert found.status is Status.FAIL
     assert "style: 40 of 40 labelled answers could not be judged" in found.detail
@@ -72,23 +73,23 @@ async def test_answers_that_cannot_be_judged_fail(tmp_path: Path) -> None:
 
 
 async def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    config = run_file(tmp_path, "http://x/v1", check="label.jsonl")
+    rewards = run_file(tmp_path, "http://x/v1", check="label.jsonl").rewards
     with pytest.raises((DataError, ConfigError), match=r"label\.jsonl"):
-        await judges(config, tmp_path)
+        await judges(rewards)
 
 
 def test_only_preflight_asks_and_only_where_there_are_labels(tmp_path: Path) -> None:
     """Fails if `--dry-run` asks a served model, which costs money."""
-    config = run_file(tmp_path, "http://x/v1")
-    facts = PreflightFacts()
+    run, facts = run_file(tmp_path, "http://x/v1"), PreflightFacts()
+    config = load_config(tmp_path / "run.yaml")
     plans = (
-        full_plan(config, base=tmp_path, found=facts),
-        dry_run_plan(config, base=tmp_path, found=facts, resume=False),
-        full_plan(run_file(tmp_path, "http://x/v1", check=None), base=tmp_path, found=facts),
+        full_plan(run, config=config, found=facts),
+        dry_run_plan(run, config=config, found=facts, resume=False),
+        full_plan(run_file(tmp_path, "http://x/v1", check=None), config=config, found=facts),
     )
     named = [[name for name, _ in plan.steps].count("judges") for plan in plans]
     assert named == [1, 0, 0]
-    assert judges_with_labels(config) == {"style": "labels.jsonl"}
+    assert judges_with_labels(run.rollouts.reward) == {"style": "labels.jsonl"}
 
 
 def test_a_check_that_is_no_file_name_is_refused() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.preflight.checks import setup
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -24,19 +25,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    algorithm = config.resolved_algorithm
+    trainer = plan_run(config, project.parent).trainer
+    algorithm = trainer.algorithm
     tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
     found = PreflightFacts(tasks=tasks)
     calls = {
-        "batch": lambda: setup.batch(algorithm(), config.rollout, config.train),
-        "normalisation": lambda: setup.normalisation(algorithm(), config.reward, found),
-        "kl": lambda: setup.kl(algorithm(), config.health),
+        "batch": lambda: setup.batch(algorithm, config.rollout, config.train),
+        "normalisation": lambda: setup.normalisation(algorithm, config.reward, found),
+        "kl": lambda: setup.kl(algorithm, config.health),
         "evaluation": lambda: setup.evaluation(config.eval, config.train, found),
         "early stop": lambda: setup.early_stop(
-            algorithm(), config.health, datasets=config.eval.datasets
+            algorithm, config.health, datasets=config.eval.datasets
         ),
-        "async": lambda: setup.asynchrony(config, project.parent),
-        "critic": lambda: setup.critic(algorithm(), config.critic, config.train, project.parent),
+        "async": lambda: setup.asynchrony(trainer, config.schedule),
+        "critic": lambda: setup.critic(trainer),
     }
     outcome = await calls[name]()
     if isinstance(outcome, str):

@@ -12,16 +12,18 @@ import pytest
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import EmbeddedServing
+from agentrl.config.plan import plan_run
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks import machine, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.memory_estimate import (
     ModelShape,
+    ProcessMemory,
     activation_bytes,
     estimate,
     kv_cache_bytes,
 )
 from agentrl.tool import Tool
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
 
@@ -80,7 +82,7 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
 async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
     config = load_config(project, ["sandbox.backend=process"])
     found = await trials.sandbox_run(
-        config.sandbox, project.parent, PreflightFacts(), timeout_s=10.0
+        config.sandbox, project.parent, PreflightFacts(), timeout_s=120.0
     )
     assert "process: one was made in" in str(found)
 
@@ -90,7 +92,7 @@ async def test_a_sandbox_that_cannot_be_made(project: Path, used: bool | None, s
     """It is a warning only where the episodes that were played asked for none."""
     found = PreflightFacts(sandbox_used=used)
     section = load_config(project).sandbox
-    check = await trials.sandbox_run(section, project.parent, found, timeout_s=10.0)
+    check = await trials.sandbox_run(section, project.parent, found, timeout_s=120.0)
     assert isinstance(check, Finding)
     assert check.status == status
     assert "this backend makes no sandboxes" in check.detail
@@ -101,8 +103,19 @@ SHAPE = ModelShape(
 )
 
 
-def parts(config: RunConfig, shape: ModelShape = SHAPE) -> dict[str, int]:
-    return {part.what: part.size for part in estimate(config, shape, on_gpu=False)[0].parts}
+def processes(config: RunConfig, reward_models: int = 0) -> list[ProcessMemory]:
+    run = plan_run(config, Path())
+    serving = run.engines.serving
+    return estimate(run.trainer, serving, SHAPE, on_gpu=False, reward_models=reward_models)
+
+
+def parts(config: RunConfig) -> dict[str, int]:
+    return {part.what: part.size for part in processes(config)[0].parts}
+
+
+async def memory(config: RunConfig) -> Finding | str:
+    run = plan_run(config, Path())
+    return await machine.memory(config, run.trainer, run.engines.serving)
 
 
 def test_what_is_kept_is_counted_exactly(project: Path) -> None:
@@ -151,7 +164,7 @@ def test_ranks_and_servers_are_counted(project: Path) -> None:
         "serving.engine=vllm",
     ]
     cut = load_config(project, [*ray, "train.backend=fsdp2", "serving.replicas=2"])
-    found = {process.name: process for process in estimate(cut, SHAPE, on_gpu=False)}
+    found = {process.name: process for process in processes(cut)}
     assert {name: process.count for name, process in found.items()} == {
         "trainer": 4, "rollout worker": 3, "vLLM server": 2,
     }  # fmt: skip
@@ -163,7 +176,7 @@ def test_reward_models_are_counted_where_rollouts_run(project: Path) -> None:
     """Fails if workers in processes of their own are taken to share one copy, or to hold none."""
 
     def held(*changes: str) -> dict[str, int]:
-        found = estimate(load_config(project, changes), SHAPE, on_gpu=False, reward_models=500)
+        found = processes(load_config(project, changes), reward_models=500)
         return {process.name: process.count for process in found
                 if any(part.what == "reward models" for part in process.parts)}  # fmt: skip
 
@@ -173,12 +186,12 @@ def test_reward_models_are_counted_where_rollouts_run(project: Path) -> None:
 
 
 async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Path) -> None:
-    fits = await machine.memory(load_config(project))
+    fits = await memory(load_config(project))
     assert isinstance(fits, str), fits
     assert "trainer with engine" in fits
     # The tiny model, but a cache of more than any machine that runs this has.
     large = ["serving.kv_cache_gb=1e6", "serving.max_batch_size=100000000"]
-    check = await machine.memory(load_config(project, large))
+    check = await memory(load_config(project, large))
     assert isinstance(check, Finding)
     assert check.status is Status.FAIL, check
     assert "lower serving.kv_cache_gb" in check.fix
@@ -196,7 +209,7 @@ async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -
     broken = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(project.parent)})}
     )
-    check = await machine.memory(broken)
+    check = await memory(broken)
     assert isinstance(check, Finding)
     assert check.status is Status.WARN
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.preflight.checks import parts, prompts, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.types.finding import Finding
@@ -219,17 +220,18 @@ async def looked_at(
         known: gives the tokenizer, if it is loaded.
     """
     config, base = load_config(file, overrides), file.parent
+    run = plan_run(config, base)
     facts = PreflightFacts(tokenizer=None if known is None else known.tokenizer)
     if facts.tokenizer is None:
         await parts.model(config.model, facts)
         if known is not None:
             known.tokenizer = facts.tokenizer
-    await parts.environment(config.env, config.rollout, base, facts)
-    await parts.chat(config.chat, config.env, base, facts)
-    await parts.datasets(config, base, facts, False)
-    await prompts.prompts(config, base, facts)
+    await parts.environment(run.rollouts, facts)
+    await parts.chat(run.rollouts, facts)
+    await parts.datasets(run.tasks, config.run, facts, False)
+    await prompts.prompts(run.rollouts, facts)
     return {
         "reward test": await trials.reward_test(config, base, facts),
         "leak": await prompts.leak(facts),
-        "grading time": await trials.grading_time(config, facts),
+        "grading time": await trials.grading_time(config.rollout, facts),
     }

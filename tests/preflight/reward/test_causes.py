@@ -100,12 +100,12 @@ async def test_the_rates_and_errors_of_a_flaky_grader_are_told(
 
 async def test_grading_that_holds_up_every_rollout_is_slow(file: Path) -> None:
     """A step of 12 rollouts; fails if a wait that others may use counts as well."""
-    config = load_config(file, ["rollout.env_timeout_s=10"])
+    rollout = load_config(file, ["rollout.env_timeout_s=10"]).rollout
 
     async def judged(held_up_s: float, duration_s: float) -> Finding | str:
         answers = [replace(each, duration_s=duration_s) for each in graded(AnswerKind.EMPTY, 0.0)]
         return await trials.grading_time(
-            config, PreflightFacts(answers=answers, held_up_s=held_up_s)
+            rollout, PreflightFacts(answers=answers, held_up_s=held_up_s)
         )
 
     async with held_up() as held:

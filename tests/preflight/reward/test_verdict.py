@@ -10,12 +10,15 @@ from typer.testing import CliRunner
 
 from agentrl.chat import build_chat
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks.facts import PreflightFacts
-from agentrl.preflight.plan import full_preflight
+from agentrl.preflight.plan import full_plan
 from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
 from agentrl.preflight.reward.sample_verdict import judge_samples
 from agentrl.preflight.reward.verdict import judge_answers
 from agentrl.types.finding import Finding, Status
+from tests.preflight.check_lines import lines_of
 from tests.runtime.tiny_project import write_project
 
 ENVS = '''
@@ -109,8 +112,8 @@ def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def lines(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
-    checks = await full_preflight(config, base=project.parent, found=PreflightFacts())
-    return {check.name: check for check in checks}
+    run = plan_run(config, project.parent)
+    return await lines_of(full_plan(run, config=config, found=PreflightFacts()))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +253,6 @@ def test_the_command_says_what_each_sample_scored(project: Path, tmp_path: Path)
 
 def test_a_script_is_what_a_model_would_sample(project: Path) -> None:
     from agentrl.preflight.reward.scripted_generator import encode_turn
-    from agentrl.train.model.pretrained import load_tokenizer
 
     config = load_config(project, ["chat.reply_prefix=ab", "chat.stop=['!']"])
     tokenizer = load_tokenizer(config.model)

@@ -20,7 +20,6 @@ from agentrl.runtime.open_stages import syncing
 from agentrl.serving import LoadBalancer, TokenClient
 from agentrl.serving.vllm import command
 from agentrl.testing import ByteTokenizer, ScriptedEngine
-from agentrl.train.model import pretrained
 
 
 def config_of(**sections: Any) -> RunConfig:
@@ -34,8 +33,9 @@ def config_of(**sections: Any) -> RunConfig:
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine as vLLM and torch would show it."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(pretrained, "pick_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(command, "vllm_device", lambda: "cuda")
+    monkeypatch.setattr(weight_route, "pick_device", lambda _: torch.device("cuda"))
+    for module in (command, engines, weight_route):
+        monkeypatch.setattr(module, "vllm_device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
 
 

@@ -11,9 +11,9 @@ from agentrl.batch.records import RowKey
 from agentrl.chat import build_chat
 from agentrl.config import load_config
 from agentrl.errors import DataError
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.hints import check_hints, hint_section, hint_text
 from agentrl.runtime.assembly.step_batch import StepMaker
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import Message, Task, Termination, Trajectory, TrajectoryGroup
 from tests.runtime.tiny_project import write_project
 

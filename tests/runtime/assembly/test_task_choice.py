@@ -10,7 +10,6 @@ import pytest
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError, RunError
-from agentrl.preflight.plan import preflight
 from agentrl.runtime.assembly.parts import Chosen, TaskSets, load_task_sets
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
 from agentrl.runtime.launch import open_run, train
@@ -80,6 +79,7 @@ async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path
     """Fails if `train` does not write the choice, or if a resume or its dry run measures
     again."""
     from agentrl.config import load_config
+    from tests.preflight.check_lines import dry_run
     from tests.runtime.tiny_project import write_project
 
     file = write_project(tmp_path, eval__n_samples=1)
@@ -99,7 +99,5 @@ async def test_a_run_goes_on_although_the_measured_folder_is_gone(tmp_path: Path
         config, base=tmp_path, run_dir=open_run(config, base=tmp_path), progress=Progress()
     )
     assert result.steps == 2
-    (check,) = [
-        c for c in await preflight(config, base=tmp_path, resume=True) if c.name == "datasets"
-    ]
+    check = (await dry_run(config, tmp_path, resume=True))["datasets"]
     assert check.status is not Status.FAIL, check.detail

@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.teacher import teacher as preflight_teacher
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher, teacher_bytes
-from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import resize_ids, write_model, write_project
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig, parse_config
-from agentrl.runtime.assembly.parts import load_trained, model_source, served_source
+from agentrl.disk.model_source import model_source, served_source
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import HEADER, AdapterWeights
 from agentrl.train.backends.torch_backend import TorchBackend
+from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import has_adapters
 from tests.runtime.tiny_project import write_model
 

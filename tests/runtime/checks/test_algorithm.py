@@ -10,10 +10,10 @@ import pytest
 from agentrl.config import RunConfig, load_config
 from agentrl.errors import ConfigError
 from agentrl.plugins.distribution import install_command
-from agentrl.preflight.plan import preflight
 from agentrl.runtime.checks.algorithm import doubts
 from agentrl.runtime.launch import check_parts
 from agentrl.types.finding import Finding, Status
+from tests.preflight.check_lines import dry_run
 from tests.runtime.tiny_project import write_project
 
 FUNCTIONS = """
@@ -39,8 +39,7 @@ def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def check(project: Path, *overrides: str) -> dict[str, Finding]:
-    config = load_config(project, overrides)
-    return {item.name: item for item in await preflight(config, base=project.parent)}
+    return await dry_run(load_config(project, overrides), project.parent)
 
 
 def doubts_of(project: Path, *overrides: str) -> list[str]:

@@ -15,9 +15,9 @@ from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import RunConfig
 from agentrl.config.schema import ModelSection
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.children.open_workers import OpenWorkers, open_workers
-from agentrl.train.model.pretrained import load_tokenizer
 from agentrl.types import SamplingParams, Task
 from tests.cli.simulate.fleet.tiny_tokenizer import save_tokenizer
 

@@ -51,7 +51,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_question_alone(
         config=config, base=tmp_path, index=0, sharers=1, log=tmp_path / "log", policy_copy=None
     )
     child = WorkerChild(setup)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await child.open([]) == "report"
         with pytest.raises(RuntimeError, match=r"cannot be read here.*no_such_module"):
             await child.ask("run_group")

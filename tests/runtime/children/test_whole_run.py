@@ -13,13 +13,13 @@ from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics.sinks import read_metrics
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.open_stages import open_stages
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts
-from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import write_project
 
 STEPS = 2

@@ -18,8 +18,8 @@ from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import DataError
 from agentrl.metrics import MetricBag
-from agentrl.runtime.ray.actor import ActorSpec
-from agentrl.runtime.ray.rank import Rank, RankSpec
+from agentrl.runtime.ray.actor import ActorSpec, RankSpec
+from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stages import RayLearner, RemoteGroup
 from agentrl.runtime.ray.trainer_actor import TrainerActor
 from agentrl.runtime.ray.worker_group import WorkerGroup, divide, partition

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentrl.config import parse_config
 from agentrl.errors import SyncError
-from agentrl.runtime.ray.actor import ActorSpec
-from agentrl.runtime.ray.rank import Rank, RankSpec
+from agentrl.runtime.ray.actor import ActorSpec, RankSpec
+from agentrl.runtime.ray.rank import Rank
 from agentrl.train.backends.ranks import Meeting
 from agentrl.train.checkpoint import load_trainer_state
 from tests.train.backends.sharded_trainers import KINDS, needs, same_bits

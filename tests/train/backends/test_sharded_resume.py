@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.training import LoraSection
+from agentrl.models.hub_format import save_pretrained
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.checkpoint import save_trainer_state
-from agentrl.train.model.hub_format import save_pretrained
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.trainer import Trainer
 from tests.train.backends.sharded_trainers import (

@@ -14,10 +14,10 @@ from agentrl.batch.records import MicroBatch
 from agentrl.config.distill import ServedTeacher
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError, TrainError
+from agentrl.models.source import load_tokenizer
 from agentrl.train.distill import teacher_server
 from agentrl.train.distill.records import TeacherRow
 from agentrl.train.distill.teacher_server import TeacherServer, read_row
-from agentrl.train.model.pretrained import load_tokenizer
 from tests.runtime.tiny_project import write_model
 from tests.train.distill.scripted_teacher import ScriptedTeacher, prompt_logprobs, serving
 from tests.train.tiny_llama import VOCABULARY, make_groups, make_step, replaced, tiny_model

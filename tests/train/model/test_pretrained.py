@@ -11,13 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
+from agentrl.models.device import pick_device
 from agentrl.models.lm_head import has_float32_head
-from agentrl.train.model.pretrained import (
-    check_model_path,
-    load_pretrained,
-    load_tokenizer,
-    pick_device,
-)
+from agentrl.models.source import check_model_path, load_tokenizer
+from agentrl.train.model.pretrained import load_pretrained
 from tests.runtime.tiny_project import write_model
 
 

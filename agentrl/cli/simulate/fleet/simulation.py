@@ -36,6 +36,7 @@ from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalRollouts
 from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
@@ -114,7 +115,6 @@ async def simulate_scale(
 
 
 async def _simulate(case: ScaleCase, folder: Path, memory: Callable[[], int]) -> ScaleReport:
-    from agentrl.train.model.pretrained import load_tokenizer
 
     probe = run_config(case, ["http://127.0.0.1:1"], folder)
     tokenizer = load_tokenizer(probe.model)

@@ -12,9 +12,11 @@ from typing import Any
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.data.run.paths import RunPaths
+from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.files import write_whole
-from agentrl.runtime.assembly.parts import make_worker, model_source
+from agentrl.models.source import load_tokenizer
+from agentrl.runtime.assembly.parts import make_worker
 from agentrl.runtime.open_policy import open_environment
 from agentrl.runtime.sampling.api.sampler import ApiSampler, not_sampled, used
 from agentrl.runtime.sampling.api.transcript import transcript_tokenizer
@@ -100,7 +102,6 @@ async def open_api_policy(
     Raises:
         AgentrlError: what does not fit, named.
     """
-    from agentrl.train.model.pretrained import load_tokenizer
 
     config = _spoken(config, base=base)
     source = model_source(config.model)

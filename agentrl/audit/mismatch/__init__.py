@@ -1,1 +1,0 @@
-"""Trace differences of log-probabilities between sampler and trainer to patterns and causes."""

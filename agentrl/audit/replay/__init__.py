@@ -1,1 +1,0 @@
-"""Recompute a recorded step and compare it with what was recorded."""

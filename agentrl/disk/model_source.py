@@ -1,0 +1,30 @@
+"""The folder or hub name of the policy, and of the model that servers of a run start with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.config.paths import QUICKSTART
+from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.models.quickstart import quickstart_checkpoint
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import ModelSection
+    from agentrl.config.training import LoraSection
+
+
+def model_source(section: ModelSection, *, path: str | None = None) -> str:
+    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
+    source = resolve_model_path(path or section.path)
+    if source == QUICKSTART:
+        return str(quickstart_checkpoint())
+    folder = Path(source).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else source
+
+
+def served_source(
+    section: ModelSection, lora: LoraSection | None, *, checkpoint: str | None
+) -> str:
+    """The model that the servers of a run start with: the checkpoint, or what adapters stand on."""
+    return model_source(section, path=checkpoint if lora is None else None)

@@ -1,0 +1,48 @@
+"""The policy as a run has it: the one that samples, and the one that is trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.logs import quiet_transformers
+from agentrl.disk.model_source import model_source
+from agentrl.train.model.freeze import freeze_parts
+from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.pretrained import Pretrained, load_pretrained
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import ModelSection
+    from agentrl.config.training import TrainSection
+
+
+def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
+    """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
+    quiet_transformers()
+    source = resolve_model_path(path or section.path)
+    return load_pretrained(section.model_copy(update={"path": source}))
+
+
+def load_trained(
+    section: ModelSection, train: TrainSection, *, checkpoint: str | None
+) -> Pretrained:
+    """The policy that a run trains.
+
+    Args:
+        section: with the `path` that the run began with.
+        train: `lora` and `freeze`, which say what of it is trained.
+        checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
+            `train.lora` that one is loaded; the state of the trainer brings the adapters back.
+
+    Raises:
+        ConfigError: as `load_model`, or adapters or frozen parts that do not fit the model.
+    """
+    if train.lora is None:
+        pretrained = load_model(section, path=checkpoint)
+        if train.freeze:
+            freeze_parts(pretrained.model, train.freeze)
+        return pretrained
+    # The engines begin with the same one: see `served_source`.
+    pretrained = load_model(section)
+    add_adapters(pretrained.model, train.lora, base=model_source(section))
+    return pretrained
