@@ -137,7 +137,8 @@ _GONE_KEYS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("rollout.turn_limit_s", (3600.0,), "an engine may decode one turn for an hour"),
     ("serving.max_prefill_tokens", (4096,), "4096 tokens of prompts are computed in one pass; for "
      "vLLM servers write serving.args: {max_num_batched_tokens: N}"),
-    ("serving.lanes", (None,), "one for each core, as long as serving.max_batch_size has 16 sequences for each"),
+    ("serving.lanes", (None,), "each core decodes a share of the sequences, as long as "
+     "serving.max_batch_size has 16 for each"),
 )  # fmt: skip
 """Removed keys: the values that change nothing, and why each is gone."""
 
