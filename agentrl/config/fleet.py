@@ -203,10 +203,9 @@ class RayRuntime(KindSection):
     """CPU processes that run agent loops, hundreds of them each."""
     trainer_ranks: int = Field(default=1, ge=1)
     """Processes that train, each on a part of every batch."""
-    gpus_per_trainer: float = Field(default=0.0, ge=0)
-    """GPUs of each trainer rank; 0 trains on the CPU."""
-    gpus_per_engine: float = Field(default=0.0, ge=0)
-    """GPUs of each engine; 0 samples on the CPU."""
+    gpus: float | dict[str, float] = 0.0
+    """GPUs of each trainer rank, and of each engine that is started here: one number for both, or
+    `{trainer: 1, engine: 2}`. Without any it trains, or samples, on the CPU."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """Engines on devices of their own, or on those of the trainer ranks."""
     rank_restarts: int = Field(default=3, ge=0)
@@ -215,6 +214,28 @@ class RayRuntime(KindSection):
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without a sign of life after which a rollout worker or a trainer rank is ended as if
     it had died: longer than anything blocks its event loop. Waiting is a sign of life."""
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _of_ranks_and_engines(cls, gpus: Any) -> Any:
+        named = isinstance(gpus, dict) and gpus.keys() <= {"trainer", "engine"}
+        numbers = list(gpus.values()) if named else [gpus]
+        if all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers):
+            return gpus
+        raise ValueError(
+            f"gpus is {gpus}; expected a number of at least 0, or one for each of trainer and "
+            "engine, as {trainer: 1, engine: 2}"
+        )
+
+    @property
+    def gpus_per_trainer(self) -> float:
+        """GPUs of each trainer rank."""
+        return self.gpus.get("trainer", 0.0) if isinstance(self.gpus, dict) else self.gpus
+
+    @property
+    def gpus_per_engine(self) -> float:
+        """GPUs of each engine that is started here."""
+        return self.gpus.get("engine", 0.0) if isinstance(self.gpus, dict) else self.gpus
 
 
 RuntimeSection = Annotated[LocalRuntime | RayRuntime, OneOf(LocalRuntime, RayRuntime)]

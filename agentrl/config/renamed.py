@@ -92,8 +92,6 @@ _RAY = (
     "address",
     "rollout_workers",
     "trainer_ranks",
-    "gpus_per_trainer",
-    "gpus_per_engine",
     "placement",
 )
 
@@ -148,6 +146,13 @@ _DIFFICULTY = {"pass_rate": "keep", "pass_rate_from": "source", "weight_by": "we
 RENAMED: tuple[RenamedKey, ...] = (
     *(RenamedKey(old=f"ray.{name}", new=f"runtime.{name}") for name in _RAY),
     RenamedKey(old="rollout.side_model", new="rollout.side_calls", value=_unless({})),
+    *(
+        RenamedKey(
+            old=f"{section}.gpus_per_{part}", new=f"runtime.gpus.{part}", value=_unless(0.0)
+        )
+        for section in ("ray", "runtime")
+        for part in ("trainer", "engine")
+    ),
     RenamedKey(old="train.zero_stage", new="train.backend.zero_stage"),
     RenamedKey(old="train.offload", new="train.backend.offload"),
     *(

@@ -146,8 +146,9 @@ def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
     default = RayRuntime()
     if serving.engine == "vllm":
         return
-    keys = ("gpus_per_engine", "placement")
-    idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    named = isinstance(section.gpus, dict) and section.gpus_per_engine > 0
+    idle = ["runtime.gpus.engine"] if named else []
+    idle += ["runtime.placement"] if section.placement != default.placement else []
     if idle:
         what = "serving.urls names servers that run already"
         if serving.engine == "embedded":
