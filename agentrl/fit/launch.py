@@ -33,7 +33,7 @@ from agentrl.fit.model import (
     reference_section,
 )
 from agentrl.fit.progress import FitProgress, FitResult
-from agentrl.fit.rollouts import rollout_config
+from agentrl.fit.rollouts import rollout_plan
 from agentrl.fit.session import (
     DATA,
     REFERENCE,
@@ -118,8 +118,7 @@ def check_fit(config: FitConfig, *, base: Path) -> None:
     """
     check_sinks(config.log)
     if config.eval.rollouts is not None:
-        rolled, folder = rollout_config(config.eval.rollouts, base=base)
-        check_parts(rolled, base=folder)
+        check_parts(rollout_plan(config.eval.rollouts, base=base))
     if config.objective.kind == "dpo" and not config.objective.unpaired:
         from agentrl.fit.losses.pair_registry import find_pair_loss
 

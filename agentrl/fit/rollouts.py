@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.config import load_config, parse_config
 from agentrl.config.fit import RolloutEval
+from agentrl.config.plan import Plan, plan_run
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sampling.sample import score_policy
 
 
-def rollout_config(section: RolloutEval, *, base: Path) -> tuple[RunConfig, Path]:
-    """The run file, narrowed to what the section asks for, and its folder.
+def rollout_plan(section: RolloutEval, *, base: Path) -> Plan:
+    """The plan of the run file, narrowed to what the section asks for.
 
     Raises:
         ConfigError: the file cannot be used, or has no `eval.datasets`.
@@ -27,7 +28,8 @@ def rollout_config(section: RolloutEval, *, base: Path) -> tuple[RunConfig, Path
     if section.limit is not None:
         for dataset in data["eval"]["datasets"].values():
             dataset["limit"] = section.limit
-    return parse_config(data, where=f"eval.rollouts.config ({path})"), path.parent
+    config = parse_config(data, where=f"eval.rollouts.config ({path})")
+    return plan_run(config, path.parent)
 
 
 async def rollout_scores(
@@ -58,10 +60,8 @@ async def rollout_scores(
         AgentrlError: anything that does not fit, or not one rollout could be scored.
         Interrupted: `stop` was asked to stop.
     """
-    config, folder = rollout_config(section, base=base)
     summaries = await score_policy(
-        config,
-        base=folder,
+        rollout_plan(section, base=base),
         model_path=model_path,
         out=run_dir,
         step=step,

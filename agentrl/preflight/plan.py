@@ -74,7 +74,9 @@ def full_plan(
     limits = _limits(run.rollouts.rollout)
     if samples is not None:
         limits["reward samples"] = _sample_limit(
-            run.rollouts.rollout, samples.count, at_once=in_flight(config)
+            run.rollouts.rollout,
+            samples.count,
+            at_once=in_flight(run.engines, run.schedule.schedule),
         )
     return CheckPlan(steps=steps, limits=limits)
 

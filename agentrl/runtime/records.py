@@ -97,6 +97,8 @@ class Parts:
     """Log of all metrics."""
     in_flight: int
     """Most rollouts at once."""
+    slots_per_engine: int | None = None
+    """Rollouts that one engine decodes at once; None where engines share the trainer's weights."""
     refresh: RewardRefresher | None = None
     """Keeps a reward model up to date; None where none is refreshed."""
 

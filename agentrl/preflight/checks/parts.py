@@ -109,10 +109,10 @@ async def datasets(
     plan: TaskPlan, run: RunSection, found: PreflightFacts, resume: bool
 ) -> Finding | str:
     """Load every task of training and evaluation."""
-    sections = dataset_sections(plan.dataset, plan.evals)
+    sections = dataset_sections(plan)
     kept = run_path(run) / CHOSEN_FILE
     chosen = read_chosen(kept, sections, base=plan.base) if resume else None
-    sets = load_task_sets(plan.dataset, plan.evals, base=plan.base, chosen=chosen)
+    sets = load_task_sets(plan, chosen=chosen)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.chat import ChatFormat
 from agentrl.chat.pictures.slots import ImageReader
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.env import Solution
 from agentrl.preflight.loop_time import held_up
 from agentrl.preflight.reward.known_answers import (
@@ -91,12 +92,11 @@ async def try_answers(
         sandboxes = await open_sandboxes(config.sandbox, base=base)
         try:
             worker, _ = make_worker(
-                config,
+                plan_run(config, base).rollouts,
                 generator=scripted,
                 tokenizer=tokenizer,
                 sandboxes=sandboxes,
                 tools=tools,
-                base=base,
                 images=images,
             )
             player = _AnswerPlayer(config, worker=worker, scripted=scripted, chat=chat)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.chat import build_chat
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
@@ -59,13 +60,14 @@ async def record_solutions(
     """
     from agentrl.models.vision.reader import load_reader
 
+    plan = plan_run(config, base)
     source = model_source(config.model, path=model_path)
     tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
     images = load_reader(source, tokenizer)
     if images is not None:
         images.folder = ImageFolder(out / "images")
     chat = build_chat(tokenizer, config.chat, images=images)
-    chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
+    chosen = load_task_sets(plan.tasks).train[:tasks]
     stop = StopSwitch()
     with stop.on_signals():
         async with open_tools(config.env, base=base) as tools:
@@ -87,12 +89,11 @@ async def record_solutions(
             sandboxes = await open_sandboxes(config.sandbox, base=base)
             try:
                 worker, _ = make_worker(
-                    config,
+                    plan.rollouts,
                     generator=ScriptedGenerator(scripts),
                     tokenizer=tokenizer,
                     sandboxes=sandboxes,
                     tools=tools,
-                    base=base,
                     images=images,
                 )
                 progress.phase(_NAME, len(known))
@@ -104,7 +105,7 @@ async def record_solutions(
                         n=1,
                         sampling=sampling_of(config.rollout, 1.0, chat.stop_token_ids),
                         seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-                        limit=RolloutLimit(in_flight(config)),
+                        limit=RolloutLimit(in_flight(plan.engines, plan.schedule.schedule)),
                         on_group=lambda group: progress.advance(1, 0),
                     )
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.sample_verdict import judge_samples
@@ -46,11 +47,10 @@ async def sample_rewards(
     Raises:
         AgentrlError: the model, its engines or the sandboxes cannot be had.
     """
-    n = config.rollout.n_samples_per_prompt
+    n, plan = config.rollout.n_samples_per_prompt, plan_run(config, base)
     await require_engines(config, model_path=request.model)
     async with open_policy(
-        config,
-        base=base,
+        plan,
         model_path=request.model,
         logs=request.out / "logs",
         note=lambda text: None,
@@ -68,7 +68,7 @@ async def sample_rewards(
                 stop_token_ids=policy.chat.stop_token_ids,
             ),
             seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-            limit=RolloutLimit(in_flight(config)),
+            limit=RolloutLimit(in_flight(plan.engines, plan.schedule.schedule)),
             on_group=lambda held: request.on_group(n),
         )
     made = [held.group for held in groups]

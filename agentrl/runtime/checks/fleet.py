@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
@@ -32,7 +33,7 @@ async def schedule(config: RunConfig) -> str:
     """Describe in words how a schedule runs."""
     shared = config.serving.engine == "embedded"
     check_schedule(config.schedule, shares_weights=shared)
-    early = early_plan(config, shares_weights=shared)
+    early = early_plan(plan_run(config, Path.cwd()).schedule, shares_weights=shared)
     schedule = config.schedule
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.batch.split.planned_step import why_not_split
-from agentrl.config import RunConfig
+from agentrl.config.algorithm import AlgorithmSection
+from agentrl.config.plan import Plan
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.model_source import model_source
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
-from agentrl.runtime.assembly.layout import plan
+from agentrl.runtime.assembly.layout import plan as plan_layout
 from agentrl.runtime.assembly.live_servers import LiveServers, named_urls
 from agentrl.runtime.rank_restarts import RankLost, RankLostAtStart
 from agentrl.runtime.ray.actors import RunActors
@@ -63,9 +64,8 @@ class RayStages:
 
 @contextlib.asynccontextmanager
 async def open_ray_stages(
-    config: RunConfig,
+    plan: Plan,
     *,
-    base: Path,
     run_dir: Path,
     trajectories: Path,
     checkpoint: Checkpoint | None = None,
@@ -75,8 +75,7 @@ async def open_ray_stages(
     """Start the actors of a run; end them in every case.
 
     Args:
-        config: of the run.
-        base: where its relative paths start.
+        plan: of the run.
         run_dir: of the run, with its `run.json`; a folder that all machines share.
         trajectories: folder of the store; likewise.
         checkpoint: to go on from.
@@ -88,17 +87,16 @@ async def open_ray_stages(
         RankLostAtStart: a rank died before all was open.
         AgentrlError: whatever does not fit, named.
     """
-    layout = plan(config.ray, config.serving)
-    path = model_source(config.model)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    plan = plan.with_model(model_source(plan.engines.model))
+    engine = plan.engines
+    layout = plan_layout(engine.ray, engine.serving)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(open_cluster(config.ray, config.serving, layout))
-        pool = await ResourcePool.reserve(layout, limit_s=config.serving.start_timeout_s)
+        await stack.enter_async_context(open_cluster(engine.ray, engine.serving, layout))
+        pool = await ResourcePool.reserve(layout, limit_s=engine.serving.start_timeout_s)
         stack.callback(pool.release)
         actors = RunActors(
-            config,
+            plan,
             pool,
-            base=base.absolute(),
             run_dir=run_dir.absolute(),
             trajectories=trajectories.absolute(),
             checkpoint=checkpoint.path.absolute() if checkpoint else None,
@@ -111,10 +109,10 @@ def _live_servers(
     actors: RunActors, fleet: RayFleet, note: Callable[[str], None], check: CheckServer
 ) -> LiveServers:
     """Servers that join and leave; workers follow the addresses of those that serve."""
-    section = actors.config.serving
+    section = actors.plan.engines.serving
 
     async def join(url: str, name: str) -> Engine:
-        entry = external_address(actors.config, name, url)
+        entry = external_address(actors.plan.engines, name, url)
         engine = await connect(entry, adopt=True, pictures=fleet.pictures)
         fleet.addresses[name] = entry
         return engine
@@ -145,9 +143,9 @@ def _starting() -> Iterator[None]:
         ) from error
 
 
-def _why_whole_steps(config: RunConfig, ranks: int) -> str:
+def _why_whole_steps(algorithm: AlgorithmSection, ranks: int) -> str:
     """Why every rank prepares whole steps; empty if each prepares its share."""
-    return "there is one rank" if ranks == 1 else why_not_split(config.resolved_algorithm())
+    return "there is one rank" if ranks == 1 else why_not_split(algorithm)
 
 
 def _preparing(why_whole: str, ranks: int) -> str:
@@ -190,10 +188,10 @@ async def _open(
     workers.engines = lambda: engines.serving
     workers.held = lambda: engines.held
     actors.beside(stack, engines.watch())
-    limit_s = actors.config.ray.hang_timeout_s
+    limit_s = actors.plan.engines.ray.hang_timeout_s
     actors.beside(stack, Heartbeat(workers.group, limit_s=limit_s, lost=workers.lost).watch())
     actors.beside(stack, Heartbeat(ranks, limit_s=limit_s).watch())
-    section = actors.config.serving
+    section = actors.plan.engines.serving
     if section.engine != "embedded":
         # Turns go through the workers' clients; the driver's only knows that they are in flight.
         care = EngineWatch(
@@ -205,7 +203,7 @@ async def _open(
         actors.beside(stack, care.run())
         actors.beside(stack, _live_servers(actors, fleet, note, check_server).run())
     rollouts = RayRollouts(workers, rank_failure)
-    why_whole = _why_whole_steps(actors.config, len(reports))
+    why_whole = _why_whole_steps(actors.plan.trainer.algorithm, len(reports))
     learner = RayLearner(ranks, rank_failure, version=reports[0].version, why_whole=why_whole)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return RayStages(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -79,8 +80,8 @@ def workers_of(
     config = parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}})
     setups = [
         WorkerSetup(
-            config=config,
-            base=tmp_path,
+            plan=plan_run(config, tmp_path).rollouts,
+            wait_s=0.0,
             index=index,
             sharers=count,
             log=tmp_path / "log",

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
@@ -31,7 +32,8 @@ async def drive(
     """Run, or go on with, the run of a config; `watch` runs beside it."""
     config: RunConfig = load_config(path, ("runtime=ray", *overrides))
     base = path.parent
-    tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    plan = plan_run(config, base)
+    tasks = load_task_sets(plan.tasks)
     if holds_a_run(run_path(config.run)):
         directory, _, _ = RunDir.resume(run_path(config.run))
     else:
@@ -40,8 +42,7 @@ async def drive(
     metrics = open_metrics(directory, config)
     try:
         async with open_ray_stages(
-            config,
-            base=base,
+            plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
@@ -56,7 +57,7 @@ async def drive(
                 in_flight=64,
             )
             run = make_run(
-                config,
+                plan.schedule,
                 directory,
                 parts,
                 history=point.history,
