@@ -191,11 +191,11 @@ async def test_an_environment_that_adds_up_is_infrastructure(bench):
 async def test_slow_environment_is_infrastructure(bench, where):
     class Slow(Talk):
         async def reset(self, task):
-            await asyncio.sleep(5 if where == "reset" else 0)
+            await asyncio.sleep(600 if where == "reset" else 0)
             return await super().reset(task)
 
         async def step(self, action):
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
 
     row = await bench(["hi"], Slow, env_timeout_s=0.05).one()
     assert row.termination is T.ENV_CRASHED

@@ -57,7 +57,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_question_alone(
         policy_copy=None,
     )
     child = WorkerChild(setup)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await child.open([]) == "report"
         with pytest.raises(RuntimeError, match=r"cannot be read here.*no_such_module"):
             await child.ask("run_group")

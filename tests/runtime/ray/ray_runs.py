@@ -101,7 +101,7 @@ def children(pid: int, *words: str) -> list[int]:
     return [p for p in sorted(found - {pid}) if not words or any(w in lines[p] for w in words)]
 
 
-def gone(pids: list[int], *, limit_s: float = 15.0) -> bool:
+def gone(pids: list[int], *, limit_s: float = 120.0) -> bool:
     """Whether all of them end within the limit."""
     deadline = time.monotonic() + limit_s
     while any(_alive(pid) for pid in pids):
@@ -127,7 +127,7 @@ def line_of(pid: int) -> str:
         return f"{pid} ended"
 
 
-def wait_until(true: Callable[[], bool], *, limit_s: float = 15.0) -> None:
+def wait_until(true: Callable[[], bool], *, limit_s: float = 120.0) -> None:
     """Wait for something to become true."""
     deadline = time.monotonic() + limit_s
     while not true():

@@ -64,7 +64,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         below = children(process.pid)
         process.terminate()
-        process.wait(30)
+        process.wait(120)
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

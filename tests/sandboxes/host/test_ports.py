@@ -34,7 +34,7 @@ async def scripted() -> AsyncIterator[tuple[GuestPort, Peer, int, Made, Channel]
     channel = Channel(*await asyncio.open_connection(sock=ours))
     peer = Peer(*await asyncio.open_connection(sock=theirs))
     peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=1.0)
+    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
     await peer.take()
     made = Made()
     port = GuestPort(channel, made)
@@ -122,7 +122,7 @@ async def test_a_guest_that_breaks_the_rules_loses_its_channel(what: str) -> Non
         assert all(one.lost.is_set() for one in made)
         await port.close()
         with pytest.raises(SandboxError):
-            await channel.request(wire.READ, {}, timeout_s=1.0)
+            await channel.request(wire.READ, {}, timeout_s=120.0)
 
 
 async def test_without_sockets_of_the_internet_it_says_so() -> None:
@@ -130,7 +130,7 @@ async def test_without_sockets_of_the_internet_it_says_so() -> None:
     channel = Channel(*await asyncio.open_connection(sock=ours))
     peer = Peer(*await asyncio.open_connection(sock=theirs))
     peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=1.0)
+    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
     await peer.take()
     begun = asyncio.create_task(GuestPort(channel, Made()).begin())
     _, ident, _ = await peer.take()
