@@ -43,7 +43,7 @@ class OpenStages:
     """One line for each actor: `rank 0: process 123 on 10.0.0.1`."""
 
 
-class Cluster(ABC):
+class RunCluster(ABC):
     """Machines that the stages of a run are opened on, where `runtime` asks for more than one."""
 
     @abstractmethod
@@ -84,13 +84,13 @@ class Cluster(ABC):
         """
 
 
-CLUSTERS = Registry[Cluster](
+CLUSTERS = Registry[RunCluster](
     "runtime.kind", own="a cluster", entry=lambda _, found: found(), words=("local",)
 )
 _KNOWN = {"ray": "agentrl.runtime.ray.launch:RayCluster"}
 
 
-def find_cluster(kind: str) -> Cluster | None:
+def find_cluster(kind: str) -> RunCluster | None:
     """The cluster that `runtime.kind` names, loaded now; None for this machine alone."""
     return None if kind == "local" else CLUSTERS.find(_KNOWN.get(kind, kind))
 

@@ -32,18 +32,18 @@ from agentrl.runtime.ray.heartbeat import Heartbeat
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.stages import RayLearner, RayRollouts
-from agentrl.runtime.records import CheckServer, Cluster, OpenStages
+from agentrl.runtime.records import CheckServer, OpenStages, RunCluster
 from agentrl.runtime.stages import Stages
 from agentrl.serving.watch import EngineWatch
 
 logger = logging.getLogger(__name__)
 
 
-class RayCluster(Cluster):
+class RayCluster(RunCluster):
     """Ray: one machine, or as many as the cluster has."""
 
     async def check(self, section: RayRuntime, serving: ServingSection) -> str:
-        """`check` as in `Cluster.check`."""
+        """`check` as in `RunCluster.check`."""
         return await check_cluster(section, serving)
 
     @contextlib.asynccontextmanager
