@@ -279,7 +279,7 @@ class AlgorithmSection(FiniteSection):
 
     @property
     def kl_control(self) -> Literal["fixed", "proportional", "window"]:
-        """How the weight of the KL penalty changes."""
+        """Kind of control of the weight of the KL penalty."""
         if self.kl_target is None:
             return "fixed"
         return "window" if isinstance(self.kl_target, tuple) else "proportional"

@@ -178,7 +178,7 @@ class ScheduleSection(Section):
 
     @property
     def masks_stale(self) -> bool:
-        """Whether tokens beyond `lag_limit` are masked, and not their rollout dropped."""
+        """True if tokens beyond `lag_limit` are masked; their rollout is not dropped then."""
         return isinstance(self.max_version_lag, dict) and "mask" in self.max_version_lag
 
 

@@ -25,7 +25,7 @@ class HealthSection(Section):
 
     @property
     def watch(self) -> bool:
-        """Whether detectors run."""
+        """True if detectors run."""
         return self.thresholds is not False
 
     @property
