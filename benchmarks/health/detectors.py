@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/health/detectors.py [--all]
 
-Streams are synthetic (faults/{healthy,ill}.yaml and faults/fits.py beside this file) and recorded
+Streams are synthetic (faults/{healthy,ill,fits}.yaml beside this file) and recorded
 from real small runs with planted faults (record_faults.py). Thresholds were tuned on the odd places
 of each list only; the even places say what that is worth.
 """
@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from faults.fits import HEALTHY_FITS, ILL_FITS
-from faults.planted import HEALTHY, ILL
+from faults.planted import HEALTHY, HEALTHY_FITS, ILL, ILL_FITS
 from faults.scenarios import SCENARIOS
 from faults.streams import RECORDED, load, until
 from faults.synthetic import Stream, drawn
