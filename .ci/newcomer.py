@@ -22,6 +22,7 @@ HIDDEN = re.compile(r"bwrap|docker.*|containerd.*|chromium.*|(google-)?chrome.*"
 FILES = (
     "tests/inspect/browser",
     "tests/envs/screens/test_web.py",
+    "tests/envs/screens/test_web_rewards.py",
     "tests/envs/harness/test_harness.py",
 )
 """Tests that need a part and are not marked `docker`."""

@@ -6,8 +6,8 @@ Files marked slow as a whole run only when something in their reach changed sinc
 (`record.py`), or when the arguments name them. With `--all` everything runs, and what passed is
 recorded. How many files are left out, and why, is printed at the start and at the end.
 
-Without arguments, up to 5 failing tests run once more, alone, and those that pass then are named:
-some tests of servers and containers still have limits of time that only a quiet machine keeps.
+Each test runs once, and those that failed are named at the end: a test that fails under load is
+wrong, and a second try would hide it.
 
 Exit status: 0 if everything that ran passed, 130 after Ctrl-C, and 1 otherwise: a test failed, a
 phase ended without running its tests, or the arguments select no test of any phase.
@@ -45,26 +45,19 @@ so each kind of them has the machine for itself."""
 NO_TESTS = 5
 """Pytest ends with this where its arguments select nothing."""
 INTERRUPTED = 130
-MOST_AGAIN = 5
-"""More failing tests than this are no matter of time, and do not run again."""
 
 
 class Phase:
     """One call of pytest: its process, its output and its counts."""
 
-    def __init__(
-        self, name: str, arguments: Sequence[str], folder: Path, *, live: bool, again: bool = False
-    ) -> None:
-        """Start it; its output goes to the terminal if it is `live`, else to a file.
-
-        With `again`, the arguments are the tests to run, one after the other.
-        """
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, live: bool) -> None:
+        """Start it; its output goes to the terminal if it is `live`, else to a file."""
         self.name = name
         self.seconds = 0.0
         self._began = time.monotonic()
-        self.report = folder / f"{name}{'-again' * again}.xml"
+        self.report = folder / f"{name}.xml"
         self._output = folder / f"{name}.txt"
-        command = [sys.executable, "-m", "pytest", *([] if again else PHASES[name]), *arguments]
+        command = [sys.executable, "-m", "pytest", *PHASES[name], *arguments]
         # Hundreds of processes import the same files; let the first of them keep what it compiles.
         env = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         if "-n" in command:
@@ -156,15 +149,17 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
         phases, interrupted = run_stages([*choice.options(), *arguments], Path(folder))
         counts = {phase.name: phase.counts for phase in phases}
+        failed = {phase.name: phase.failed for phase in phases}
         sentence = choice.sentence()
-        if not (interrupted or arguments or everything):
-            run_again(phases, counts, Path(folder))
         if everything:
             whole = not interrupted and all(phase.ran_to_its_end for phase in phases)
             whole = whole and record.names_only_paths(arguments)
             ran = record.results(phase.report for phase in phases)
             sentence = record.update(root, before, ran, whole=whole)
     seconds = time.monotonic() - began
+    for name, tests in failed.items():
+        for test in tests:
+            print(f"agentrl: failed among the {name} tests: {test}")
     return conclude(phases, counts, seconds, sentence, interrupted=interrupted)
 
 
@@ -195,28 +190,6 @@ def run_stages(arguments: Sequence[str], folder: Path) -> tuple[list[Phase], boo
         if interrupted:
             return phases, True
     return phases, False
-
-
-def run_again(phases: Sequence[Phase], counts: dict[str, Counter[str]], folder: Path) -> None:
-    """Run the few tests that failed once more, and move those that pass to the passed ones."""
-    failed = {phase.name: phase.failed for phase in phases}
-    # An error beside a failure, or a phase that did not start, is counted and has no test to run.
-    counted = sum(count["failed"] for count in counts.values())
-    if not 0 < counted == sum(map(len, failed.values())) <= MOST_AGAIN:
-        return
-    for name, tests in failed.items():
-        if not tests:
-            continue
-        print(f"agentrl: {name} tests that failed run once more, alone", flush=True)
-        phase = Phase(name, tests, folder, live=True, again=True)
-        wait_for([phase])
-        still = set(phase.failed)
-        if phase.counts["failed"] != len(still):
-            continue
-        for test in tests:
-            if test not in still:
-                counts[name].update(passed=1, failed=-1)
-                print(f"agentrl: passed when run once more: {test}", flush=True)
 
 
 def conclude(

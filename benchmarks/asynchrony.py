@@ -42,6 +42,7 @@ from harness import options
 from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, timed_config
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.data.staleness import Pace
 from agentrl.disk.run_directory import RunDir
@@ -50,6 +51,7 @@ from agentrl.metrics.sinks import MetricsLog
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.drivers.make_parts import make_driver_parts
+from agentrl.runtime.launch import slots_per_engine
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
@@ -103,6 +105,7 @@ async def drive(
     with tempfile.TemporaryDirectory() as temporary:
         config = config_of(args, schedule, Path(temporary))
         directory = RunDir.create(config, base=Path(temporary))
+        plan = plan_run(config, Path(temporary))
         engine = FakeEngine(args.slots, tick_s=args.tick_s)
         engine.resume()
         rollouts, learner = (
@@ -119,11 +122,12 @@ async def drive(
             eval_tasks={},
             store=TrajectoryStore(directory.trajectories),
             metrics=MetricsLog([]),
+            slots_per_engine=slots_per_engine(plan.engines.serving),
             in_flight=int(args.in_flight * args.slots),
         )
         rest = {"history": RunHistory(), "progress": Progress(), "stop": StopSwitch()}
         if always_async:
-            made = make_driver_parts(config, directory, parts, **rest)
+            made = make_driver_parts(plan.schedule, directory, parts, **rest)
             run = AsynchronousRun(
                 made,
                 rollout=config.rollout,
@@ -132,7 +136,7 @@ async def drive(
                 steps=args.steps,
             )
         else:
-            run = make_run(config, directory, parts, **rest)
+            run = make_run(plan.schedule, directory, parts, **rest)
         await run.run()
         directory.close()
     assert learner.groups >= args.prompts * args.steps, "not the same number of passes"

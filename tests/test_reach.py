@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,8 @@ def test_real_files_reach_what_they_run() -> None:
     assert "agentrl/inspect/static/views/charts/csv.js" in page
     assert "configs/swe_docker.yaml" in found.reach("tests/envs/swe/test_readers.py")
     assert "agentrl/runtime/launch.py" not in found.reach("tests/sandboxes/test_conformance.py")
+
+
+def test_nothing_of_ci_is_imported_by_name() -> None:
+    """Fails if a test file puts `.ci` on the path: its `tests.py` hides our `tests` in children."""
+    assert ROOT / ".ci" not in [Path(place).resolve() for place in sys.path]

@@ -72,13 +72,13 @@ class Program:
         if self._process.is_alive() and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGKILL)
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         """Its exit status; negative for a signal."""
         self._process.join(timeout_s)
         assert self._process.exitcode is not None, f"still running after {timeout_s:g} s"
         return self._process.exitcode
 
-    def communicate(self, timeout_s: float = 60.0) -> str:
+    def communicate(self, timeout_s: float = 120.0) -> str:
         """Close its standard input, and give what it has printed when it has ended."""
         self.stdin.close()
         text = self.stdout.read()

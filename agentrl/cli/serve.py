@@ -16,6 +16,7 @@ from rich.console import Console
 from agentrl.cli.console.start import open_console, prepare
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.fleet import VllmServing
+from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, EngineError
 from agentrl.models.source import check_model_path
@@ -59,7 +60,7 @@ def command(
     section = config.serving
     assert section.engine == "vllm"
     server = VllmServer(
-        _command(config, section, max_context, dtype),
+        _command(config.model, section, max_context, dtype),
         name="server",
         log=log or Path(tempfile.gettempdir()) / f"agentrl-serve-{port}.log",
         host=host,
@@ -95,20 +96,20 @@ def _settings(model: str, options: list[str], head_dtype: str) -> RunConfig:
 
 
 def _command(
-    config: RunConfig, section: VllmServing, max_context: int, dtype: str
+    model: ModelSection, section: VllmServing, max_context: int, dtype: str
 ) -> ServerCommand:
     from agentrl.runtime.assembly.engines import LEAN
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command
 
-    source = model_source(config.model)
+    source = model_source(model)
     check_model_path(source)
     return server_command(
         section,
         model_path=source,
         max_context_tokens=max_context,
         dtype=dtype,
-        head_dtype=config.model.head_dtype,
+        head_dtype=model.head_dtype,
         # Clients must know the secret; without one no client can connect.
         middleware=(LEAN,) if os.environ.get(SECRET_VARIABLE) else (),
     )

@@ -248,3 +248,15 @@ def copy_of(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: copy_of(item) for key, item in value.items()}
     return value
+
+
+def dotted(data: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, its keys joined by dots; lists and empty mappings stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, name)
+        else:
+            flat[name] = value
+    return flat

@@ -64,10 +64,13 @@ class ConfigFile(Generic[Config]):
             config: of a run.
             base: where relative paths start, but for `model.path` and `run.dir`, which start at
                 the current folder.
+
+        Raises:
+            ConfigError: an impossible combination.
         """
         start = PathStart(base=base, no_file=True)
         tree = absolute_paths(config.model_dump(), self.root, start)
-        return self.root.model_validate(tree)
+        return self.parse(tree, where="the config")
 
     def parse(
         self,

@@ -7,12 +7,20 @@ section of one, so that its signature says what it depends on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
-from agentrl.config.fleet import RuntimeSection, ScheduleSection, ServingSection, SyncSection
+from agentrl.config.fleet import (
+    RayRuntime,
+    RuntimeSection,
+    ScheduleSection,
+    ServingSection,
+    SyncSection,
+)
 from agentrl.config.health import HealthSection
+from agentrl.config.keys import dotted
 from agentrl.config.load import RUN_FILE
 from agentrl.config.reward import RewardSection
 from agentrl.config.sandboxes import SandboxSection
@@ -44,17 +52,23 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPlan:
-    """One rollout: chat format, environment, tools, sandbox, limits and rewards."""
+class RewardPlan:
+    """Reward functions, judges and reward models."""
 
     base: Path
     """As in `TaskPlan`."""
     model: ModelSection
+    rollout: RolloutSection
+    reward: RewardSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan(RewardPlan):
+    """One rollout: chat format, environment, tools and sandbox, beside its rewards and limits."""
+
     chat: ChatSection
     env: EnvSection
     sandbox: SandboxSection
-    rollout: RolloutSection
-    reward: RewardSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,12 @@ class EnginePlan:
     serving: ServingSection
     sync: SyncSection
     runtime: RuntimeSection
+
+    @property
+    def ray(self) -> RayRuntime:
+        """The runtime of a run on Ray. Ask only where `runtime.kind` is ray."""
+        assert self.runtime.kind == "ray", self.runtime.kind
+        return self.runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +105,6 @@ class TrainerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardPlan:
-    """Reward functions, judges and reward models."""
-
-    base: Path
-    """As in `TaskPlan`."""
-    model: ModelSection
-    rollout: RolloutSection
-    reward: RewardSection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePlan:
     """The order of rollouts, steps, evaluations and checkpoints: what a driver follows."""
 
@@ -109,18 +118,38 @@ class SchedulePlan:
     eval: EvalSection
     checkpoint: CheckpointSection
     health: HealthSection
+    settings: Mapping[str, Any]
+    """Every setting of the run by dotted key, as rules and detectors read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A whole run, by part."""
 
+    base: Path
+    """As in `TaskPlan`."""
+    config: RunConfig
     tasks: TaskPlan
     rollouts: RolloutPlan
     engines: EnginePlan
     trainer: TrainerPlan
-    rewards: RewardPlan
     schedule: SchedulePlan
+
+    @property
+    def rewards(self) -> RewardPlan:
+        """The part of a rollout that judges it."""
+        return self.rollouts
+
+    def with_model(self, path: str) -> Plan:
+        """The same run, whose policy is loaded from another folder or hub name."""
+        model = self.rollouts.model.model_copy(update={"path": path})
+        return replace(
+            self,
+            rollouts=replace(self.rollouts, model=model),
+            engines=replace(self.engines, model=model),
+            trainer=replace(self.trainer, model=model),
+            config=self.config.model_copy(update={"model": model}),
+        )
 
 
 def plan_run(config: RunConfig, base: Path) -> Plan:
@@ -138,6 +167,8 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
     config = RUN_FILE.whole(config, base)
     algorithm = config.resolved_algorithm()
     return Plan(
+        base=base,
+        config=config,
         tasks=TaskPlan(base=base, dataset=config.dataset, evals=config.eval.datasets),
         rollouts=RolloutPlan(
             base=base,
@@ -165,9 +196,6 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
             runtime=config.runtime,
             log=config.log,
         ),
-        rewards=RewardPlan(
-            base=base, model=config.model, rollout=config.rollout, reward=config.reward
-        ),
         schedule=SchedulePlan(
             run=config.run,
             rollout=config.rollout,
@@ -178,5 +206,12 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
             eval=config.eval,
             checkpoint=config.checkpoint,
             health=config.health,
+            settings=flat_config(config),
         ),
     )
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
+    """A config as dotted keys, with every None of the algorithm filled in from its preset."""
+    whole = config.model_copy(update={"algorithm": config.resolved_algorithm()})
+    return dotted(whole.model_dump(mode="json"))

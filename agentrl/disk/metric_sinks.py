@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
+from agentrl.config.keys import dotted
 from agentrl.config.schema import LogSection
 from agentrl.metrics import external
 from agentrl.metrics.sinks import JsonlSink, MetricSink, MetricsLog, TensorBoardSink
@@ -25,7 +26,7 @@ def open_metrics(directory: RunDir, config: RunConfig | FitConfig) -> MetricsLog
     run = RunIdentity(
         directory=directory.path,
         name=config.run.name,
-        config=_dotted(config.model_dump(mode="json")),
+        config=dotted(config.model_dump(mode="json")),
         n_samples=config.eval.n_samples if isinstance(config, RunConfig) else 1,
     )
     slow = external.open_sinks(config.log.sinks, run)
@@ -48,13 +49,3 @@ def check_sinks(section: LogSection) -> str:
     external.check_sinks(section.sinks)
     sinks = ["metrics.jsonl", *(["TensorBoard"] if section.tensorboard else [])]
     return ", ".join([*sinks, *section.sinks])
-
-
-def _dotted(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; a list stays one value."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value} if prefix else {}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat.update(_dotted(item, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

@@ -6,7 +6,7 @@ from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
 from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
 from agentrl.health.fit_dashboard import FIT_DASHBOARD
-from agentrl.health.history import flat_config, read_config, read_history, series_of
+from agentrl.health.history import read_config, read_history, series_of
 from agentrl.health.records import (
     Evidence,
     History,
@@ -42,7 +42,6 @@ __all__ = [
     "detector",
     "diagnose",
     "facts_of",
-    "flat_config",
     "merged_levers",
     "next_command",
     "own_thresholds",

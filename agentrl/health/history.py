@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from agentrl.config.base import Section
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import plain_location
+from agentrl.config.keys import dotted, plain_location
 from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
+from agentrl.config.plan import flat_config
 from agentrl.config.schema import RunConfig
 from agentrl.config.stored import translate
 from agentrl.data.run.paths import RunPaths
@@ -140,7 +141,7 @@ def _of_a_fit(path: Path) -> bool:
 def _fit_config(path: Path, notes: list[str]) -> dict[str, Any]:
     """The keys of a fit with their defaults; as they stand in a file of another version."""
     try:
-        return dict(_leaves(FIT_FILE.load_stored(path).model_dump(mode="json")))
+        return dotted(FIT_FILE.load_stored(path).model_dump(mode="json"))
     except ConfigError as error:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
@@ -159,7 +160,7 @@ def _plain_config(
         return {}
     data = translate(data, root)
     refused = _refused(data, root)
-    kept = {key: value for key, value in _leaves(data) if key not in refused}
+    kept = {key: value for key, value in dotted(data).items() if key not in refused}
     return _finite_thresholds(kept, notes)
 
 
@@ -229,21 +230,6 @@ def _trouble(path: Path) -> str:
     except (yaml.YAMLError, ValueError) as error:
         return f"it is not YAML: {str(error).splitlines()[0]}"
     return ""
-
-
-def flat_config(config: RunConfig) -> dict[str, Any]:
-    """A config as dotted keys, with every None of the algorithm filled in from its preset."""
-    whole = config.model_copy(update={"algorithm": config.resolved_algorithm()})
-    return dict(_leaves(whole.model_dump(mode="json")))
-
-
-def _leaves(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        dotted = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, dotted)
-        else:
-            yield dotted, value
 
 
 def _scores(evaluated: Mapping[str, Any]) -> dict[str, dict[int, float]]:

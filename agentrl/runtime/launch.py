@@ -6,12 +6,15 @@ import contextlib
 import gc
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from agentrl.chat import build_parser
 from agentrl.config import RunConfig
+from agentrl.config.fleet import ScheduleSection, ServingSection
 from agentrl.config.load import RUN_FILE
+from agentrl.config.plan import EnginePlan, Plan, plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.task_labels import write_task_labels
 from agentrl.disk.checkpoint import resolve_model_path, sweep
@@ -26,6 +29,7 @@ from agentrl.fit.refresh.reward_refresh import make_refresh
 from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.machine.processes.heap import frozen_heap
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
+from agentrl.metrics.sinks import MetricsLog
 from agentrl.models.source import check_model_path
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.hints import check_hints, hint_section
@@ -77,26 +81,29 @@ async def train(
     with stop.on_signals():
         config = RUN_FILE.whole(config, base)
         config = run_dir.resolve_models(config) if run_dir else config
-        check_parts(config, base=base)
-        check_learner(config, base=base)
-        find_loss(config.resolved_algorithm().policy_loss, base=base)
-        datasets = dataset_sections(config.dataset, config.eval.datasets)
+        plan = plan_run(config, base)
+        check_parts(plan)
+        check_learner(plan.config, base=base)
+        find_loss(plan.trainer.algorithm.policy_loss, base=base)
+        datasets = dataset_sections(plan.tasks)
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
-        tasks = load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
-        if (hint := hint_section(config)) is not None:
+        tasks = load_task_sets(plan.tasks, chosen=chosen)
+        if (hint := hint_section(plan.config)) is not None:
             check_hints(hint, tasks.train)
-        await require_fleet(config)
-        await ask_server(config)
+        await require_fleet(plan.config)
+        await ask_server(plan.config)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             config = directory.resolve_models(config)
+            plan = plan_run(config, base)
             write_chosen(directory.chosen_file, datasets, tasks)
             write_task_labels(directory.task_labels_file, tasks.by_kind())
-            slots = config.serving.max_batch_size
+            slots = plan.engines.serving.max_batch_size
+            sinks = partial(open_metrics, directory, config)
             live = LiveState(directory.live_file, progress, slots_per_engine=slots)
             with log_to(directory.log_file), live.open():
                 try:
-                    return await _run_in(directory, config, base, tasks, live, stop)
+                    return await _run_in(directory, plan, sinks, tasks, live, stop)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
                         # Only for the traceback in run.log; the caller decides what is shown.
@@ -109,33 +116,34 @@ async def train(
             directory.close()
 
 
-def check_parts(config: RunConfig, *, base: Path, model_path: str | None = None) -> None:
+def check_parts(plan: Plan, *, model_path: str | None = None) -> None:
     """Resolve what the config names before anything is opened or loaded.
 
     Args:
-        config: the run.
-        base: where relative paths of it start.
+        plan: the run.
         model_path: policy that takes the place of `model.path`, which then need not be there.
 
     Raises:
         AgentrlError: the first thing that does not resolve.
     """
 
-    shared = config.serving.engine == "embedded"
-    check_schedule(config.schedule, shares_weights=shared)
-    early_plan(config, shares_weights=shared)
+    config, base = plan.config, plan.base
+    rollouts, schedule = plan.rollouts, plan.schedule
+    shared = plan.engines.serving.engine == "embedded"
+    check_schedule(schedule.schedule, shares_weights=shared)
+    early_plan(schedule, shares_weights=shared)
     check_estimator(config, base=base)
-    check_sinks(config.log)
-    check_health(config.health, datasets=config.eval.datasets)
+    check_sinks(plan.trainer.log)
+    check_health(schedule.health, datasets=plan.tasks.evals)
     key = "--model" if model_path else "model.path"
-    check_model_path(resolve_model_path(model_path or config.model.path), key=key)
-    build_parser(config.chat.tool_parser, base=base)
-    find_transfer(config.sync.backend, base=base)
-    make_tools(config.env, base=base)
-    make_env_factory(config.env, base=base, rollout=config.rollout)
-    load_reward_functions(config.reward, base=base, timeout_s=config.rollout.env_timeout_s)
+    check_model_path(resolve_model_path(model_path or rollouts.model.path), key=key)
+    build_parser(rollouts.chat.tool_parser, base=base)
+    find_transfer(plan.engines.sync.backend, base=base)
+    make_tools(rollouts.env, base=base)
+    make_env_factory(rollouts.env, base=base, rollout=rollouts.rollout)
+    load_reward_functions(rollouts.reward, base=base, timeout_s=rollouts.rollout.env_timeout_s)
     check_reward_models(config, base=base)
-    check_refresh(config, base=base, synchronous=is_synchronous(config.schedule))
+    check_refresh(config, base=base, synchronous=is_synchronous(schedule.schedule))
     check_teacher(config, base=base)
 
 
@@ -161,19 +169,19 @@ def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
 
 async def _run_in(
     directory: RunDir,
-    config: RunConfig,
-    base: Path,
+    plan: Plan,
+    sinks: Callable[[], MetricsLog],
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
-    restarts = RankRestarts(config, TrajectoryStore(directory.trajectories))
+    restarts = RankRestarts(plan.config, TrajectoryStore(directory.trajectories))
     while True:
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
         try:
-            return await _run_from_disk(directory, config, base, tasks, progress, stop)
+            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop)
         except RollBack as asked:
             with _rolling_back(directory.path):
                 begin_rollback(directory.path, asked.plan)
@@ -197,24 +205,24 @@ def _rolling_back(run: Path) -> Iterator[None]:
 
 async def _run_from_disk(
     directory: RunDir,
-    config: RunConfig,
-    base: Path,
+    plan: Plan,
+    sinks: Callable[[], MetricsLog],
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
 ) -> RunResult:
 
     sweep(directory.checkpoints)
-    point = resume_point(directory, tasks, seed=config.run.seed)
+    point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
     for path in point.damaged:
         progress.note(
             f"checkpoint {path} is damaged (run.log says how) and is passed over: going on from "
             f"step {point.history.done}; stored steps after it are trained again, not rolled out"
         )
     store = TrajectoryStore(directory.trajectories)
-    stages = open_stages(directory, config, base, point, store, progress)
+    stages = open_stages(directory, plan, point, store, progress)
     async with stop.opening(stages) as opened:
-        metrics = open_metrics(directory, config)
+        metrics = sinks()
         try:
             if point.history.logged:
                 # Also when an earlier process died between a rollback and this line.
@@ -222,20 +230,27 @@ async def _run_from_disk(
             progress.started(
                 RunPlan(
                     run_dir=directory.path,
-                    steps=config.train.steps,
+                    steps=plan.schedule.train.steps,
                     done=point.history.done,
-                    max_minutes=config.train.max_minutes,
+                    max_minutes=plan.schedule.train.max_minutes,
                     model=opened.model,
                     sandbox=opened.sandbox,
                     tasks=len(tasks.train),
-                    rollouts_per_step=config.rollout.prompts_per_step
-                    * config.rollout.n_samples_per_prompt,
+                    rollouts_per_step=plan.schedule.rollout.prompts_per_step
+                    * plan.schedule.rollout.n_samples_per_prompt,
                 )
             )
-            for doubt in doubts(config, base=base):
+            for doubt in doubts(plan.config, base=plan.base):
                 progress.note(doubt)
             refresh = make_refresh(
-                config, directory.path, base, tasks.train, store, opened.stages, progress, stop
+                plan.config,
+                directory.path,
+                plan.base,
+                tasks.train,
+                store,
+                opened.stages.reward_models,
+                progress,
+                stop,
             )
             if refresh is not None:
                 saved = point.checkpoint.state.rm_version if point.checkpoint else 0
@@ -247,11 +262,12 @@ async def _run_from_disk(
                 eval_tasks=tasks.evals,
                 store=store,
                 metrics=metrics,
-                in_flight=in_flight(config),
+                in_flight=in_flight(plan.engines, plan.schedule.schedule),
+                slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
             run = make_run(
-                config, directory, parts, history=point.history, progress=progress, stop=stop
+                plan.schedule, directory, parts, history=point.history, progress=progress, stop=stop
             )
             with frozen_heap():
                 async with progress.watching(opened.stages.in_flight):
@@ -262,16 +278,22 @@ async def _run_from_disk(
             metrics.close()
 
 
-def in_flight(config: RunConfig) -> int:
+def slots_per_engine(serving: ServingSection) -> int | None:
+    """Rollouts that one engine decodes at once; None for the embedded engine, which keeps its rows
+    by itself and decodes between the steps of the trainer."""
+    return None if serving.engine == "embedded" else serving.max_batch_size
+
+
+def in_flight(plan: EnginePlan, schedule: ScheduleSection) -> int:
     """Most rollouts at once: twice what all engines decode, so that none waits for tools.
 
     A schedule that runs ahead keeps a third one ready for each decoding slot, since a group holds
     its slots until its last rollout has ended.
     """
-    section = config.serving
+    section = plan.serving
     if section.engine == "embedded":  # each trainer rank has one
-        engines = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
+        engines = plan.runtime.trainer_ranks if plan.runtime.kind == "ray" else 1
     else:
         engines = len(section.urls) if section.engine == "external" else section.replicas
     slots = section.max_batch_size * engines
-    return slots * (3 if runs_ahead(config.schedule) else 2)
+    return slots * (3 if runs_ahead(schedule) else 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat
-from agentrl.config import RunConfig
+from agentrl.config.plan import Plan, RolloutPlan
 from agentrl.disk.model_source import model_source, served_source
 from agentrl.errors import ConfigError
 from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
@@ -67,9 +67,8 @@ class Policy:
 
 @contextlib.asynccontextmanager
 async def open_policy(
-    config: RunConfig,
+    plan: Plan,
     *,
-    base: Path,
     logs: Path,
     note: Callable[[str], None],
     model_path: str | None = None,
@@ -80,8 +79,7 @@ async def open_policy(
     """Load the model, start the engines and the sandboxes; close them in any case.
 
     Args:
-        config: of the run.
-        base: where its relative paths start.
+        plan: of the run.
         logs: folder for the output of servers.
         note: called with each line for the user.
         model_path: overrides `model.path`.
@@ -92,30 +90,31 @@ async def open_policy(
     Raises:
         AgentrlError: whatever does not fit, named.
     """
-    embedded = config.serving.engine == "embedded"
+    rollouts, engine = plan.rollouts, plan.engines
+    embedded = engine.serving.engine == "embedded"
     if embedded or train:
         # Before torch is imported: it reads only then how its threads wait.
         reserve_cores()
-    children = config.runtime.kind == "local" and config.runtime.worker_processes > 0
+    children = engine.runtime.kind == "local" and engine.runtime.worker_processes > 0
     # A sync before the first rollout brings servers to the trainer's version.
     loaded = UNKNOWN_VERSION if train and not embedded else version
     async with contextlib.AsyncExitStack() as stack:
-        here = None if children else await open_environment(config, base=base, stack=stack)
+        here = None if children else await open_environment(rollouts, stack=stack)
         source = (
-            served_source(config.model, config.train.lora, checkpoint=model_path)
+            served_source(engine.model, plan.trainer.train.lora, checkpoint=model_path)
             if train
-            else model_source(config.model, path=model_path)
+            else model_source(engine.model, path=model_path)
         )
-        pretrained, tokenizer = await _load(config, source, model_path=model_path, train=train)
+        pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
         reader = _reader(pretrained, source, tokenizer)
-        open_images(config, reader, images or logs / "images")
+        open_images(plan.config, reader, images or logs / "images")
         engines = await stack.enter_async_context(
             open_engines(
-                config.serving,
-                config.sync,
-                config.model,
-                max_context_tokens=config.rollout.max_context_tokens,
-                wait_s=engine_wait_s(config.serving, on_ray=config.runtime.kind == "ray"),
+                engine.serving,
+                engine.sync,
+                engine.model,
+                max_context_tokens=engine.rollout.max_context_tokens,
+                wait_s=engine_wait_s(engine.serving, on_ray=engine.runtime.kind == "ray"),
                 model=pretrained.model if pretrained else None,
                 source=source,
                 logs=logs,
@@ -126,17 +125,16 @@ async def open_policy(
         )
         if here is not None:
             models = await stack.enter_async_context(
-                open_reward_models(config, base=base, tokenizer=tokenizer)
+                open_reward_models(plan.config, base=plan.base, tokenizer=tokenizer)
             )
-            opened = here.rollouts(config, engines, tokenizer, models, base=base, images=reader)
+            opened = here.rollouts(rollouts, engines, tokenizer, models, images=reader)
         else:
             opened = await stack.enter_async_context(
                 _open_children(
-                    config,
+                    plan,
                     engines,
                     source,
                     tokenizer,
-                    base=base,
                     logs=logs,
                     images=reader,
                     version=loaded,
@@ -147,7 +145,7 @@ async def open_policy(
             model=pretrained.description if pretrained else f"{source} on {engines.text}",
             engines=engines,
             rollouts=opened.rollouts,
-            chat=build_chat(tokenizer, config.chat, images=reader),
+            chat=build_chat(tokenizer, rollouts.chat, images=reader),
             sandbox_text=opened.sandbox_text,
             reward_models=opened.reward_models,
             news=opened.news,
@@ -177,22 +175,20 @@ class OpenEnvironment:
 
     def rollouts(
         self,
-        config: RunConfig,
+        plan: RolloutPlan,
         engines: OpenEngines,
         tokenizer: Any,
         reward_models: OpenRewardModels,
         *,
-        base: Path,
         images: ImageReader | None,
     ) -> _OpenRollouts:
         """A worker on the event loop of this process."""
         worker, _ = make_worker(
-            config,
+            plan,
             generator=engines.client,
             tokenizer=tokenizer,
             sandboxes=self.sandboxes,
             tools=self.tools,
-            base=base,
             reward_models=reward_models.targets,
             images=images,
         )
@@ -206,36 +202,34 @@ class OpenEnvironment:
 
 
 async def open_environment(
-    config: RunConfig, *, base: Path, stack: contextlib.AsyncExitStack
+    plan: RolloutPlan, *, stack: contextlib.AsyncExitStack
 ) -> OpenEnvironment:
-    """Open the sandboxes and tools of a config; `stack` closes them."""
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
+    """Open the sandboxes and tools of rollouts; `stack` closes them."""
+    sandboxes = await open_sandboxes(plan.sandbox, base=plan.base)
     stack.push_async_callback(sandboxes.close)
     probe = await sandboxes.probe()
-    tools = await stack.enter_async_context(open_tools(config.env, base=base))
+    tools = await stack.enter_async_context(open_tools(plan.env, base=plan.base))
     text = f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)"
     return OpenEnvironment(sandboxes=sandboxes, tools=tools, text=text)
 
 
 @contextlib.asynccontextmanager
 async def _open_children(
-    config: RunConfig,
+    plan: Plan,
     engines: OpenEngines,
     source: str,
     tokenizer: Any,
     *,
-    base: Path,
     logs: Path,
     images: ImageReader | None,
     version: int,
 ) -> AsyncIterator[_OpenRollouts]:
     """Workers in processes of their own, with sandboxes and tools there."""
     async with open_workers(
-        config,
-        base=base,
+        plan.with_model(source).rollouts,
+        plan.engines,
         logs=logs,
         engines=engines,
-        source=source,
         tokenizer=tokenizer,
         images=images,
         version=version,
@@ -262,17 +256,17 @@ def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> Visio
 
 
 async def _load(
-    config: RunConfig, source: str, *, model_path: str | None, train: bool
+    plan: Plan, source: str, *, model_path: str | None, train: bool
 ) -> tuple[Pretrained | None, Any]:
     """The model, where it is needed in this process, and its tokenizer."""
     from agentrl.train.model.load import load_model, load_trained
 
     if train:
         pretrained = await run_computing(
-            load_trained, config.model, config.train, checkpoint=model_path
+            load_trained, plan.trainer.model, plan.trainer.train, checkpoint=model_path
         )
-    elif config.serving.engine == "embedded":
-        pretrained = await run_computing(load_model, config.model, path=model_path)
+    elif plan.engines.serving.engine == "embedded":
+        pretrained = await run_computing(load_model, plan.engines.model, path=model_path)
     else:
-        return None, load_tokenizer(config.model.model_copy(update={"path": source}))
+        return None, load_tokenizer(plan.engines.model.model_copy(update={"path": source}))
     return pretrained, pretrained.tokenizer

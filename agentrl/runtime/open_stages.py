@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection, SyncSection
+from agentrl.config.plan import Plan
 from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint
@@ -27,6 +26,7 @@ from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import OpenStages, find_cluster
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender
 
@@ -38,48 +38,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStages:
-    """The stages of a run, and their descriptions."""
-
-    stages: Stages
-    """For a driver."""
-    model: str
-    """Describes the model."""
-    sandbox: str
-    """Describes the sandboxes."""
-
-
 @contextlib.asynccontextmanager
 async def open_stages(
     directory: RunDir,
-    config: RunConfig,
-    base: Path,
+    plan: Plan,
     point: ResumePoint,
     store: TrajectoryStore,
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
-    """As `runtime` asks: in this process, or on Ray."""
-    if config.runtime.kind == "ray":
-        from agentrl.runtime.ray.launch import open_ray_stages
-
-        async with open_ray_stages(
-            config,
-            base=base,
+    """As `runtime` asks: in this process, or on a cluster."""
+    cluster = find_cluster(plan.engines.runtime.kind)
+    if cluster is not None:
+        async with cluster.open(
+            plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
             note=progress.note,
-            check_server=lambda url, backend: require_server(config, url, backend=backend),
-        ) as ray:
-            for line in ray.actor_lines:
+            check_server=lambda url, backend: require_server(plan.config, url, backend=backend),
+        ) as opened:
+            for line in opened.actor_lines:
                 logger.info("%s", line)
-            yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
+            yield opened
         return
-    checkpoint = point.checkpoint
+    checkpoint, engine = point.checkpoint, plan.engines
     async with open_policy(
-        config,
-        base=base,
+        plan,
         logs=directory.logs,
         note=progress.note,
         model_path=str(checkpoint.path) if checkpoint else None,
@@ -89,16 +73,14 @@ async def open_stages(
     ) as policy:
         assert policy.pretrained is not None  # there is something to train
         write_tokenizer(directory.tokenizer_file, policy.pretrained.tokenizer)
-        learner, trainer = open_learner(
-            config, policy, store, checkpoint, base=base, run_dir=directory.path
-        )
+        learner, trainer = open_learner(plan, policy, store, checkpoint, run_dir=directory.path)
         async with syncing(
-            config.sync,
-            config.serving,
+            engine.sync,
+            engine.serving,
             policy,
             trainer,
-            device=config.model.device,
-            lora=config.train.lora,
+            device=engine.model.device,
+            lora=plan.trainer.train.lora,
             directory=directory.weights,
         ) as push:
             engines = _engine_stage(policy, push)
@@ -111,12 +93,12 @@ async def open_stages(
                 in_flight=policy.rollouts.in_flight,
             )
             model = f"{policy.model}; sampled by {policy.engines.text}"
-            backend = section_backend(config.serving, config.sync, device=config.model.device)
+            backend = section_backend(engine.serving, engine.sync, device=engine.model.device)
             async with live_servers(
-                config,
+                engine,
                 policy.engines.client,
                 directory.path,
-                lambda url: require_server(config, url, backend=backend),
+                lambda url: require_server(plan.config, url, backend=backend),
                 backend=backend,
                 note=progress.note,
                 pictures=policy.engines.pictures,
@@ -134,25 +116,25 @@ def _engine_stage(policy: Policy, push: Push) -> LocalEngines:
 
 
 def open_learner(
-    config: RunConfig,
+    plan: Plan,
     policy: Policy,
     store: TrajectoryStore,
     checkpoint: Checkpoint | None,
     *,
-    base: Path,
     run_dir: Path,
 ) -> tuple[LocalLearner, Trainer]:
     """The trainer of a policy, where its checkpoint left it."""
     pretrained = policy.pretrained
     assert pretrained is not None
+    begin = checkpoint.path if checkpoint else None
     trainer = make_trainer(
-        config,
+        plan.config,
         pretrained.model,
-        base=base,
+        base=plan.base,
         run_dir=run_dir,
-        checkpoint=checkpoint.path if checkpoint else None,
+        checkpoint=begin,
     )
-    maker = StepMaker(config, base=base, checkpoint=checkpoint.path if checkpoint else None)
+    maker = StepMaker(plan.config, base=plan.base, checkpoint=begin)
     learner = LocalLearner(
         maker, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
     )

@@ -29,6 +29,7 @@ from snapshots import SnapshotPlan, Snapshots, copy_weights, snapshots_in
 
 from agentrl.chat import ChatFormat, build_chat
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.runtime.assembly.parts import load_task_sets, make_worker, open_sandboxes
 from agentrl.runtime.drivers.groups import sampling_of
 from agentrl.types import FinishReason, Generation, Message, SamplingParams, Task
@@ -95,12 +96,11 @@ class Judge:
         sandboxes = await open_sandboxes(self._config.sandbox, base=self._base)
         await sandboxes.probe()
         self._worker, self._chat = make_worker(
-            self._config,
+            plan_run(self._config, self._base).rollouts,
             generator=self._given,
             tokenizer=self._tokenizer,
             sandboxes=sandboxes,
             tools=(),
-            base=self._base,
         )
 
 
@@ -181,7 +181,7 @@ def train(config: RunConfig, folder: Path, args: argparse.Namespace) -> None:
     base = args.config.resolve().parent
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
     chat = build_chat(tokenizer, config.chat)
-    tasks = load_task_sets(config.dataset, {}, base=base).train
+    tasks = load_task_sets(plan_run(config, base).tasks).train
     data = Dataset.from_dict(
         {"prompt": prompts_of(tasks, chat, tokenizer), "task": list(range(len(tasks)))}
     )

@@ -176,7 +176,7 @@ def test_a_part_that_takes_too_long_is_killed(tmp_path: Path):
     assert found["state"] == "timed out"
     assert found["readings"] == [row]
     assert found["reason"].startswith("longer than 0 s\nits output ends with:")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 def test_every_reading_is_written_as_it_comes(tmp_path: Path):

@@ -75,9 +75,9 @@ def test_a_character_is_never_cut_in_two() -> None:
 def test_huge_text_costs_what_its_budget_costs() -> None:
     # Fails if the whole text is encoded: 20 MB take several seconds.
     text = "some output\n" * 1_700_000
-    start = time.perf_counter()
+    start = time.process_time()
     short, cut = CHATS["byte-level"].truncate_middle(text, 256)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert cut
     assert short.endswith("some output\n")
 

@@ -27,7 +27,7 @@ def server() -> Iterator[ScriptedServer]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     yield found[0]
     found[1].call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(120)

@@ -26,7 +26,7 @@ async def test_the_consumer_wakes_when_its_batch_is_there() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         queue.put(entry(index))
-    assert [item.index for item in await asyncio.wait_for(waiting, 1)] == [0, 1]
+    assert [item.index for item in await asyncio.wait_for(waiting, 120)] == [0, 1]
     assert len(queue) == 0
 
 
@@ -61,7 +61,7 @@ async def test_an_error_of_a_producer_reaches_the_consumer() -> None:
     queue.fail(RuntimeError("first"))
     queue.fail(RuntimeError("second"))
     with pytest.raises(RuntimeError, match="first"):
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 120)
     queue.put(entry(0))
     with pytest.raises(RuntimeError, match="first"):
         await queue.take(first(1))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.audit.replay.recorded_run import open_recorded
 from agentrl.cli.console.start import read_config
+from agentrl.cli.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.distill import CheckpointTeacher
 from agentrl.config.load import RUN_FILE

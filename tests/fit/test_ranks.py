@@ -64,11 +64,11 @@ def test_a_rank_that_dies_ends_the_fit_and_leaves_nothing(tmp_path: Path) -> Non
     path = write_fit(tmp_path / "p", data__epochs=4000, ranks=2)
     run = path.parent / "runs" / "fit"
     process = Agentrl(tmp_path / "out.txt", "fit", path)
-    process.wait_for("step 3/", 90)
+    process.wait_for("step 3/", 120)
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child for child in children if "child_main" in " ".join(child.cmdline())]
     os.kill(ranks[-1].pid, signal.SIGKILL)
-    assert process.wait(90) == 2
+    assert process.wait(120) == 2
     text = (tmp_path / "out.txt").read_text()
     assert "rank" in text
     assert "Traceback" not in text

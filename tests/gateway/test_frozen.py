@@ -19,7 +19,7 @@ USED = {"prompt_tokens": 100, "completion_tokens": 3}
 
 
 def frozen(url: str, **more: Any) -> SideModel:
-    settings = {"url": url, "model": "m", "price_in": 10.0, "tries": 1, "timeout_s": 5.0, **more}
+    settings = {"url": url, "model": "m", "price_in": 10.0, "tries": 1, "timeout_s": 120.0, **more}
     made = side_calls_of(RolloutSection(side_calls="frozen", side_model=settings))
     assert not isinstance(made, str)
     return made

@@ -45,7 +45,7 @@ def _free_port() -> int:
 
 def _post(url: str, body: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return json.load(response)
 
 
@@ -83,12 +83,24 @@ def _group(
     )
 
 
+async def _listening(port: int) -> None:
+    """Wait until the gateway that a worker opens can be asked."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.01)
+        else:
+            writer.close()
+            return
+
+
 async def test_rollouts_are_handed_out_and_end_with_their_reward(chat: ChatFormat) -> None:
     port = _free_port()
     server = f"http://127.0.0.1:{port}"
     first = _group(chat, port, task=Task(id="a", prompt="go", label="3"), n=2)
     other = _group(chat, port, task=Task(id="b", prompt="stay"))
-    await asyncio.sleep(0.3)
+    await _listening(port)
     session = await asyncio.to_thread(_played, server, 0.5, task="b")
     assert (session["group"], session["rollout"]) == ("g/b", "g/b/0")
     for reward in (0.25, {"reward": 0.75, "score": 1}):
@@ -107,7 +119,7 @@ async def test_rollouts_are_handed_out_and_end_with_their_reward(chat: ChatForma
 async def test_an_agent_that_died_while_it_waited_gets_nothing(chat: ChatFormat) -> None:
     port = _free_port()
     first = _group(chat, port, task=Task(id="a", prompt="go"))
-    await asyncio.sleep(0.3)
+    await _listening(port)
     body = json.dumps({"task": "b", "wait_s": 20})
     head = f"POST /sessions/next HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -127,10 +139,10 @@ async def test_an_agent_that_is_gone_is_no_reward(chat: ChatFormat, claimed: boo
     port = _free_port()
     limits: dict[str, Any] = {"timeout_s": 0.3} if claimed else {"claim_timeout_s": 0.3}
     group = _group(chat, port, task=Task(id="a", prompt="go"), **limits)
-    await asyncio.sleep(0.1)
+    await _listening(port)
     if claimed:
         url = f"http://127.0.0.1:{port}/sessions/next"
-        session = await asyncio.to_thread(_post, url, {"wait_s": 5})
+        session = await asyncio.to_thread(_post, url, {"wait_s": 100})
         assert session["session"]
     row = (await group).trajectories[-1]
     assert (row.termination, row.reward) == (Termination.ENV_CRASHED, None)
@@ -141,12 +153,12 @@ async def test_an_agent_that_is_gone_is_no_reward(chat: ChatFormat, claimed: boo
 async def test_a_wrong_question_for_a_rollout_is_refused(chat: ChatFormat, body: bytes) -> None:
     port = _free_port()
     group = _group(chat, port, task=Task(id="a", prompt="go"))
-    await asyncio.sleep(0.3)
+    await _listening(port)
 
     def ask() -> int:
         url = f"http://127.0.0.1:{port}/sessions/next"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10):
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120):
                 return 200
         except urllib.error.HTTPError as error:
             return error.code
@@ -289,7 +301,7 @@ def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Pa
     server = f"http://127.0.0.1:{port}"
     process.wait_for("sessions/next")
     _first_rollouts(server, 4)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     mine = _post(f"{server}/sessions", MINE)
     _post(f"{mine['base_url']}/chat/completions", {"model": "policy", "messages": HELLO})
     _post(f"{mine['base_url']}/reward", 1)

@@ -70,9 +70,9 @@ def test_cleaned_text_is_clean() -> None:
 
 
 def test_huge_texts_lose_their_middle_and_say_so() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     text, mark = quoted([{"task": "short"}, {"work": "a" * 3_000_000 + "b" * 7_000_000}], 1000)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert len(text) < 2000
     assert lines_with(text, mark)[4] == f"LEFT OUT 9999000 characters {mark}"
     assert "a" * 500 in text

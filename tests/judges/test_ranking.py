@@ -157,7 +157,7 @@ async def test_it_is_a_reward_function_of_groups() -> None:
             args={"model": model, "standard": "Short."},
         )
         section = RewardSection(functions={"rank": item})
-        made = load_reward_functions(section, base=None, timeout_s=10.0)
+        made = load_reward_functions(section, base=None, timeout_s=120.0)
         assert made is not None
         assert made.group is not None
         graded = await made.group(TASK, [[row("bb")], [row("a")]])

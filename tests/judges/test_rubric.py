@@ -45,7 +45,7 @@ CHEATS = {
 }
 
 
-def judging(url: str, timeout_s: float = 10.0, **args: Any) -> RewardFunctions:
+def judging(url: str, timeout_s: float = 120.0, **args: Any) -> RewardFunctions:
     model = {"url": url, "model": "m", "tries": 1, **args.pop("model", {})}
     item = RewardFunction(
         target="agentrl.judges:rubric_judge", args={"model": model, "criteria": CRITERIA, **args}

@@ -20,7 +20,7 @@ class Slow:
         self.closed = 0
 
     def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        self.go.wait(30)
+        self.go.wait(120)
         if "bad" in values:
             raise ConnectionError("no such host")
         self.steps.append(step)
@@ -40,7 +40,7 @@ def test_a_slow_sink_does_not_hold_up_the_run_and_gets_everything_in_order() -> 
         log.log(step, {"reward": 0.0})
     log.truncate_after(3)
     log.log(4, {"reward": 0.0})
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 60
     sink.go.set()
     log.close()
     log.close()
@@ -75,7 +75,7 @@ def test_a_sink_that_hangs_keeps_neither_the_run_nor_its_end(
             guard.call("write", step, 0.0, {})
         began = time.perf_counter()
         guard.close()
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 60
     assert guard.failures > 400 - 256 - 2
     assert "still works on what it got" in caplog.text
     sink.go.set()
@@ -84,7 +84,7 @@ def test_a_sink_that_hangs_keeps_neither_the_run_nor_its_end(
 def test_values_that_change_after_they_were_logged_are_written_as_they_were() -> None:
     class Keeps(Slow):
         def write(self, step: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-            self.go.wait(30)
+            self.go.wait(120)
             self.kept = dict(values)
 
     sink = Keeps()

@@ -180,7 +180,7 @@ def test_however_it_ends_it_leaves_no_process(
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as run:
         mine = _until_in_trouble(run.pid)
         run.send_signal(end)
-        run.wait(60)
+        run.wait(120)
     assert run.returncode == status
     deadline = time.monotonic() + 60  # nobody waits for the rest after kill -9
     while left := [process for process in mine if Path(f"/proc/{process}").exists()]:

@@ -154,7 +154,7 @@ def test_a_label_without_a_formula_is_an_error_of_the_task(label: Any) -> None:
 def test_long_answers_are_judged_in_time(judge: MathJudge, answer: str) -> None:
     began = time.monotonic()
     assert value(answer, "4").value == 0.0
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 120.0
 
 
 def test_what_is_said_at_the_end_of_a_long_answer_counts() -> None:
@@ -166,7 +166,7 @@ def test_an_answer_that_would_compute_for_ever_costs_itself_alone(judge: MathJud
     assert judge.ask("4", "4") == RIGHT
     first, began = judge.pid, time.monotonic()
     assert judge.ask("9**9**9**9", "4") == UNJUDGED
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 120.0
     assert judge.ask(r"\boxed{4}", "4") == RIGHT
     assert judge.pid != first
 
@@ -235,7 +235,7 @@ def serve(channel):
                 seen.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if told == "hangs":
-            time.sleep(60)
+            time.sleep(600)
         channel.send({"read": True, "right": True})
 """
 
@@ -262,7 +262,7 @@ def test_an_answer_that_ends_two_children_is_not_judged(fake: MathJudge) -> None
 def test_wall_clock_is_limited_too(fake: MathJudge) -> None:
     began = time.monotonic()
     assert fake.ask("hangs", "4") == UNJUDGED
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 120.0
 
 
 @pytest.mark.parametrize("label", ["dies", "hangs"])

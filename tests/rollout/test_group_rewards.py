@@ -68,7 +68,9 @@ def broken_part(trajectories: Any, task: Task) -> list[Any]:
 
 
 async def hangs(trajectories: Any, task: Task) -> list[float]:
-    await asyncio.sleep(60)
+    begun: list[str] = task.metadata.get("begun", [])  # type: ignore[assignment]
+    begun.append(task.id)
+    await asyncio.sleep(600)
     return []
 
 
@@ -80,7 +82,7 @@ def works_the_second_time(trajectories: Any, task: Task) -> list[float]:
     return [2.0] * len(trajectories)
 
 
-def grading(timeout_s: float = 10.0, **section: Any) -> RewardFunctions:
+def grading(timeout_s: float = 120.0, **section: Any) -> RewardFunctions:
     """As the config says; a function may be given by its name in this file alone."""
     functions = {}
     for name, item in section.pop("functions").items():
@@ -164,7 +166,7 @@ async def test_a_failure_is_a_crashed_grader_of_the_whole_group(
     bench: Make, target: str, message: str
 ) -> None:
     """Fails if it counts as a reward of 0, or leaves the reward without what was asked for."""
-    timeout_s = 0.1 if target == "hangs" else 10.0
+    timeout_s = 0.1 if target == "hangs" else 120.0
     made = bench(["a"], Talk, grade=grading(timeout_s=timeout_s, functions={"f": target}))
     for row in rows_of(await made.group(n=2)):
         assert row.termination is Termination.GRADER_CRASHED
@@ -192,11 +194,13 @@ async def test_a_part_of_the_environments_name_is_an_error(bench: Make) -> None:
 async def test_cancelled_while_the_group_is_graded(bench: Make) -> None:
     """Fails if work whose group was given up last is not counted as given up."""
     made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
-    running = asyncio.ensure_future(made.group(n=2))
-    await asyncio.sleep(0.2)
+    begun: list[str] = []
+    running = asyncio.ensure_future(made.group(n=2, metadata={"begun": begun}))
+    while not begun:
+        await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 120)
     assert made.worker.cancelled.tokens > 0
     assert [env.closed for env in made.envs] == [1, 1]
 

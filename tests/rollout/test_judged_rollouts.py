@@ -25,7 +25,7 @@ def judged(url: str) -> Any:
         target="agentrl.judges:rubric_judge", args={"model": model, "criteria": CRITERIA}
     )
     section = RewardSection(functions={"judge": item})
-    return load_reward_functions(section, base=None, timeout_s=10.0)
+    return load_reward_functions(section, base=None, timeout_s=120.0)
 
 
 async def test_a_judge_gives_the_reward_and_its_cost_is_kept(bench: Make) -> None:

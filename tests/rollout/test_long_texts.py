@@ -69,7 +69,7 @@ class WaitingTokenizer(ByteTokenizer):
         if len(text) > LONG_TEXT:
             self.long_texts += 1
             self.waiting.set()
-            if not self.loop_goes_on.wait(5):
+            if not self.loop_goes_on.wait(120):
                 raise RuntimeError("the event loop waits for the tokenizer")
         return super().encode(text, add_special_tokens=add_special_tokens)
 

@@ -59,7 +59,9 @@ def slow(trajectory: Trajectory, task: Task) -> float:
 
 
 async def hangs(trajectory: Trajectory, task: Task) -> float:
-    await asyncio.sleep(60)
+    begun: list[str] = task.metadata.get("begun", [])  # type: ignore[assignment]
+    begun.append(trajectory.rollout_id)
+    await asyncio.sleep(600)
     return 0.0
 
 
@@ -120,7 +122,7 @@ def ours(trajectory, task, completions=3.0):
 HERE = f"{Path(__file__).name}:"
 
 
-def grading(timeout_s: float = 10.0, **section: Any) -> RewardFunctions | None:
+def grading(timeout_s: float = 120.0, **section: Any) -> RewardFunctions | None:
     """As the config says; a function may be given by its name in this file alone."""
     functions = {}
     for name, item in section.pop("functions", {}).items():
@@ -265,11 +267,13 @@ async def test_plain_functions_do_not_hold_the_loop_up(bench: Make) -> None:
 
 async def test_cancelled_while_grading(bench: Make) -> None:
     made = bench(["a"], Talk, grade=grading(timeout_s=60.0, functions={"f": "hangs"}))
-    running = asyncio.ensure_future(made.group(n=2))
-    await asyncio.sleep(0.1)
+    begun: list[str] = []
+    running = asyncio.ensure_future(made.group(n=2, metadata={"begun": begun}))
+    while len(begun) < 2:
+        await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 120)
     assert [env.closed for env in made.envs] == [1, 1]
 
 

@@ -70,7 +70,7 @@ async def test_tools_close_before_the_sandbox_whatever_happens(bench, tmp_path):
 
         async def call(self, arguments, sandbox):
             self.sandbox = sandbox
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
 
         async def close(self):
             result = await self.sandbox.exec(("echo", "open"))

@@ -13,9 +13,10 @@ DONE = StepResult(done=True, rewards=1.0)
 
 async def test_a_pause_longer_than_the_limit_ends_no_turn(bench):
     """The weights of a large model take longer than a turn; the turn goes on after them."""
-    made = bench(["hi"], lambda: Talk(DONE), delay_s=0.05, turn_limit_s=1.0)
+    made = bench(["hi"], lambda: Talk(DONE), delay_s=0.3, turn_limit_s=1.0)
     rollout = asyncio.create_task(made.one())
-    await asyncio.sleep(0.02)
+    while not made.client.balancer.in_flight(made.engine.name):
+        await asyncio.sleep(0.001)
     await made.client.pause_all()
     await asyncio.sleep(1.5)
     assert not rollout.done()

@@ -15,11 +15,11 @@ async def test_each_await_has_its_own_limit():
     watch = DeadlineWatch()
     for limit, work, expires in [
         (5.0, 0.01, False),
-        (0.03, 1.0, True),
-        (0.02, 0.0, False),
-        (0.1, 0.05, False),  # the timer of the limit before goes off in here
-        (0.03, 1.0, True),
-        (-1.0, 0.5, True),
+        (0.03, 60.0, True),
+        (0.3, 0.0, False),
+        (5.0, 0.5, False),  # the timer of the limit before goes off in here
+        (0.03, 60.0, True),
+        (-1.0, 60.0, True),
     ]:
         started = time.monotonic()
         if expires:
@@ -46,7 +46,7 @@ async def test_a_cancellation_from_outside_wins():
         watch = DeadlineWatch()
         with watch.limit(0.01):
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(600)
             finally:
                 task.cancel()
 
@@ -78,12 +78,12 @@ async def test_no_time_passes_while_it_is_held():
         await asyncio.sleep(0.1)
         watch.release()
         assert not watch.expired
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
 
     started = loop.time()
     with pytest.raises(TimeoutError), watch.limit(0.1):
         await held_twice()
-    assert 0.38 < loop.time() - started < 2
+    assert 0.38 < loop.time() - started < 60
     with pytest.raises(TimeoutError), watch.limit(0.05):
-        await asyncio.sleep(5)
+        await asyncio.sleep(600)
     watch.close()

@@ -206,18 +206,19 @@ async def test_what_a_thrown_away_attempt_sampled_is_not_forgotten(bench):
 
 async def test_what_a_cancelled_group_had_sampled_is_counted(bench):
     """A sibling that had ended is lost with the group; fails if only those under way count."""
-    held = asyncio.Event()
+    stepped: list[str] = []
 
     class Held(Talk):
         async def step(self, action):
+            stepped.append(self.context.rollout_id)
             if not self.context.rollout_id.endswith("/0"):
-                held.set()
-                await asyncio.sleep(30)
+                await asyncio.sleep(600)
             return await super().step(action)
 
     made = bench(["hi"] * 3, Held)
     running = asyncio.create_task(made.group(3))
-    await asyncio.wait_for(held.wait(), 5)
+    while len(stepped) < 3:
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     assert made.worker.cancelled == CancelledWork()
     running.cancel()
@@ -399,7 +400,7 @@ async def test_cancellation_gives_everything_back(bench, stage):
     async def wait_here(at):
         if at == stage:
             reached.set()
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
 
     class Held(Talk):
         async def reset(self, task):
@@ -432,7 +433,7 @@ async def test_cancellation_gives_everything_back(bench, stage):
         engine=Engine([call("hold")], ByteTokenizer()),
     )
     running = asyncio.create_task(made.group(3))
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 120)
     await asyncio.sleep(0)
     seen = made.worker.in_flight.report(2, made.client.engine_of)
     waits_for = {"generate": "model", "tool": "tool"}.get(stage, "environment")
@@ -465,7 +466,7 @@ async def test_a_close_that_fails_or_hangs_does_not_change_the_rollout(bench):
 
     class Hanging(Talk):
         async def close(self):
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
 
     assert (await bench(["hi"], lambda: Bad(DONE)).one()).reward == 1.0
     assert (await bench(["hi"], lambda: Hanging(DONE), env_timeout_s=0.05).one()).reward == 1.0

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.batch import PackedBatch, StepBatch
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
@@ -28,6 +29,7 @@ from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.drivers.choose import make_run
+from agentrl.runtime.launch import slots_per_engine
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunResult
 from agentrl.runtime.stages import Stages
@@ -308,6 +310,7 @@ async def drive(
         directory = RunDir.create(config, base=Path(config.run.dir))
     point = resume_point(directory, tasks, seed=config.run.seed)
     trainer = trainer or FakeTrainer(fuse)
+    plan = plan_run(config, Path(config.run.dir))
     if point.checkpoint:
         trainer.load(point.checkpoint.path)
     metrics = open_metrics(directory, config)
@@ -349,10 +352,11 @@ async def drive(
         store=store,
         metrics=metrics,
         in_flight=in_flight,
+        slots_per_engine=slots_per_engine(plan.engines.serving),
     )
     try:
         run = make_run(
-            config,
+            plan.schedule,
             directory,
             parts,
             history=point.history,

@@ -149,7 +149,7 @@ async def test_a_signal_ends_the_wait_for_an_engine(kind: str) -> None:
     stage, stop = stage_of(kind, client, push), StopSwitch()
     stage.guard = stop.guard
     asyncio.get_running_loop().call_later(0.02, stop.request)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         with pytest.raises(Interrupted):
             await stage.sync(1)
     await client.close()
@@ -177,7 +177,7 @@ async def test_a_signal_ends_a_push_that_hangs(
     stage, stop = stage_of(kind, client, push), StopSwitch()
     stage.guard = stop.guard
     asyncio.get_running_loop().call_later(0.02, stop.request)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         if cancelled:
             with pytest.raises(Interrupted):
                 await stage.sync(1)
@@ -263,7 +263,7 @@ async def test_weights_that_fit_no_server_are_not_tried_again() -> None:
         return MetricBag()
 
     engines = LocalEngines(client, push, shared=False, wait_s=600.0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         with pytest.raises(SyncError, match="have no place in LlamaForCausalLM"):
             await engines.sync(1)
     assert tries == 1

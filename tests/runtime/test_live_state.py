@@ -72,7 +72,7 @@ async def test_the_file_says_what_the_run_does_and_goes_with_it(
         live.advance(1, 40)
         live.engines({"vllm-0": engine()})
         live.finished_groups(2, 4.25)
-        async with live.watching(look), asyncio.timeout(5):
+        async with live.watching(look), asyncio.timeout(120):
             while len(looks) < 3:
                 await asyncio.sleep(0.01)
         said = json.loads(path.read_bytes())

@@ -77,12 +77,12 @@ def test_kill_9_at_random_moments(project: Path, tmp_path: Path) -> None:
 
 def live_state(run: Path) -> Any:
     """The first look at the run that knows its engines: steps of a tiny run outpace the looks."""
-    for _ in range(200):
+    for _ in range(2400):
         live = json.loads((run / "live.json").read_bytes())
         if live["engines"] and live["rollouts"]:
             return live
         time.sleep(0.05)
-    raise AssertionError(f"no engines after 10 s: {live}")
+    raise AssertionError(f"no engines after two minutes: {live}")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -96,7 +96,7 @@ def test_a_signal_ends_cleanly(project: Path, tmp_path: Path, number: int, statu
     assert live["rollouts"]["count"] == sum(w["count"] for w in live["rollouts"]["waits"].values())
     assert f"watch it: agentrl inspect {run}" in process.text()
     process.send(number)
-    assert process.wait(20) == status, process.text()
+    assert process.wait(120) == status, process.text()
     assert not list(run.glob("*live.json*"))
     assert f"agentrl train {run} --resume" in process.text()
     assert "Traceback" not in process.text()

@@ -207,7 +207,7 @@ class Agentrl:
         )
         self._process.start()
 
-    def wait_for(self, text: str, timeout_s: float = 60) -> None:
+    def wait_for(self, text: str, timeout_s: float = 240) -> None:
         """Wait until the output holds `text`, or the process has ended."""
         deadline = time.monotonic() + timeout_s
         while text not in self.text() and self._process.is_alive():

@@ -26,7 +26,7 @@ HELLO = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": 
 
 
 def model(url: str, **more: Any) -> ServedModel:
-    return ServedModel(ServedSettings(**{"url": url, "model": "m", "timeout_s": 10.0, **more}))
+    return ServedModel(ServedSettings(**{"url": url, "model": "m", "timeout_s": 120.0, **more}))
 
 
 def as_number(text: str) -> int:
@@ -164,7 +164,7 @@ async def test_a_wait_longer_than_the_limit_is_not_begun() -> None:
         began = time.monotonic()
         with pytest.raises(ServedModelError, match="asks to wait 3600 s"):
             await model(server.url).complete(HELLO)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 
 
 async def test_all_attempts_together_have_a_limit() -> None:
@@ -172,7 +172,7 @@ async def test_all_attempts_together_have_a_limit() -> None:
         began = time.monotonic()
         with pytest.raises(ServedModelError, match=r"status 503: busy; no answer in 0\.6 s"):
             await model(server.url, timeout_s=0.6, tries=50).complete(HELLO)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 
 
 async def test_a_hanging_attempt_is_given_up_for_another() -> None:
@@ -262,7 +262,7 @@ async def test_a_server_that_hangs_in_the_middle() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"choices": [')
         await writer.drain()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async with raw_server(talk) as url:
         with pytest.raises(ServedModelError, match=r"no answer in 0\.3 s"):
@@ -276,25 +276,28 @@ async def main():
     async with scripted_server() as server:
         server.delay_s = float(sys.argv[1])
         print(server.url, flush=True)
-        await asyncio.sleep(60)
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        print("asked", flush=True)
+        await asyncio.sleep(600)
 asyncio.run(main())
 """
 
 
 async def test_a_server_that_is_killed_in_mid_request() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, "30"], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", SERVER, "600"], stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert process.stdout is not None
     url = await asyncio.to_thread(process.stdout.readline)
-    asking = asyncio.ensure_future(model(url.strip(), tries=2, timeout_s=30).complete(HELLO))
-    await asyncio.sleep(0.3)
+    asking = asyncio.ensure_future(model(url.strip(), tries=2, timeout_s=600).complete(HELLO))
+    assert await asyncio.to_thread(process.stdout.readline) == "asked\n"
     process.kill()
     process.wait()
     process.stdout.close()
     with pytest.raises(ServedModelError, match=r"ServerDisconnectedError|ClientOSError"):
-        await asyncio.wait_for(asking, 10)
+        await asyncio.wait_for(asking, 120)
 
 
 async def test_the_key_is_in_no_message_and_no_record(
@@ -347,7 +350,7 @@ async def test_a_cancelled_wait_gives_no_place_away() -> None:
         await asyncio.sleep(0.05)
         for job in jobs[:3]:
             job.cancel()
-        assert await asyncio.wait_for(jobs[3], 5) == "fine"
+        assert await asyncio.wait_for(jobs[3], 120) == "fine"
         assert loop_state().gate(asked.url).in_flight == 0
         await asyncio.gather(*jobs, return_exceptions=True)
 
@@ -396,7 +399,7 @@ async def test_another_asks_if_the_first_is_cancelled(tmp_path: Path) -> None:
         first, second = (asyncio.ensure_future(asked.complete(HELLO)) for _ in range(2))
         await asyncio.sleep(0.05)
         first.cancel()
-        assert await asyncio.wait_for(second, 5) == "fine"
+        assert await asyncio.wait_for(second, 120) == "fine"
         await asyncio.gather(first, return_exceptions=True)
 
 

@@ -128,7 +128,7 @@ async def test_a_quarantined_engine_comes_back_when_it_is_well():
     await sick.pause()
     await sick.load_weights(ticket(1))
     await sick.resume()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while client.balancer.state("e0") is not EngineState.ACTIVE:
             await asyncio.sleep(0.005)
     await client.close()
@@ -296,7 +296,7 @@ def test_importing_the_client_does_not_import_torch():
         "bad = {'torch', 'transformers', 'vllm', 'ray'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 async def test_a_message_names_the_first_of_many_engines() -> None:

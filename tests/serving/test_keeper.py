@@ -45,7 +45,7 @@ class Server:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.001)
 

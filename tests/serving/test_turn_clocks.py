@@ -40,7 +40,7 @@ def ask(client: TokenClient, clock: Clock, session: str = "s") -> asyncio.Task[G
 
 @pytest.fixture
 async def client():
-    made = TokenClient([ScriptedEngine(["hi"], ByteTokenizer(), delay_s=0.01)], wait_s=60)
+    made = TokenClient([ScriptedEngine(["hi"], ByteTokenizer(), delay_s=0.1)], wait_s=60)
     yield made
     await made.close()
 
@@ -102,7 +102,7 @@ async def test_what_brings_an_engine_back_is_on_the_clock_of_no_turn() -> None:
     await ask(client, clock)  # the session moves, which ends it where it was
     with pytest.raises(EngineError):
         await ask(client, clock, "lost")
-    await asyncio.wait_for(back.wait(), 5)
+    await asyncio.wait_for(back.wait(), 120)
     assert set(clocks) == {"health", "end", "probe"}
     assert clock not in clocks.values()
     await client.close()

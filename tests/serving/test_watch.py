@@ -66,7 +66,7 @@ class Core(ScriptedEngine):
         return EngineHealth(ready=True, version=self.version, in_flight=0, metrics=metrics)
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -93,7 +93,7 @@ async def test_turns_of_a_stopped_core_go_to_another_and_it_comes_back() -> None
         a.runs.clear()
         b.prompt_s = 0.02
         turns = [asyncio.create_task(client.generate([1], SAMPLING, f"s{i}")) for i in range(6)]
-        answers = await asyncio.wait_for(asyncio.gather(*turns), 10)
+        answers = await asyncio.wait_for(asyncio.gather(*turns), 120)
         assert all(answer.ids for answer in answers)
         assert client.turns_resampled == 3
         assert client.balancer.state("a") is EngineState.QUARANTINED
@@ -121,7 +121,7 @@ async def test_a_stopped_process_is_found_and_serves_again_when_it_goes_on() -> 
         async with watched(*engines) as (client, notes):
             first.process.send_signal(signal.SIGSTOP)
             turns = [asyncio.create_task(client.generate([1], SAMPLING, f"s{i}")) for i in range(4)]
-            answers = await asyncio.wait_for(asyncio.gather(*turns), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*turns), 120)
             assert all(answer.ids for answer in answers)
             assert client.active() == ["b"]
             assert client.turns_resampled == 2
@@ -141,7 +141,7 @@ async def test_the_last_engine_is_taken_out_too_and_turns_wait_for_it() -> None:
         await until(lambda: len(notes) == 2)
         assert notes[1].startswith("no engine serves since 0 s; turns wait, and the run ends after")
         a.runs.set()
-        assert (await asyncio.wait_for(turn, 10)).ids
+        assert (await asyncio.wait_for(turn, 120)).ids
         await until(lambda: len(notes) == 3)
         assert notes[2].startswith("engines serve again after ")
 
@@ -201,7 +201,7 @@ async def test_a_pause_waits_for_a_stuck_engine_no_longer_than_its_limit() -> No
     a, b = Core("a"), Core("b")
     async with watched(a, b) as (client, _):
         a.runs.clear()
-        await asyncio.wait_for(client.pause_all(), 10)
+        await asyncio.wait_for(client.pause_all(), 120)
         assert client.active() == ["b"]
         assert client.is_stuck("a")
         await client.resume_all()
@@ -216,7 +216,7 @@ async def test_a_pause_that_no_engine_answers_fails_and_all_must_prove_themselve
         with pytest.raises(EngineError, match=r"pause failed on a: .*no answer within 0.3 s"):
             await client.pause_all()
         assert client.is_stuck("a")
-        waiting = asyncio.create_task(client.start_over("nobody took them", limit_s=10))
+        waiting = asyncio.create_task(client.start_over("nobody took them", limit_s=120))
         await asyncio.sleep(3 * LIMIT_S)
         assert not waiting.done()
         a.runs.set()
@@ -292,7 +292,7 @@ async def test_the_watch_ends_with_its_questions() -> None:
         nonlocal asking
         asking += session_id == WATCH_SESSION
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
             await asyncio.sleep(0.02)
             asking -= session_id == WATCH_SESSION

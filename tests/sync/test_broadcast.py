@@ -115,8 +115,8 @@ async def test_an_engine_that_fails_aborts_the_send() -> None:
     """Fails if the sender goes on to wait for an engine that will not come."""
     sender = StuckSender(stuck=True)
     engines: Engines = {"well": LoadingEngine(), "ill": LoadingEngine(error=SyncError("no room"))}
-    async with asyncio.timeout(20):
-        sent = await broadcast(sender, engines, [], 1, limit_s=20)
+    async with asyncio.timeout(120):
+        sent = await broadcast(sender, engines, [], 1, limit_s=3600)
     assert sent.ticket is None
     assert (sent.culprits, str(sent.failed["ill"])) == ({"ill"}, "no room")
 
@@ -128,7 +128,7 @@ async def test_engines_that_the_sender_blames_are_cancelled_at_once() -> None:
     # As one that was raised in another process.
     sender = StuckSender(error=pickle.loads(pickle.dumps(error)))
     engines: Engines = {"hung": LoadingEngine(stuck=True), "well": LoadingEngine()}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         sent = await broadcast(sender, engines, [], 1, limit_s=3600)
     assert (sent.ticket, sent.culprits) == (None, {"hung"})
     assert str(sent.failed["hung"]) == "rank 1 stopped"
@@ -140,7 +140,7 @@ async def test_a_cancelled_sync_leaves_nothing_running() -> None:
     sync = asyncio.ensure_future(broadcast(sender, {"e": engine}, [], 1, limit_s=60))
     await asyncio.sleep(0.05)
     sync.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         with pytest.raises(asyncio.CancelledError):
             await sync
     assert sender.ended.is_set()
@@ -163,9 +163,9 @@ async def test_a_send_that_no_abort_reaches_is_an_error_in_time(
     sender, well = DeafSender(), LoadingEngine(stuck=True)
     engines: Engines = {"well": well, "ill": LoadingEngine(error=SyncError("no room"))}
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(SyncError, match=r"did not end within 0\.2 s of its abort"):
-                await broadcast(sender, engines, [], 1, limit_s=20)
+                await broadcast(sender, engines, [], 1, limit_s=3600)
         assert well.cancelled
     finally:
         await sender.let_go()
@@ -181,7 +181,7 @@ async def test_a_cancelled_sync_does_not_wait_for_a_trainer_that_hangs(
     await asyncio.sleep(0.1)
     sync.cancel()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(asyncio.CancelledError):
                 await sync
         assert engine.cancelled
@@ -205,7 +205,7 @@ async def test_a_request_that_is_cancelled_inside_is_a_failure_of_its_engine(stu
     """Fails if it looks as if the sync were cancelled."""
     engine = LoadingEngine(error=asyncio.CancelledError())
     engines: Engines = {"well": LoadingEngine(), "ill": engine}
-    async with asyncio.timeout(20):
-        sent = await broadcast(StuckSender(stuck=stuck), engines, [], 1, limit_s=20)
+    async with asyncio.timeout(120):
+        sent = await broadcast(StuckSender(stuck=stuck), engines, [], 1, limit_s=3600)
     assert (sent.ticket is None, sent.culprits) == (stuck, {"ill"})
     assert str(sent.failed["ill"]) == "its request was cancelled"

@@ -51,7 +51,7 @@ def test_two_processes_receive_and_the_default_group_is_untouched(
 def test_the_first_sync_of_a_run_is_version_zero(receivers: Receivers, make: Any) -> None:
     """Fails if our keys are those of gloo's own rendezvous, `0/RANK`: 21 of 25 tries did."""
     for _ in range(5):
-        sender = make(bucket_bytes=100_000, timeout_s=20)
+        sender = make(bucket_bytes=100_000, timeout_s=120)
         receivers.connect(sender, 0, 1)
         for version in (0, 1):
             receivers.receive(sender, version, 0, 1)
@@ -82,7 +82,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
     make: Any,
 ) -> None:
     """Fails if the sender waits for ever, or its group cannot be replaced."""
-    sender = make(bucket_bytes=1000, timeout_s=20)
+    sender = make(bucket_bytes=1000, timeout_s=120)
     receivers.connect(sender, 0, 1)
     ticket = sender.announce(1)
     receivers.order(0, "receive", [1, dict(ticket.info)])
@@ -90,7 +90,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
     begun = time.monotonic()
     with pytest.raises(SyncError, match=r"weight group|not sent whole"):
         sender.send(weights(0), 1)
-    assert receivers.processes[1].wait(20) == -9
+    assert receivers.processes[1].wait(120) == -9
     assert receivers.hear(0) == "receiving"
     # All of the weights or none of them.
     assert receivers.hear(0).startswith(("SyncError", "same"))
@@ -103,7 +103,7 @@ def test_a_dead_receiver_is_an_error_in_time_and_the_others_meet_again(
 
 
 def test_an_engine_that_stops_listening_ends_the_broadcast(receivers: Receivers, make: Any) -> None:
-    sender = make(bucket_bytes=1000, timeout_s=20)
+    sender = make(bucket_bytes=1000, timeout_s=120)
     receivers.connect(sender, 0, 1)
     ticket = sender.announce(1)
     receivers.order(0, "receive", [1, dict(ticket.info)])
@@ -126,7 +126,7 @@ def test_nobody_comes(make: Any) -> None:
 
 
 def test_an_abort_from_another_thread_ends_the_wait(receivers: Receivers, make: Any) -> None:
-    sender = make(bucket_bytes=1000, timeout_s=120)
+    sender = make(bucket_bytes=1000, timeout_s=600)
     receivers.connect(sender, 0)
     receivers.receive(sender, 1, 0)
     sender.send(weights(0), 1)
@@ -137,7 +137,7 @@ def test_an_abort_from_another_thread_ends_the_wait(receivers: Receivers, make: 
     begun = time.monotonic()
     with pytest.raises(SyncError):
         sender.send(weights(0), 2)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
     timer.join()
 
 

@@ -74,11 +74,11 @@ def test_arithmetic(expression, result):
 )
 def test_anything_else_is_an_error_for_the_model_and_quick(expression, why):
     # Fails if the expression is evaluated before its size is bounded: 9 ** 9 ** 9 takes minutes.
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ToolError, match=why) as caught:
         computed(expression)
     str(caught.value).encode()
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_whole_numbers_are_exact_up_to_the_bound():

@@ -112,7 +112,7 @@ def alive(pid: int) -> bool:
 
 
 async def ended(pid: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while alive(pid) and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return not alive(pid)
@@ -164,7 +164,7 @@ async def test_a_server_over_http(script):
             pass
     with subprocess.Popen(script(GOOD, str(port)), stderr=subprocess.DEVNULL) as process:
         try:
-            for _ in range(200):
+            for _ in range(2400):
                 with contextlib.suppress(OSError):
                     socket.create_connection(("127.0.0.1", port)).close()
                     break
@@ -289,7 +289,7 @@ async def test_a_server_that_one_call_has_stopped_is_started_again(script, monke
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await tools["hang"].call({}, None)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(120):
             assert (await tools["pid"].call({}, None)).text != first
         assert await ended(int(first))
 
@@ -303,7 +303,7 @@ async def test_a_server_ends_with_the_process_that_started_it(script, tmp_path):
         "    server = McpServer(command=sys.argv[1:], only=['pid'])\n"
         "    (tool,) = await server.open()\n"
         "    print((await tool.call({}, None)).text, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
+        "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     host = subprocess.Popen(
@@ -321,19 +321,19 @@ async def test_a_server_ends_with_the_process_that_started_it(script, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "message", "open_s"),
     [
-        (["no-such-program"], "there is no program 'no-such-program'"),
-        ([sys.executable, "-c", "raise SystemExit('no key given')"], "it said: no key given"),
-        ([sys.executable, "-c", "while True: print('x' * 1000)"], "did not answer within 1 s"),
+        (["no-such-program"], "there is no program 'no-such-program'", 60),
+        ([sys.executable, "-c", "raise SystemExit('no key given')"], "it said: no key given", 60),
+        ([sys.executable, "-c", "while True: print('x' * 1000)"], "did not answer within 1 s", 1),
     ],
 )
-async def test_what_is_no_server_is_refused(command, message):
+async def test_what_is_no_server_is_refused(command, message, open_s):
     started = time.monotonic()
     with pytest.raises(ConfigError, match=message):
-        async with opened(command=command, open_s=1):
+        async with opened(command=command, open_s=open_s):
             pass
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ async def test_what_is_no_server_is_refused(command, message):
 )  # fmt: skip
 async def test_tools_that_are_not_described_are_refused(script, tools, message):
     with pytest.raises(ConfigError, match=message):
-        async with opened(command=script(ODD, tools), open_s=20):
+        async with opened(command=script(ODD, tools), open_s=120):
             pass
 
 

@@ -102,7 +102,7 @@ def wrongly_judged(trajectory: Trajectory, task: Task) -> RewardValue:
 
 def graded(function: str, *, explanation: Explanation | None = None) -> Trajectory:
     section = RewardSection(functions={"f": RewardFunction(target=f"{__file__}:{function}")})
-    functions = load_reward_functions(section, base=None, timeout_s=10.0)
+    functions = load_reward_functions(section, base=None, timeout_s=120.0)
     assert functions is not None
     row = Trajectory(
         task_id="t", group_id="g", rollout_id="g/0", prompt_ids=(1,), response_ids=(),

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import Plan, plan_run
 from agentrl.config.schema import RolloutSection
 from agentrl.data import load_tasks
 from agentrl.data.tasks.pass_rates import (
@@ -125,20 +126,20 @@ async def profile(
 
     stop = StopSwitch()
     with stop.on_signals():
-        check_parts(config, base=base, model_path=model_path)
-        model = resolve_model_path(model_path or config.model.path)
+        plan = plan_run(config, base)
+        schedule = plan.schedule
+        check_parts(plan, model_path=model_path)
+        model = resolve_model_path(model_path or plan.engines.model.path)
         everything = {"difficulty": None}
-        tasks = load_tasks(config.dataset.model_copy(update=everything), base=base)
-        left = _left(tasks, _known(out, model, config.rollout), n)
+        tasks = load_tasks(plan.tasks.dataset.model_copy(update=everything), base=plan.base)
+        left = _left(tasks, _known(out, model, schedule.rollout), n)
         if left:
-            await stop.guard(require_engines(config, model_path=model_path))
+            await stop.guard(require_engines(plan.config, model_path=model_path))
             with _owned(out):
                 # Another process may have measured some of them meanwhile.
-                left = _left(tasks, _known(out, model, config.rollout), n)
+                left = _left(tasks, _known(out, model, schedule.rollout), n)
                 if left:
-                    await stop.guard(
-                        _measure(config, base, model_path, model, left, n, out, progress)
-                    )
+                    await stop.guard(_measure(plan, model_path, model, left, n, out, progress))
         found = read_measured(out)
     mine = [found[task.id] for task in tasks if _is_done(found.get(task.id), task, 1)]
     if not mine:
@@ -151,13 +152,12 @@ async def profile(
         tasks=len(tasks),
         new=len(left),
         measured=mine,
-        group=config.rollout.n_samples_per_prompt,
+        group=schedule.rollout.n_samples_per_prompt,
     )
 
 
 async def _measure(
-    config: RunConfig,
-    base: Path,
+    plan: Plan,
     model_path: str | None,
     model: str,
     tasks: Sequence[Task],
@@ -165,7 +165,8 @@ async def _measure(
     out: Path,
     progress: Progress,
 ) -> None:
-    temperature = config.rollout.temperature
+    schedule = plan.schedule
+    temperature = schedule.rollout.temperature
     try:
         end_torn_line(out)
         file = out.open("ab")
@@ -187,7 +188,7 @@ async def _measure(
                     failed=len(last) - len(scores),
                     model=model,
                     temperature=temperature,
-                    limits=_limits(config.rollout),
+                    limits=_limits(schedule.rollout),
                 ),
             )
             progress.advance(n, held.report.tokens)
@@ -195,7 +196,7 @@ async def _measure(
         by_id = {task.id: task for task in tasks}
         logs = out.with_name(f"{out.name}.logs")
         async with open_policy(
-            config, base=base, model_path=model_path, logs=logs, note=progress.note
+            plan, model_path=model_path, logs=logs, note=progress.note
         ) as policy:
             progress.started(plan_of(policy, out, len(tasks)))
             progress.phase("profile", len(tasks) * n)
@@ -204,9 +205,9 @@ async def _measure(
                 tasks,
                 name=_NAME,
                 n=n,
-                sampling=policy_sampling(config.rollout, policy, temperature),
-                seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-                limit=RolloutLimit(in_flight(config)),
+                sampling=policy_sampling(schedule.rollout, policy, temperature),
+                seed=lambda task: stable_seed(schedule.run.seed, _NAME, task.id),
+                limit=RolloutLimit(in_flight(plan.engines, schedule.schedule)),
                 on_group=keep,
             )
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection
+from agentrl.config.plan import EnginePlan
 from agentrl.disk.server_requests import (
     RequestAnswer,
     ServerAction,
@@ -215,7 +215,7 @@ class LiveServers:
 
 @contextlib.asynccontextmanager
 async def live_servers(
-    config: RunConfig,
+    plan: EnginePlan,
     client: TokenClient,
     run: Path,
     check: Check,
@@ -227,7 +227,7 @@ async def live_servers(
     """Admit and release servers of a run in this process until the block ends.
 
     Args:
-        config: of the run.
+        plan: of the engines.
         client: in front of its engines.
         run: its directory.
         check: raises for a server that the run cannot use.
@@ -235,7 +235,7 @@ async def live_servers(
         note: called with each line for the user.
         pictures: images of the run, for servers of a model that reads them.
     """
-    section = config.serving
+    section = plan.serving
     if section.engine == "embedded":
         yield
         return
@@ -248,7 +248,7 @@ async def live_servers(
             # What an earlier run left there has a number of that run, often a larger one.
             start_version=UNKNOWN_VERSION,
             adopt=True,
-            max_context_tokens=config.rollout.max_context_tokens,
+            max_context_tokens=plan.rollout.max_context_tokens,
             pictures=pictures,
         )
 

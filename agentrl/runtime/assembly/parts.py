@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat, build_parser
-from agentrl.config import RunConfig, resolve_callable
+from agentrl.config import resolve_callable
+from agentrl.config.plan import RolloutPlan, TaskPlan
 from agentrl.config.sandboxes import (
     ContainerLimits,
     ContainerPool,
@@ -20,11 +21,9 @@ from agentrl.config.sandboxes import (
     SandboxSection,
 )
 from agentrl.config.schema import (
-    DatasetSection,
     EnvSection,
     RolloutSection,
     SelectionSection,
-    TrainDatasetSection,
 )
 from agentrl.data import load_tasks
 from agentrl.data.tasks.difficulty import sampling_weights
@@ -210,25 +209,18 @@ class Chosen:
     """Weights, as in `TaskSets.weights`."""
 
 
-def load_task_sets(
-    dataset: TrainDatasetSection,
-    evals: Mapping[str, DatasetSection],
-    *,
-    base: Path,
-    chosen: Mapping[str, Chosen] | None = None,
-) -> TaskSets:
+def load_task_sets(plan: TaskPlan, *, chosen: Mapping[str, Chosen] | None = None) -> TaskSets:
     """Load every dataset of the config.
 
     Args:
-        dataset: the training tasks.
-        evals: as `eval.datasets`.
-        base: where relative paths start.
+        plan: the datasets of training and evaluation.
         chosen: see `read_chosen`; the datasets that it does not name are measured now.
 
     Raises:
         DataError, ConfigError: one cannot be read, or is empty; names it.
     """
 
+    dataset, base = plan.dataset, plan.base
     kept = {name: item.ids for name, item in (chosen or {}).items()}
     train = load_tasks(dataset, base=base, chosen=kept.get(TRAIN))
     if chosen and TRAIN in chosen:
@@ -237,7 +229,7 @@ def load_task_sets(
         weights = sampling_weights(train, dataset, base=base)
     scored = {
         name: load_tasks(section, base=base, chosen=kept.get(eval_name(name)))
-        for name, section in evals.items()
+        for name, section in plan.evals.items()
     }
     for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in scored.items())):
         if not tasks:
@@ -253,46 +245,44 @@ def eval_name(name: str) -> str:
 
 
 def make_worker(
-    config: RunConfig,
+    plan: RolloutPlan,
     *,
     generator: Generator,
     tokenizer: Any,
     sandboxes: SandboxBackend | None,
     tools: Sequence[Tool],
-    base: Path,
     reward_models: Sequence[RewardTarget] = (),
     images: ImageReader | None = None,
 ) -> tuple[RolloutWorker, ChatFormat]:
     """The rollout worker, and the chat format whose stop tokens end its turns.
 
     Args:
-        config: of the run.
+        plan: of one rollout.
         generator: samples turns.
         tokenizer: of the policy.
         sandboxes: makes sandboxes; None if there are none.
         tools: of the config, opened.
-        base: folder that relative paths start from.
         reward_models: those of `reward.models`, opened; without them rewards lack their part.
         images: image processor of the policy; None for one that reads text only.
     """
 
-    parser = build_parser(config.chat.tool_parser, base=base)
-    chat = build_chat(tokenizer, config.chat, images=images)
+    parser = build_parser(plan.chat.tool_parser, base=plan.base)
+    chat = build_chat(tokenizer, plan.chat, images=images)
     grade = load_reward_functions(
-        config.reward,
-        base=base,
-        timeout_s=config.rollout.env_timeout_s,
+        plan.reward,
+        base=plan.base,
+        timeout_s=plan.rollout.env_timeout_s,
         models=reward_models,
     )
     worker = RolloutWorker(
         generator=generator,
         chat=chat,
         parser=parser,
-        make_env=make_env_factory(config.env, base=base, rollout=config.rollout),
+        make_env=make_env_factory(plan.env, base=plan.base, rollout=plan.rollout),
         tools=tools,
         sandboxes=sandboxes,
-        sandbox_limits=sandbox_limits(config.sandbox.limits),
-        section=config.rollout,
+        sandbox_limits=sandbox_limits(plan.sandbox.limits),
+        section=plan.rollout,
         grade=grade,
         grade_group=grade.group if grade is not None else None,
     )

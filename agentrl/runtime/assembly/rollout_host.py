@@ -11,10 +11,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import RolloutPlan
 from agentrl.disk.logs import quiet_transformers
 from agentrl.errors import EngineError
 from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
@@ -24,7 +23,7 @@ from agentrl.machine.processes.heap import frozen_heap
 from agentrl.models.source import load_tokenizer
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all, follow
-from agentrl.runtime.assembly.engines import engine_wait_s, make_client
+from agentrl.runtime.assembly.engines import make_client
 from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.stages import GroupReport, report_of
@@ -87,16 +86,17 @@ class RolloutHost:
     _worker: RolloutWorker
     _models: OpenRewardModels
 
-    def __init__(self, config: RunConfig, *, base: Path, index: int, sharers: int) -> None:
+    def __init__(self, plan: RolloutPlan, *, wait_s: float, index: int, sharers: int) -> None:
         """Keep the settings; nothing is opened yet.
 
         Args:
-            config: of the run; its `model.path` is a folder or hub name that can be read here.
-            base: absolute folder from which relative paths of the config start.
+            plan: of a rollout; its `model.path` is a folder or hub name that can be read here.
+            wait_s: seconds that a turn waits for an engine. Here as on Ray: a connection to an
+                engine that is well may be lost.
             index: number among the hosts of the run.
             sharers: hosts of the run, which share the sandboxes of a machine.
         """
-        self._config, self._base, self._index, self._sharers = config, base, index, sharers
+        self._plan, self._wait_s, self._index, self._sharers = plan, wait_s, index, sharers
         self._groups: dict[str, asyncio.Task[TrajectoryGroup]] = {}
         self._engines: Sequence[EngineAddress] = ()
         self._following = asyncio.Lock()
@@ -117,21 +117,19 @@ class RolloutHost:
         Raises:
             AgentrlError: one of them cannot be opened; call `close`.
         """
-        config, base, stack = self._config, self._base, self._stack
-        if config.reward.models:
+        plan, stack = self._plan, self._stack
+        if plan.reward.models:
             # They compute in threads of their own, beside the event loop.
             reserve_cores()
-        sandboxes = await open_sandboxes(config.sandbox, base=base, sharers=self._sharers)
+        sandboxes = await open_sandboxes(plan.sandbox, base=plan.base, sharers=self._sharers)
         stack.push_async_callback(sandboxes.close)
         probe = await sandboxes.probe()
-        tools = await stack.enter_async_context(open_tools(config.env, base=base))
+        tools = await stack.enter_async_context(open_tools(plan.env, base=plan.base))
         if policy_copy is not None:
             self._images = policy_copy.read_images()
         held = await connect_all(engines, pictures=self._images)
-        # As on Ray: a connection to an engine that is well may be lost.
-        wait_s = engine_wait_s(config.serving, on_ray=True)
         try:
-            self._client = make_client(held, wait_s=wait_s, offset=self._index)
+            self._client = make_client(held, wait_s=self._wait_s, offset=self._index)
         except BaseException:
             await asyncio.gather(*(engine.close() for engine in held))
             raise
@@ -141,17 +139,16 @@ class RolloutHost:
         if policy_copy is not None and policy_copy.tokenizer is not None:
             tokenizer: Any = pickle.loads(policy_copy.tokenizer)
         else:
-            tokenizer = load_tokenizer(config.model)
+            tokenizer = load_tokenizer(plan.model)
         models = await stack.enter_async_context(
-            open_reward_models(config, base=base, tokenizer=tokenizer)
+            open_reward_models(plan, base=plan.base, tokenizer=tokenizer)
         )
         self._worker, chat = make_worker(
-            config,
+            plan,
             generator=self._client,
             tokenizer=tokenizer,
             sandboxes=sandboxes,
             tools=tools,
-            base=base,
             reward_models=models.targets,
             images=self._images,
         )

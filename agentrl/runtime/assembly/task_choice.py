@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.paths import PathStart, absolute_paths
+from agentrl.config.plan import TaskPlan
 from agentrl.config.schema import DatasetSection, RunConfig
 from agentrl.config.stored import translate
 from agentrl.errors import RunError
@@ -68,11 +69,9 @@ def read_chosen(
         ) from error
 
 
-def dataset_sections(
-    dataset: DatasetSection, evals: Mapping[str, DatasetSection]
-) -> dict[str, DatasetSection]:
+def dataset_sections(plan: TaskPlan) -> dict[str, DatasetSection]:
     """All datasets of a config by the name that they have there."""
-    return {TRAIN: dataset, **{eval_name(name): section for name, section in evals.items()}}
+    return {TRAIN: plan.dataset, **{eval_name(name): part for name, part in plan.evals.items()}}
 
 
 def _by_pass_rate(datasets: Mapping[str, DatasetSection]) -> dict[str, DatasetSection]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat.pictures.slots import ImageReader
-from agentrl.config import RunConfig
+from agentrl.config.plan import EnginePlan, RolloutPlan
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
-from agentrl.runtime.assembly.engines import OpenEngines
+from agentrl.runtime.assembly.engines import OpenEngines, engine_wait_s
 from agentrl.runtime.assembly.rollout_host import HostReport, copy_policy
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 from agentrl.runtime.children.worker_main import WorkerSetup
@@ -36,12 +36,11 @@ class OpenWorkers:
 
 @contextlib.asynccontextmanager
 async def open_workers(
-    config: RunConfig,
+    plan: RolloutPlan,
+    engine: EnginePlan,
     *,
-    base: Path,
     logs: Path,
     engines: OpenEngines,
-    source: str,
     tokenizer: Any,
     version: int,
     images: ImageReader | None = None,
@@ -49,27 +48,25 @@ async def open_workers(
     """Start `runtime.worker_processes` children, connected to the engines that serve.
 
     Args:
-        config: of the run.
-        base: where its relative paths start.
+        plan: of a rollout; its model is the folder or hub name of the tokenizer.
+        engine: which engines, and how many workers.
         logs: folder for the output of the workers.
         engines: reached over HTTP.
-        source: folder or hub name of the tokenizer.
-        tokenizer: loaded from there.
+        tokenizer: of the policy.
         version: of the weights that the servers were started with.
         images: image processor of the policy; None for one that reads text only.
 
     Raises:
         AgentrlError: a worker cannot be opened.
     """
-    assert config.runtime.kind == "local"
-    count = config.runtime.worker_processes
-    there = config.model_copy(update={"model": config.model.model_copy(update={"path": source})})
+    assert engine.runtime.kind == "local"
+    count = engine.runtime.worker_processes
     logs.mkdir(parents=True, exist_ok=True)
     policy_copy = copy_policy(tokenizer, images)
     setups = [
         WorkerSetup(
-            config=there,
-            base=base.absolute(),
+            plan=plan,
+            wait_s=engine_wait_s(engine.serving, on_ray=True),
             index=index,
             sharers=count,
             log=(logs / f"worker-{index}.log").absolute(),
@@ -77,12 +74,12 @@ async def open_workers(
         )
         for index in range(count)
     ]
-    context = config.rollout.max_context_tokens
+    context = plan.rollout.max_context_tokens
     workers = ChildWorkers(
         setups,
         lambda: _addresses(engines, max_context_tokens=context, version=version),
         wait_s=engines.wait_s,
-        open_limit_s=config.serving.start_timeout_s,
+        open_limit_s=engine.serving.start_timeout_s,
     )
     try:
         report = await workers.open()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import RolloutPlan
 from agentrl.disk.logs import log_to, quiet_libraries
 from agentrl.machine.processes.child_main import ChildChannel, Frame
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 class WorkerSetup:
     """Arguments of a rollout worker in a child process."""
 
-    config: RunConfig
-    """Of the run; `model.path` names the tokenizer's folder."""
-    base: Path
-    """Absolute folder from which relative paths of the config start."""
+    plan: RolloutPlan
+    """Of a rollout; `model.path` names the tokenizer's folder."""
+    wait_s: float
+    """As `RolloutHost` takes it."""
     index: int
     """Number among the workers of the run."""
     sharers: int
@@ -60,7 +60,7 @@ class _WorkerServer:
     def __init__(self, channel: ChildChannel, setup: WorkerSetup) -> None:
         self._channel, self._policy_copy = channel, setup.policy_copy
         self._host = RolloutHost(
-            setup.config, base=setup.base, index=setup.index, sharers=setup.sharers
+            setup.plan, wait_s=setup.wait_s, index=setup.index, sharers=setup.sharers
         )
         self._running: set[asyncio.Task[None]] = set()
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
+from agentrl.config.plan import SchedulePlan
 from agentrl.errors import ConfigError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.drivers.asynchronous import AsynchronousRun
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def make_run(
-    config: RunConfig,
+    plan: SchedulePlan,
     run_dir: RunDir,
     parts: Parts,
     *,
@@ -34,10 +34,10 @@ def make_run(
     stop: StopSwitch,
     now: Callable[[], float] = time.monotonic,
 ) -> StepLoop:
-    """Make the driver of a config.
+    """Make the driver of a schedule.
 
     Args:
-        config: of the run.
+        plan: of the schedule.
         run_dir: its locked directory.
         parts: the opened stages and the disk.
         history: what earlier processes left.
@@ -48,18 +48,18 @@ def make_run(
     Raises:
         ConfigError: see `check_schedule`.
     """
-    rollout, reward, schedule = config.rollout, config.reward, config.schedule
+    rollout, reward, schedule = plan.rollout, plan.reward, plan.schedule
     check_schedule(schedule, shares_weights=parts.stages.engines.shares_weights)
     made = make_driver_parts(
-        config, run_dir, parts, history=history, progress=progress, stop=stop, now=now
+        plan, run_dir, parts, history=history, progress=progress, stop=stop, now=now
     )
     kind = driver_kind(schedule)
-    early = early_plan(config, shares_weights=parts.stages.engines.shares_weights)
+    early = early_plan(plan, shares_weights=parts.stages.engines.shares_weights)
     if kind is TailBatchingRun:
         return TailBatchingRun(made, rollout=rollout, reward=reward, schedule=schedule)
     if kind is AsynchronousRun:
         why = why_training_stops(
-            config.checkpoint,
+            plan.checkpoint,
             shares_weights=parts.stages.engines.shares_weights,
             rules_of_scores=made.health.rules_of_scores,
         )
@@ -68,34 +68,34 @@ def make_run(
             rollout=rollout,
             reward=reward,
             schedule=schedule,
-            steps=config.train.steps,
+            steps=plan.train.steps,
             beside=not why,
         )
     return SynchronousRun(made, rollout=rollout, reward=reward, plan=early)
 
 
-def early_plan(config: RunConfig, *, shares_weights: bool) -> MiniBatchPlan | None:
+def early_plan(plan: SchedulePlan, *, shares_weights: bool) -> MiniBatchPlan | None:
     """The minibatches that are trained as soon as they are complete; None where steps wait.
 
     Args:
-        config: of the run.
+        plan: of the schedule.
         shares_weights: engines sample from the learner's own tensors.
 
     Raises:
         ConfigError: `schedule.dispatch` insists on it, and the numbers would be others.
     """
-    schedule, train = config.schedule, config.train
+    schedule, train = plan.schedule, plan.train
     why = why_whole_steps(
         schedule,
         train,
-        config.resolved_algorithm(),
-        config.reward,
+        plan.algorithm,
+        plan.reward,
         synchronous=is_synchronous(schedule),
         shares_weights=shares_weights,
     )
     if not why:
-        seed = config.run.seed
-        return MiniBatchPlan(config.rollout, minibatches=train.minibatches, seed=seed)
+        seed = plan.run.seed
+        return MiniBatchPlan(plan.rollout, minibatches=train.minibatches, seed=seed)
     if schedule.dispatch == "mini_batch":
         raise ConfigError(
             f"schedule.dispatch is 'mini_batch', but this run trains whole steps: {why}; change "

@@ -41,7 +41,7 @@ from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
 from agentrl.runtime.drivers.evaluator import Evaluator
-from agentrl.runtime.drivers.pending_groups import PendingGroups
+from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
 from agentrl.runtime.drivers.run_clock import RunClock

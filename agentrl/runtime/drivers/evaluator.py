@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from agentrl.config.schema import EvalSection
+from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.groups import stable_seed
-from agentrl.runtime.drivers.pending_groups import PendingGroups
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
 from agentrl.runtime.health.failure_watch import FailureWatch
 from agentrl.runtime.progress import Progress

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
-from agentrl.health.history import flat_config
+from agentrl.config.plan import SchedulePlan
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
 from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.evaluator import Evaluator
+from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.groups import stable_seed
-from agentrl.runtime.drivers.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
 from agentrl.runtime.drivers.run_clock import RunClock
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def make_driver_parts(
-    config: RunConfig,
+    plan: SchedulePlan,
     run_dir: RunDir,
     parts: Parts,
     *,
@@ -48,7 +47,7 @@ def make_driver_parts(
     """Make the parts of a driver, standing where earlier processes of the run have stopped.
 
     Args:
-        config: of the run.
+        plan: of the schedule.
         run_dir: its locked directory.
         parts: the opened stages and the disk.
         history: what earlier processes left.
@@ -59,18 +58,18 @@ def make_driver_parts(
     stages = parts.stages
     stages.engines.guard = stop.guard
     rolling = OutageRetries(stages.rollouts, stages.engines)
-    known = _standing(config, run_dir, parts, rolling, history, progress, stop, now)
-    concurrency = _concurrency(config, parts)
+    known = _standing(plan, run_dir, parts, rolling, history, progress, stop, now)
+    concurrency = Concurrency(parts.in_flight, slots_per_engine=parts.slots_per_engine)
     rollouts = RolloutRunner(
         rolling,
-        config.rollout,
+        plan.rollout,
         stop_token_ids=stages.stop_token_ids,
         limit=concurrency.limit,
         seed=known.seed,
         stop=stop,
         progress=progress,
     )
-    checkpoints = _checkpoints(config, run_dir, parts, known, progress)
+    checkpoints = _checkpoints(plan, run_dir, parts, known, progress)
     return DriverParts(
         run_dir=run_dir,
         stages=stages,
@@ -86,10 +85,10 @@ def make_driver_parts(
         weights=EngineWeights(stages, progress),
         engine_counts=ServingCounts(),
         book=known.book,
-        evaluator=_evaluator(config, parts, known, rollouts, progress),
+        evaluator=_evaluator(plan, parts, known, rollouts, progress),
         checkpoints=checkpoints,
         health=known.health,
-        decisions=_decisions(config, parts, known, checkpoints),
+        decisions=_decisions(plan, parts, known, checkpoints),
         log=StepLog(parts.metrics, logged=history.logged, health=known.health, progress=progress),
         stop=stop,
         progress=progress,
@@ -118,7 +117,7 @@ class _Standing:
 
 
 def _standing(
-    config: RunConfig,
+    plan: SchedulePlan,
     run_dir: RunDir,
     parts: Parts,
     rolling: OutageRetries,
@@ -127,7 +126,7 @@ def _standing(
     stop: StopSwitch,
     now: Callable[[], float],
 ) -> _Standing:
-    seed = config.run.seed
+    seed = plan.run.seed
     if history.rollbacks.count:
         # The same rollouts from the same weights would end where the last ones did.
         seed = stable_seed(seed, "rollback", history.rollbacks.count)
@@ -135,42 +134,33 @@ def _standing(
     return _Standing(
         seed=seed,
         position=RunPosition(parts.cursor, parts.leaps, done=history.done),
-        clock=RunClock(
-            config.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now
-        ),
+        clock=RunClock(plan.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now),
         book=ScoreBook(
             parts.eval_tasks,
             parts.store,
-            n_samples=config.eval.n_samples,
+            n_samples=plan.eval.n_samples,
             logged=history.logged,
             now=now,
         ),
         pending=PendingGroups(rolling),
         failures=FailureWatch(worked=history.done > 0, note=progress.note),
         health=RunHealth(
-            config.health,
+            plan.health,
             run_dir,
             history,
-            settings=flat_config(config),
+            settings=plan.settings,
             progress=progress,
             stop=stop,
         ),
     )
 
 
-def _concurrency(config: RunConfig, parts: Parts) -> Concurrency:
-    # The embedded engine keeps its rows by itself, and decodes between the trainer's steps.
-    serving = config.serving
-    slots = None if serving.engine == "embedded" else serving.max_batch_size
-    return Concurrency(parts.in_flight, slots_per_engine=slots)
-
-
 def _checkpoints(
-    config: RunConfig, run_dir: RunDir, parts: Parts, known: _Standing, progress: Progress
+    plan: SchedulePlan, run_dir: RunDir, parts: Parts, known: _Standing, progress: Progress
 ) -> CheckpointKeeper:
     return CheckpointKeeper(
         run_dir,
-        config.checkpoint,
+        plan.checkpoint,
         learner=parts.stages.learner,
         position=known.position,
         book=known.book,
@@ -193,15 +183,15 @@ def _learner(parts: Parts, known: _Standing, progress: Progress, stop: StopSwitc
 
 
 def _evaluator(
-    config: RunConfig,
+    plan: SchedulePlan,
     parts: Parts,
     known: _Standing,
     rollouts: RolloutRunner,
     progress: Progress,
 ) -> Evaluator:
     return Evaluator(
-        config.eval,
-        seed=config.run.seed,
+        plan.eval,
+        seed=plan.run.seed,
         book=known.book,
         rollouts=rollouts,
         learner=parts.stages.learner,
@@ -212,7 +202,7 @@ def _evaluator(
 
 
 def _decisions(
-    config: RunConfig, parts: Parts, known: _Standing, checkpoints: CheckpointKeeper
+    plan: SchedulePlan, parts: Parts, known: _Standing, checkpoints: CheckpointKeeper
 ) -> StepDecisions:
     return StepDecisions(
         position=known.position,
@@ -221,6 +211,6 @@ def _decisions(
         clock=known.clock,
         book=known.book,
         checkpoints=checkpoints,
-        steps=config.train.steps,
-        evaluate_every=config.eval.every_steps,
+        steps=plan.train.steps,
+        evaluate_every=plan.eval.every_steps,
     )

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import Plan
 from agentrl.disk.logs import log_to, quiet_libraries
 from agentrl.errors import RunError
 
@@ -35,10 +35,8 @@ class ActorSpec:
 
     name: str
     """Name, as in its log file: `worker-0`, `rank-1`."""
-    config: RunConfig
+    plan: Plan
     """Of the run; `model.path` is a folder or hub name that every machine can read."""
-    base: Path
-    """Absolute folder from which relative paths of the config start."""
     run_dir: Path
     """Absolute directory of the run."""
     host: str | None

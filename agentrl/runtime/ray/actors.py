@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import Plan
 from agentrl.disk.model_source import served_source
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -45,10 +45,9 @@ class RunActors:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: Plan,
         pool: ResourcePool,
         *,
-        base: Path,
         run_dir: Path,
         trajectories: Path,
         checkpoint: Path | None,
@@ -57,9 +56,8 @@ class RunActors:
         """Keep the layout and the specs; all paths are absolute.
 
         Args:
-            config: of the run; its model is a folder or hub name that every machine can read.
+            plan: of the run; its model is a folder or hub name that every machine can read.
             pool: the reserved device slots.
-            base: where relative paths of the config start.
             run_dir: of the run.
             trajectories: folder of the store.
             checkpoint: folder to go on from.
@@ -68,20 +66,21 @@ class RunActors:
         Raises:
             ConfigError: the weight backend that was asked for cannot reach the engines.
         """
-        self.config = config
+        self.plan = plan
+        engine = plan.engines
         self._pool, self._checkpoint = pool, checkpoint
-        self._base, self._run_dir, self._trajectories = base, run_dir, trajectories
+        self._run_dir, self._trajectories = run_dir, trajectories
         self._one_machine = one_machine
         self._identity = run_identity(run_dir)
         self._secret = secrets.token_hex(16)
-        self._limit_s = config.serving.start_timeout_s
-        self.cuda = rank_to_engine(config.ray, config.serving, config.sync)
+        self._limit_s = engine.serving.start_timeout_s
+        self.cuda = rank_to_engine(engine.ray, engine.serving, engine.sync)
         """Whether weights can go from device to device."""
         self.backend = resolve_backend(
-            config.sync,
-            engine_kind="embedded" if config.serving.engine == "embedded" else "vllm",
-            same_host=one_machine and config.serving.engine != "external",
-            shared_weights=config.serving.engine == "embedded",
+            engine.sync,
+            engine_kind="embedded" if engine.serving.engine == "embedded" else "vllm",
+            same_host=one_machine and engine.serving.engine != "external",
+            shared_weights=engine.serving.engine == "embedded",
             cuda=self.cuda,
         )
         """The weight backend of the run."""
@@ -96,7 +95,7 @@ class RunActors:
     def start_ranks(self, stack: contextlib.AsyncExitStack) -> WorkerGroup:
         """Processes of the trainer ranks; `stack` ends them."""
         slots = self._pool.layout.ranks
-        threads = threads_of_a_rank(self.config.ray.trainer_ranks)
+        threads = threads_of_a_rank(self.plan.engines.ray.trainer_ranks)
         handles = []
         for rank, slot in enumerate(slots):
             rank_spec = RankSpec(
@@ -141,9 +140,10 @@ class RunActors:
     def start_server(self, index: int) -> Any:
         """The process of one server."""
         slots = self._pool.layout.engines
+        plan = self.plan.trainer
         checkpoint = str(self._checkpoint) if self._checkpoint else None
         engine = EngineSpec(
-            source=served_source(self.config.model, self.config.train.lora, checkpoint=checkpoint),
+            source=served_source(plan.model, plan.train.lora, checkpoint=checkpoint),
             neighbours=len(slots) if self._one_machine else 1,
             backend=self.backend,
             secret=self._secret,
@@ -204,10 +204,9 @@ class RunActors:
     def _spec(self, name: str) -> ActorSpec:
         return ActorSpec(
             name=name,
-            config=self.config,
-            base=self._base,
+            plan=self.plan,
             run_dir=self._run_dir,
-            host="127.0.0.1" if self.config.ray.address is None else None,
+            host="127.0.0.1" if self.plan.engines.ray.address is None else None,
             identity=self._identity,
         )
 

@@ -71,7 +71,7 @@ class EngineActor:
             name=spec.name,
             log=spec.run_dir / "logs" / f"{spec.name}.vllm.log",
             host=listening_host(spec),
-            start_limit_s=spec.config.serving.start_timeout_s,
+            start_limit_s=spec.plan.engines.serving.start_timeout_s,
         )
         self._stack.push_async_callback(self._server.stop)
         await self._server.start()
@@ -95,13 +95,13 @@ class EngineActor:
 
     def _report(self) -> EngineReport:
         spec = self._spec
-        assert spec.config.serving.engine == "vllm"
+        assert spec.plan.engines.serving.engine == "vllm"
         address = EngineAddress(
             name=spec.name,
             address=self._server.url,
             secret=self._engine.secret,
-            transport=spec.config.serving.transport,
-            max_context_tokens=spec.config.rollout.max_context_tokens,
+            transport=spec.plan.engines.serving.transport,
+            max_context_tokens=spec.plan.engines.rollout.max_context_tokens,
         )
         return EngineReport(location=actor_location(), engine=address)
 
@@ -112,17 +112,17 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
     Raises:
         ConfigError: vLLM is not installed here, or an option is not the user's to set.
     """
-    section = spec.config.serving
+    section = spec.plan.engines.serving
     assert section.engine == "vllm"
     device = vllm_device()
     command = server_command(
         section,
         model_path=engine.source,
-        max_context_tokens=spec.config.rollout.max_context_tokens,
+        max_context_tokens=spec.plan.engines.rollout.max_context_tokens,
         replicas=engine.neighbours if device == "cpu" else 1,
         device=device,
-        dtype=spec.config.model.dtype,
-        head_dtype=spec.config.model.head_dtype,
+        dtype=spec.plan.engines.model.dtype,
+        head_dtype=spec.plan.engines.model.head_dtype,
         weight_transfer=transfer_name(engine.backend),
         middleware=() if section.transport == "http" else (LEAN,),
     )

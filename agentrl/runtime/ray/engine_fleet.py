@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import EnginePlan
 from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all
@@ -75,12 +75,13 @@ async def open_fleet(
     Raises:
         EngineError: one does not answer, or weights cannot be brought to it.
     """
-    section = actors.config.serving
+    plan = actors.plan.engines
+    section = plan.serving
     embedded = [report.engine for report in reports if report.engine is not None]
     entries = (
         embedded
         or [report.engine for report in served]
-        or [external_address(actors.config, name, url) for name, url in named_urls(section).items()]
+        or [external_address(plan, name, url) for name, url in named_urls(section).items()]
     )
     addresses = {entry.name: entry for entry in entries}
     # Before any worker asks: what an earlier run left on a server has a number of that run.
@@ -139,21 +140,21 @@ async def _open_sync(
 ) -> Push:
     """Weights go from rank 0 to every engine; the driver only decides when."""
     facts = await ranks.open_sender(actors.backend, actors.cuda)
-    limit_s = actors.config.sync.timeout_s
+    limit_s = actors.plan.engines.sync.timeout_s
     sync = WeightSync(client, RemoteSender(ranks, facts), limit_s=limit_s)
     stack.push_async_callback(sync.close)
     await sync.connect()
     return lambda version: sync.push(tuple, version)
 
 
-def external_address(config: RunConfig, name: str, url: str) -> EngineAddress:
+def external_address(plan: EnginePlan, name: str, url: str) -> EngineAddress:
     """Address of a server that runs already, with what every client needs to connect to it."""
-    section = config.serving
+    section = plan.serving
     assert section.engine != "embedded"
     return EngineAddress(
         name=name,
         address=url,
         secret=os.environ.get(SECRET_VARIABLE, ""),
         transport=section.transport,
-        max_context_tokens=config.rollout.max_context_tokens,
+        max_context_tokens=plan.rollout.max_context_tokens,
     )

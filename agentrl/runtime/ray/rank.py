@@ -32,7 +32,7 @@ from agentrl.train.model.lora import base_weights, save_policy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.config import RunConfig
+    from agentrl.config.training import TrainBackendSection
     from agentrl.data import TrajectoryStore
     from agentrl.runtime.ray.actor import ActorSpec
     from agentrl.sync import WeightSender
@@ -58,16 +58,16 @@ class Rank:
         self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
         """The store that every rank writes its part of a step to."""
         self.steps: StepParts = StepParts(
-            StepMaker(spec.config, base=spec.base, checkpoint=rank_spec.checkpoint),
+            StepMaker(spec.plan.config, base=spec.plan.base, checkpoint=rank_spec.checkpoint),
             self.store,
             rank=rank_spec.rank,
             world_size=rank_spec.world_size,
         )
         """Prepares this rank's part of every step."""
-        self._config, self._rank_spec = spec.config, rank_spec
+        self._plan, self._rank_spec = spec.plan, rank_spec
         self._pretrained = pretrained
         self._others, self._layout = others, layout
-        self._sharded = spec.config.train.backend.kind != "torch"
+        self._sharded = spec.plan.trainer.train.backend.kind != "torch"
         self._weights = spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
@@ -85,18 +85,19 @@ class Rank:
         Raises:
             AgentrlError: whatever does not fit, named.
         """
+        plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
-        pretrained = load_trained(spec.config.model, spec.config.train, checkpoint=checkpoint)
-        open_images(spec.config, pretrained.images, RunPaths(spec.run_dir).images)
+        pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
+        open_images(spec.plan.config, pretrained.images, RunPaths(spec.run_dir).images)
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
-        others = _join(spec.config, pretrained.model, rank_spec, meeting)
+        others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
         layout = _layout(base_weights(pretrained.model))
         trainer = make_trainer(
-            spec.config,
+            spec.plan.config,
             pretrained.model,
-            base=spec.base,
+            base=spec.plan.base,
             run_dir=spec.run_dir,
             ranks=others,
             checkpoint=rank_spec.checkpoint,
@@ -127,13 +128,13 @@ class Rank:
             stack: closes it.
             host: address to listen on.
         """
-        section = self._config.serving
+        section = self._plan.engines.serving
         if section.engine != "embedded":
             return None
         engine = EmbeddedEngine(
             self._pretrained.model,
             section=section,
-            max_context_tokens=self._config.rollout.max_context_tokens,
+            max_context_tokens=self._plan.engines.rollout.max_context_tokens,
             version=self.version,
             name=f"embedded-{self._rank_spec.rank}",
         )
@@ -154,7 +155,7 @@ class Rank:
         first = self._rank_spec.rank == 0
         if not first and not self._sharded:
             return
-        backend, adapted = self.trainer.backend, self._config.train.lora is not None
+        backend, adapted = self.trainer.backend, self._plan.trainer.train.lora is not None
         weights = full_weights(backend) if self._sharded else None
         trained = trained_parameters(backend) if self._sharded and adapted else None
         if first:
@@ -177,12 +178,12 @@ class Rank:
             cuda: whether trainer and engines have GPUs.
         """
         self._sender = make_sender(
-            self._config.sync,
+            self._plan.engines.sync,
             backend=backend,
             directory=self._weights,
             address=address,
             cuda=cuda,
-            workers=engine_width(self._config.serving),
+            workers=engine_width(self._plan.engines.serving),
             describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
         )
         self._take_part(backend)
@@ -195,7 +196,7 @@ class Rank:
 
     def _take_part(self, backend: str) -> None:
         self._sent = sent_weights(
-            self._config.train.lora, self._pretrained.model, self.trainer, backend=backend
+            self._plan.trainer.train.lora, self._pretrained.model, self.trainer, backend=backend
         )
         self._sent_by = backend
 
@@ -230,9 +231,11 @@ class Rank:
             self._others.close()
 
 
-def _join(config: RunConfig, model: Any, rank_spec: RankSpec, meeting: str) -> Ranks | None:
+def _join(
+    backend: TrainBackendSection, model: Any, rank_spec: RankSpec, meeting: str
+) -> Ranks | None:
     """The processes that train together; None for this one alone."""
-    if rank_spec.world_size == 1 and config.train.backend.kind == "torch":
+    if rank_spec.world_size == 1 and backend.kind == "torch":
         return None
     device = next(model.parameters()).device
     return Ranks(meeting, rank=rank_spec.rank, world_size=rank_spec.world_size, device=device)

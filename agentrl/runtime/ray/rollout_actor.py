@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.rollout.under_way.in_flight import InFlightReport
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.engines import engine_wait_s
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, RolloutHost
 from agentrl.runtime.ray.actor import ActorLocation, ActorSpec, actor_location, set_up_actor
 from agentrl.runtime.ray.worker_group import Mode, dispatch
@@ -33,9 +34,12 @@ class RolloutActor:
     """Ray actor around a `RolloutHost`."""
 
     def __init__(self, spec: ActorSpec, index: int) -> None:
-        self._spec = spec
+        self._spec, engine = spec, spec.plan.engines
         self._host = RolloutHost(
-            spec.config, base=spec.base, index=index, sharers=spec.config.ray.rollout_workers
+            spec.plan.rollouts,
+            wait_s=engine_wait_s(engine.serving, on_ray=True),
+            index=index,
+            sharers=engine.ray.rollout_workers,
         )
         self._stack = AsyncExitStack()
 

@@ -204,8 +204,8 @@ class TrainerActor:
     async def open_sender(self, backend: str, cuda: bool) -> SenderFacts:
         """Make the weight sender of the run."""
         spec = self._spec
-        elsewhere = not urls_are_local(spec.config.serving.urls)
-        address = own_address(spec.config.serving.urls) if elsewhere else listening_host(spec)
+        elsewhere = not urls_are_local(spec.plan.engines.serving.urls)
+        address = own_address(spec.plan.engines.serving.urls) if elsewhere else listening_host(spec)
         return self._own.open_sender(backend, address=address, cuda=cuda)
 
     @dispatch(Mode.RANK_ZERO)

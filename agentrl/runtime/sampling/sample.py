@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
+from agentrl.config.plan import Plan, plan_run
 from agentrl.config.schema import RolloutSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
@@ -98,19 +99,18 @@ async def evaluate(
         Interrupted: SIGINT or SIGTERM.
     """
 
-    stop = StopSwitch()
+    plan, stop = plan_run(config, base), StopSwitch()
     with stop.on_signals():
         scores = await score_policy(
-            config, base=base, model_path=model_path, out=out, step=0, progress=progress, stop=stop
+            plan, model_path=model_path, out=out, step=0, progress=progress, stop=stop
         )
-    write_evaluation(out, policy=model_path or config.model.path, scores=scores)
+    write_evaluation(out, policy=model_path or plan.engines.model.path, scores=scores)
     return scores
 
 
 async def score_policy(
-    config: RunConfig,
+    plan: Plan,
     *,
-    base: Path,
     model_path: str | None,
     out: Path,
     step: int,
@@ -118,22 +118,20 @@ async def score_policy(
     stop: StopSwitch,
 ) -> list[EvalSummary]:
     """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
-    check_parts(config, base=base, model_path=model_path)
-    await stop.guard(require_engines(config, model_path=model_path))
+    check_parts(plan, model_path=model_path)
+    await stop.guard(require_engines(plan.config, model_path=model_path))
     opened = open_policy(
-        config,
-        base=base,
+        plan,
         model_path=model_path,
         logs=out / "logs",
         note=progress.note,
         images=out / "images",
     )
     return await _score(
-        config,
+        plan,
         opened,
         lambda policy: None,
-        at_once=in_flight(config),
-        base=base,
+        at_once=in_flight(plan.engines, plan.schedule.schedule),
         out=out,
         step=step,
         progress=progress,
@@ -166,14 +164,14 @@ async def evaluate_api(
     stop = StopSwitch()
     used: list[ApiUse] = []
     with stop.on_signals():
-        check_parts(config, base=base)
-        opened = open_api_policy(config, settings, base=base, native_tools=native_tools)
+        plan = plan_run(config, base)
+        check_parts(plan)
+        opened = open_api_policy(plan.rollouts, settings, native_tools=native_tools)
         scores = await _score(
-            config,
+            plan,
             opened,
             lambda policy: used.append(policy.use),
             at_once=2 * settings.max_in_flight,
-            base=base,
             out=out,
             step=0,
             progress=progress,
@@ -187,22 +185,21 @@ P = TypeVar("P", bound=SampledPolicy)
 
 
 async def _score(
-    config: RunConfig,
+    plan: Plan,
     opened: AbstractAsyncContextManager[P],
     on_end: Callable[[P], None],
     *,
     at_once: int,
-    base: Path,
     out: Path,
     step: int,
     progress: Progress,
     stop: StopSwitch,
 ) -> list[EvalSummary]:
     """Score a policy that is opened for it; `on_end` is called before it is closed."""
-    sets = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    sets, schedule = load_task_sets(plan.tasks), plan.schedule
     chosen = sets.evals or {"dataset": sets.train}
     store = TrajectoryStore(out / "trajectories")
-    n = config.eval.n_samples
+    n = schedule.eval.n_samples
     summaries = []
     async with opened as policy:
         progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
@@ -214,8 +211,8 @@ async def _score(
                     name=f"eval-{name}",
                     phase=f"eval {name}",
                     n=n,
-                    sampling=policy_sampling(config.rollout, policy, config.eval.temperature),
-                    seed=config.run.seed,
+                    sampling=policy_sampling(schedule.rollout, policy, schedule.eval.temperature),
+                    seed=schedule.run.seed,
                     limit=RolloutLimit(at_once),
                     progress=progress,
                 )
@@ -250,10 +247,12 @@ async def collect(
 
     stop = StopSwitch()
     with stop.on_signals():
-        check_parts(config, base=base, model_path=model_path)
-        await stop.guard(require_engines(config, model_path=model_path))
-        chosen = load_task_sets(config.dataset, config.eval.datasets, base=base).train[:tasks]
-        n = config.rollout.n_samples_per_prompt
+        plan = plan_run(config, base)
+        schedule = plan.schedule
+        check_parts(plan, model_path=model_path)
+        await stop.guard(require_engines(plan.config, model_path=model_path))
+        chosen = load_task_sets(plan.tasks).train[:tasks]
+        n = schedule.rollout.n_samples_per_prompt
         store = TrajectoryStore(out / "trajectories")
         ended = itertools.count(1)
 
@@ -262,16 +261,15 @@ async def collect(
                 store.write(next(ended), "train", [handle.group], None)
 
         async with open_policy(
-            config,
-            base=base,
+            plan,
             model_path=model_path,
             logs=out / "logs",
             note=progress.note,
             images=out / "images",
         ) as policy:
             progress.started(plan_of(policy, out, len(chosen)))
-            sampling = policy_sampling(config.rollout, policy, config.rollout.temperature)
-            seed, most = config.run.seed, in_flight(config)
+            sampling = policy_sampling(schedule.rollout, policy, schedule.rollout.temperature)
+            seed, most = schedule.run.seed, in_flight(plan.engines, schedule.schedule)
             brought = BroughtTasks(policy.rollouts, sampling=sampling, seed=seed, on_group=keep)
             async with brought.taken(taking_tasks, most=most):
                 groups = await stop.guard(

@@ -9,16 +9,21 @@ from agentrl.sandbox import Isolation, Outcome, SandboxBackend
 from agentrl.testing.sandbox_check.check import (
     BEAT,
     LIMITS,
+    SOON,
     assert_silent,
     brief,
     check,
     expect,
     good,
+    has_begun,
     opened,
     python,
 )
 
 MIB = 2**20
+TIMES_S = (0.5, 4.0, 30.0)
+"""Time limits of a program that is to do something before its end; a later one for a machine so
+loaded that it did not get as far."""
 
 
 @check()
@@ -26,17 +31,20 @@ async def timeout_ends_a_command(backend: SandboxBackend) -> None:
     """A command past its time is killed, soon, with exit code None."""
     async with opened(backend) as sandbox:
         start = time.monotonic()
-        result = await sandbox.exec(("sleep", "30"), timeout_s=0.3)
+        result = await sandbox.exec(("sleep", "600"), timeout_s=0.3)
         seconds = time.monotonic() - start
     assert (result.outcome, result.exit_code) == (Outcome.TIMEOUT, None), brief(result)
-    assert 0.25 < seconds < 3.0, f"took {seconds:.2f} s for a limit of 0.3 s"
+    assert 0.25 < seconds < SOON.get() / 2, f"took {seconds:.2f} s for a limit of 0.3 s"
 
 
 @check()
 async def timeout_keeps_partial_output(backend: SandboxBackend) -> None:
     """Output printed before the time-out comes back."""
     async with opened(backend) as sandbox:
-        result = await sandbox.exec(("sh", "-c", "echo before; sleep 30"), timeout_s=0.4)
+        for timeout_s in TIMES_S:
+            result = await sandbox.exec(("sh", "-c", "echo before; sleep 600"), timeout_s=timeout_s)
+            if result.outcome is not Outcome.TIMEOUT or result.stdout:
+                break
     assert (result.outcome, result.stdout) == (Outcome.TIMEOUT, "before\n"), brief(result)
 
 
@@ -46,7 +54,7 @@ async def timeout_beats_signal_handlers(backend: SandboxBackend) -> None:
     ignoring = "for n in range(1, 32):\n try: signal.signal(n, signal.SIG_IGN)\n except: pass\n"
     async with opened(backend) as sandbox:
         for program in (
-            "import signal, time\n" + ignoring + "time.sleep(30)",
+            "import signal, time\n" + ignoring + "time.sleep(600)",
             "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
         ):
             expect(await python(sandbox, program, timeout_s=0.5), Outcome.TIMEOUT)
@@ -64,12 +72,16 @@ DAEMON = (
 
 async def _nothing_outlives(backend: SandboxBackend, start: str, *, timeout: bool) -> None:
     """Run `start`, then sleep or exit; what it started must be dead afterwards."""
-    end = BEGUN + ("time.sleep(30)" if timeout else "")
+    end = BEGUN + ("time.sleep(600)" if timeout else "")
     async with opened(backend) as sandbox:
-        began = time.monotonic()
-        result = await python(sandbox, BEAT + start + end, timeout_s=0.7 if timeout else 10.0)
-        expect(result, Outcome.TIMEOUT if timeout else Outcome.OK)
-        assert time.monotonic() - began < 5.0, "waited for a process in the background"
+        for timeout_s in TIMES_S if timeout else (None,):
+            began = time.monotonic()
+            result = await python(sandbox, BEAT + start + end, timeout_s=timeout_s)
+            expect(result, Outcome.TIMEOUT if timeout else Outcome.OK)
+            late_s = time.monotonic() - began - (timeout_s or 0.0)
+            assert late_s < SOON.get() / 2, "waited for a process in the background"
+            if await has_begun(sandbox):
+                break
         await assert_silent(sandbox)
 
 
@@ -112,10 +124,13 @@ async def exit_kills_daemons(backend: SandboxBackend) -> None:
 @check()
 async def killing_the_parent_does_not_help(backend: SandboxBackend) -> None:
     """A program that kills the process that started it frees nothing."""
-    program = BEAT + CHILD + BEGUN + "os.kill(os.getppid(), 9)\ntime.sleep(30)"
+    program = BEAT + CHILD + BEGUN + "os.kill(os.getppid(), 9)\ntime.sleep(600)"
     async with opened(backend) as sandbox:
-        result = await python(sandbox, program, timeout_s=2.0)
-        expect(result, Outcome.NONZERO, Outcome.TIMEOUT)
+        for timeout_s in TIMES_S:
+            result = await python(sandbox, program, timeout_s=timeout_s)
+            expect(result, Outcome.NONZERO, Outcome.TIMEOUT)
+            if await has_begun(sandbox):
+                break
         await assert_silent(sandbox)
         expect(await sandbox.exec(("true",)), Outcome.OK)
 
@@ -128,7 +143,7 @@ async def fork_bomb(backend: SandboxBackend) -> None:
         start = time.monotonic()
         result = await python(sandbox, program, timeout_s=1.0)
         assert result.outcome is not Outcome.OK, brief(result)
-        assert time.monotonic() - start < 8.0, "it took too long to end"
+        assert time.monotonic() - start < SOON.get(), "it took too long to end"
         assert (await sandbox.exec(("sh", "-c", "echo alive"))).stdout == "alive\n"
 
 
@@ -139,7 +154,7 @@ async def process_limit(backend: SandboxBackend) -> None:
         "import os, time\ncount = 1\n"
         f"for _ in range({4 * LIMITS.processes}):\n"
         " try: pid = os.fork()\n except OSError: break\n"
-        " if not pid: time.sleep(30)\n count += 1\n"
+        " if not pid: time.sleep(600)\n count += 1\n"
         "time.sleep(0.3)\nprint(count)"
     )
     async with opened(backend) as sandbox:
@@ -180,11 +195,11 @@ async def memory_of_children_counts(backend: SandboxBackend) -> None:
     each = LIMITS.memory_bytes // MIB // 3
     program = (
         "import os, time\nfor _ in range(6):\n"
-        f" if not os.fork():\n  kept = os.urandom({each} << 20); time.sleep(30)\n"
-        "time.sleep(30)"
+        f" if not os.fork():\n  kept = os.urandom({each} << 20); time.sleep(600)\n"
+        "time.sleep(600)"
     )
     async with opened(backend) as sandbox:
-        expect(await python(sandbox, program, timeout_s=10.0), Outcome.OOM)
+        expect(await python(sandbox, program), Outcome.OOM)
 
 
 SEGMENTS = """
@@ -194,14 +209,14 @@ for _ in range(40):
     ident = libc.shmget(0, 8 << 20, 0o1600); place = libc.shmat(ident, None, 0)
     if ident < 0: raise SystemExit(3)
     ctypes.memset(place, 1, 8 << 20); libc.shmdt(ctypes.c_void_p(place))
-time.sleep(1)
+time.sleep(30)
 """
 ANONYMOUS_FILES = """
 import os, time
 for _ in range(40):
     fd = os.memfd_create('x')
     for _ in range(8): os.write(fd, bytes(1 << 20))
-time.sleep(1)
+time.sleep(30)
 """
 
 
@@ -236,7 +251,7 @@ async def output_flood(backend: SandboxBackend) -> None:
             start = time.monotonic()
             result = await python(sandbox, program)
             assert (result.outcome, result.exit_code) == (Outcome.OUTPUT_LIMIT, None), brief(result)
-            assert time.monotonic() - start < 5.0, "it was not ended soon"
+            assert time.monotonic() - start < SOON.get() / 2, "it was not ended soon"
             kept = result.stdout if stream == "1" else result.stderr
             assert kept.startswith("flood"), ascii(kept[:50])
 
@@ -247,7 +262,7 @@ async def flood_beside_others(backend: SandboxBackend) -> None:
     flood = "import os\nfor _ in range(2000): os.write(1, b'flood ' * 10000)"
     async with opened(backend) as sandbox:
         task = asyncio.create_task(python(sandbox, flood))
-        result = await sandbox.exec(("sh", "-c", "echo calm"), timeout_s=5.0)
+        result = await sandbox.exec(("sh", "-c", "echo calm"))
         await task
     assert result.stdout == "calm\n", brief(result)
 

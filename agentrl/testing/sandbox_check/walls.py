@@ -216,9 +216,9 @@ import resource, threading, time
 resource.setrlimit(resource.RLIMIT_NPROC, (resource.getrlimit(resource.RLIMIT_NPROC)[1],) * 2)
 threading.stack_size(65536)
 try:
-    for _ in range(400): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    for _ in range(400): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 except RuntimeError: pass
-time.sleep(30)
+time.sleep(600)
 """
 
 
@@ -238,7 +238,7 @@ for name in (b'\\x1cRssAnon: x', b'\\x0cSigIgn: x', b') x\\n) Z 1 1'):
     if os.fork():
         open('/proc/self/comm', 'wb').write(name)
         break
-time.sleep(30)
+time.sleep(600)
 """
 """Names with the separators that Python's `splitlines` knows, so that they look like lines."""
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.config import load_config
-from agentrl.health import History, RolloutFacts, flat_config, sampled_steps, series_of
+from agentrl.config.plan import flat_config
+from agentrl.health import History, RolloutFacts, sampled_steps, series_of
 from blind.draws import Curve, Draw, decay, line, noisy
 from blind.texts import math_text
 

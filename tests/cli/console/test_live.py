@@ -120,7 +120,7 @@ def test_a_log_says_the_phase_after_a_silence() -> None:
     with PlainView(Console(file=log, width=100), quiet_s=0.01).open() as view:
         view.phase("rollout", 64)
         view.advance(24, 1200)
-        assert log.complete.wait(30)
+        assert log.complete.wait(120)
     assert "rollout, 0:00, rollouts 24 of 64" in log.getvalue()
     assert not [thread for thread in threading.enumerate() if thread.name == "plain-view"]
 

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.cli.tasks.measure import profile
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.data.tasks.pass_rates import read_measured
 from agentrl.errors import ConfigError, DataError
@@ -43,7 +44,7 @@ def test_every_task_has_a_line_with_its_interval(measured: Path) -> None:
         assert 0 <= item.low <= item.mean <= item.high <= 1
     # A folder of rows takes it for none.
     config = load_config(measured)
-    sets = load_task_sets(config.dataset, config.eval.datasets, base=measured.parent)
+    sets = load_task_sets(plan_run(config, measured.parent).tasks)
     assert len(sets.train) == 12
 
 
@@ -149,11 +150,11 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
     store = TrajectoryStore(result.run_dir / "trajectories")
     drawn = {row["task_id"] for row in store.table(["task_id"], "train").to_pylist()}
     assert drawn == {"train-3"}
-    named = dataset_sections(config.dataset, config.eval.datasets)
+    named = dataset_sections(plan_run(config, measured.parent).tasks)
     kept = read_chosen(result.run_dir / "tasks.json", named, base=tmp_path)["dataset"]
     assert kept.weights is not None
     rates.unlink()
-    again = load_task_sets(config.dataset, {}, base=measured.parent, chosen={"dataset": kept})
+    again = load_task_sets(plan_run(config, measured.parent).tasks, chosen={"dataset": kept})
     assert again.weights == kept.weights
     write_chosen(tmp_path / "tasks.json", named, again)
     assert read_chosen(tmp_path / "tasks.json", named, base=tmp_path) == {"dataset": kept}

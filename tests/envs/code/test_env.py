@@ -126,10 +126,10 @@ async def test_code_that_waits_gets_more_time_than_code_that_computes(fake):
     slow = "import time\ntime.sleep(0.5)\ndef double(n):\n    return n * 2"
     assert (await env.step(block(slow))).rewards == 1.0
     env = await begin(fake, max_turns=1, wall_s=0.3)
-    endless = slow.replace("0.5", "60")
+    endless = slow.replace("0.5", "600")
     started = time.monotonic()
     assert (await env.step(block(endless))).extra_logs["timed_out"] == 1.0
-    assert 1.1 < time.monotonic() - started < 4
+    assert 1.1 < time.monotonic() - started < 60
 
 
 async def test_a_broken_sandbox_is_never_a_reward_of_zero():

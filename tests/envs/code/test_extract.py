@@ -43,10 +43,10 @@ def test_a_tool_call_carries_code_too():
 
 def test_a_megabyte_is_refused_quickly():
     for text in ("```" * 400_000, "a" * 2**20, "```python\n" + "x\n" * 500_000):
-        started = time.perf_counter()
+        started = time.thread_time()
         assert len(text) > MAX_CODE_CHARS
         assert extract_code(text, (), "f") is None
-        assert time.perf_counter() - started < 0.5
+        assert time.thread_time() - started < 0.5
 
 
 def test_what_a_model_wrote_prints_no_warning(recwarn):

@@ -139,7 +139,8 @@ async def test_each_end_is_its_row_of_the_table(strongest, agent, monkeypatch):
     monkeypatch.setattr("agentrl.gateway.program.LEFT_S", 1.0)
     termination, reward, detail = ENDS[agent]
     rows = await rolled_out(
-        strongest, YES, ["yes"], agent=named(agent), timeout_s=4.0, max_assistant_turns=3,
+        strongest, YES, ["yes"], agent=named(agent),
+        timeout_s={"HANGS": 8.0, "HANGS_FIRST": 2.0}.get(agent, 30.0), max_assistant_turns=3,
         limits=dataclasses.replace(LIMITS, memory_bytes=256 * 2**20),
     )  # fmt: skip
     assert {(row.termination, row.reward) for row in rows} == {(termination, reward)}
@@ -162,7 +163,7 @@ async def test_an_engine_that_fails_ends_the_agent_at_once(strongest):
 
     rows = await rolled_out(strongest, YES, ["yes"], agent=named("NEVER_ENOUGH"), fail=fail)
     assert rows[-1].termination is Termination.ENGINE_FAILED
-    assert rows[-1].duration_s < 15
+    assert rows[-1].duration_s < 25
 
 
 NETWORK = """

@@ -158,7 +158,7 @@ async def test_an_answer_that_hangs_the_verifier_costs_itself_and_nobody_else() 
     start = time.monotonic()
     (step,) = await answered(task, "<answer>9**9**9**9</answer>")
     assert (step.rewards, step.extra_logs["judge_hung"]) == (0.0, 1.0)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 120
     assert judge("polynomial_multiplication", task.label["answer"], task.label).score == 1.0
 
 

@@ -15,6 +15,7 @@ from agentrl.chat import build_chat
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.disk.run_directory import RunDir
@@ -206,11 +207,11 @@ async def test_workers_in_child_processes_change_their_model(tmp_path: Path) -> 
                 runtime={"kind": "local", "worker_processes": 1},
             )
         )
-        directory = RunDir.create(config, base=tmp_path)
-        tasks = load_task_sets(config.dataset, config.eval.datasets, base=tmp_path)
+        directory, plan = RunDir.create(config, base=tmp_path), plan_run(config, tmp_path)
+        tasks = load_task_sets(plan.tasks)
         point = resume_point(directory, tasks, seed=0)
         store = TrajectoryStore(directory.trajectories)
-        async with open_stages(directory, config, tmp_path, point, store, Progress()) as opened:
+        async with open_stages(directory, plan, point, store, Progress()) as opened:
             stages = opened.stages
             assert stages.reward_models is not None
             sampling = SamplingParams(

@@ -130,7 +130,7 @@ async def test_a_signal_ends_the_fit_and_the_refresh_is_made_again(tmp_path: Pat
         await asyncio.sleep(0.05)
     stop.request(signal.SIGINT)
     with pytest.raises(Interrupted):
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 120)
     assert run.book.records() == []
     assert run.book.model(1).exists()
     run.behave()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentrl.config import parse_config
-from agentrl.health import History, Verdict, diagnose, flat_config
+from agentrl.config.plan import flat_config
+from agentrl.health import History, Verdict, diagnose
 from agentrl.types.finding import Status
 from tests.health.detectors.test_shapes import curve, held_out, wobble
 

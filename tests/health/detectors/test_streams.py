@@ -10,6 +10,7 @@ import pytest
 from agentrl.config import RunConfig, leaves, parse_config
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
+from agentrl.config.plan import flat_config
 from agentrl.errors import ConfigError
 from agentrl.health import (
     DASHBOARD,
@@ -19,7 +20,6 @@ from agentrl.health import (
     Series,
     Status,
     diagnose,
-    flat_config,
 )
 from agentrl.health.diagnose import limits
 

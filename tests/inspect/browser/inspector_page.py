@@ -37,7 +37,7 @@ def inspecting(*runs: Path, options: Sequence[str] = ()) -> Iterator[str]:
         assert address, said
         yield address[0]
         server.send_signal(signal.SIGINT)
-        server.wait(timeout=20)
+        server.wait(timeout=120)
     finally:
         server.kill()
         server.communicate()

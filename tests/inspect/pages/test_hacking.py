@@ -475,7 +475,7 @@ def test_steps_are_read_ahead_once_and_anew_when_they_are_written_again(tmp_path
     run = written(tmp_path / "run", {str(n): [("assistant", same)] for n in range(5)}).path
     library = Library([run])
     reader = library.reader("run")
-    library.read_ahead(reader).result(timeout=30)
+    library.read_ahead(reader).result(timeout=120)
     shelf = reader.rows.shelf("train", 1)
     path = shelf.parts[0].file.path
     path.rename(tmp_path / "away")
@@ -485,7 +485,7 @@ def test_steps_are_read_ahead_once_and_anew_when_they_are_written_again(tmp_path
     assert clusters_answer(reader)["clusters"][0]["rollouts"] == 5
     own = [("assistant", f"{n} " + chr(97 + n) * 40) for n in range(5)]
     written(run, {str(n): [text, ("user", "no"), text] for n, text in enumerate(own)})
-    library.read_ahead(reader).result(timeout=30)
+    library.read_ahead(reader).result(timeout=120)
     assert clusters_answer(reader)["clusters"] == []
     numbers = compare_answer(Side(reader=reader), Side(reader=reader))["numbers"]
     assert next(one["a"]["mean"] for one in numbers if one["name"] == "turns") == 2.0

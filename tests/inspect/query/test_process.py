@@ -25,7 +25,7 @@ from tests.data.records import group, trajectory
 
 pytestmark = pytest.mark.slow
 
-PATIENT_S = 60.0
+PATIENT_S = 120.0
 """For what has to happen on a busy machine."""
 ENDLESS = "select count(*) from range(10000000000) a, range(100000) b"
 DEAF = "select length(string_agg(repeat('x', 1000000), '')) from range(100000)"

@@ -274,7 +274,7 @@ def test_the_command_serves_until_ctrl_c(inspecting):
     with urllib.request.urlopen(f"{address[0]}api/pulse?{urlencode({'run': 'recorded'})}") as got:
         assert json.loads(got.read())["revision"]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in out + err
 
@@ -294,7 +294,7 @@ def test_an_address_that_is_taken_is_a_message(inspecting):
     assert found
     port = found[1]
     second = inspecting("--port", port)
-    _, err = second.communicate(timeout=60)
+    _, err = second.communicate(timeout=120)
     assert second.returncode == 2
     assert "cannot listen at 127.0.0.1 port" in err
     assert "Traceback" not in err

@@ -18,7 +18,7 @@ from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.machine.processes.child_main import OUT_OF_MEMORY
 
 CHILDREN = "tests.machine.processes.children"
-PATIENT_S = 60.0
+PATIENT_S = 120.0
 
 
 def wait_for(what: Callable[[], bool]) -> None:

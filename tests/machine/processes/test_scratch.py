@@ -69,7 +69,7 @@ def leaver(folder: Path, *words: str) -> Iterator[Leaving]:
         )
 
 
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
@@ -85,7 +85,7 @@ def start_another(folder: Path) -> None:
     words = [*command(0.5, scratch=True), "true"]
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as supervisor:
-        assert supervisor.wait(60) == 0
+        assert supervisor.wait(120) == 0
 
 
 @pytest.mark.parametrize("end", ["pipe", "SIGTERM", "killed", "deaf"])
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_a_tree(folder: Path, end: str) -> None:
         else:
             assert leaving.supervisor.stdin is not None
             leaving.supervisor.stdin.close()
-        leaving.supervisor.wait(60)
+        leaving.supervisor.wait(120)
         assert leaving.left() == []
         assert list(folder.iterdir()) == []
 
@@ -140,7 +140,7 @@ def test_what_others_use_stays(folder: Path) -> None:
         time.sleep(0.6)  # two looks of the supervisor
         assert mine.name not in (leaving.scratch / ".segments").read_text()
         leaving.supervisor.send_signal(signal.SIGTERM)
-        leaving.supervisor.wait(60)
+        leaving.supervisor.wait(120)
         left = leaving.left()
         shared.close()
         shared.unlink()
@@ -202,7 +202,7 @@ def test_a_segment_of_any_name_is_removed(folder: Path) -> None:
         until(lambda: b"\xff" in (scratch / ".segments").read_bytes())
         assert supervisor.poll() is None
         supervisor.send_signal(signal.SIGTERM)
-        supervisor.wait(60)
+        supervisor.wait(120)
     assert not Path(os.fsdecode(odd)).exists()
     assert list(folder.iterdir()) == []
 
@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_made_stops_no_start(folder: Path) -> None:
         printed = supervisor.stderr.read()
         assert "cannot clean up: ValueError('odd')" in printed
         assert "cannot clean up: OSError('full')" in printed
-        assert supervisor.wait(60) == 0
+        assert supervisor.wait(120) == 0
 
 
 def test_a_folder_in_the_making_is_not_swept(folder: Path) -> None:
@@ -262,6 +262,6 @@ def test_code_that_torch_has_compiled_outlives_the_tree(folder: Path) -> None:
     words = [*command(0.5, scratch=True), "sh", "-c", f"cp $TMPDIR/{cache.name}/* {cache}/again"]
     environment = {**os.environ, "TMPDIR": str(folder)}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as supervisor:
-        assert supervisor.wait(60) == 0
+        assert supervisor.wait(120) == 0
     assert list(folder.iterdir()) == [cache]
     assert {path.name for path in cache.iterdir()} == {"compiled", "again"}

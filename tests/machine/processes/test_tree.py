@@ -23,7 +23,7 @@ def run(script: str, grace_s: float = 5.0) -> subprocess.Popen[bytes]:
 )
 def test_it_ends_as_its_command_does(script: str, status: int) -> None:
     with run(script) as process:
-        assert process.wait(60) == status
+        assert process.wait(120) == status
 
 
 @pytest.mark.parametrize("end", ["pipe", "SIGTERM", "command"])
@@ -41,7 +41,7 @@ def test_nothing_of_the_tree_is_left(end: str) -> None:
             process.send_signal(signal.SIGTERM)
         # The pipe is closed once all who had it are gone.
         assert process.stdout.read() == b""
-        process.wait(60)
+        process.wait(120)
     assert not children_of(process.pid)
 
 

@@ -11,6 +11,7 @@ import torch
 from agentrl_envs.screens import make_tasks
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.runtime.assembly.rollout_host import RolloutHost
 from agentrl.runtime.ray.actor import ActorSpec, RankSpec
 from agentrl.runtime.ray.rank import Rank
@@ -40,13 +41,13 @@ async def test_a_worker_shows_images_to_the_engine_of_a_rank_that_trains_on_them
     run = tmp_path / "runs" / "seeing"
     run.mkdir(parents=True)
     spec = ActorSpec(
-        name="rank-0", config=config, base=tmp_path, run_dir=run, host="127.0.0.1", identity=""
+        name="rank-0", plan=plan_run(config, tmp_path), run_dir=run, host="127.0.0.1", identity=""
     )
     rank_spec = RankSpec(
         rank=0, world_size=1, threads=1, trajectories=run / "trajectories", checkpoint=None
     )
     rank = Rank.load(spec, rank_spec, "")
-    host = RolloutHost(config, base=tmp_path, index=0, sharers=1)
+    host = RolloutHost(plan_run(config, tmp_path).rollouts, wait_s=0.0, index=0, sharers=1)
     async with AsyncExitStack() as stack:
         stack.callback(rank.close)
         engine = await rank.serve(stack, host="127.0.0.1")

@@ -25,9 +25,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def line(project: Path, name: str, overrides: Sequence[str]) -> Finding:
     config = load_config(project, overrides)
-    trainer = plan_run(config, project.parent).trainer
+    plan = plan_run(config, project.parent)
+    trainer = plan.trainer
     algorithm = trainer.algorithm
-    tasks = load_task_sets(config.dataset, config.eval.datasets, base=project.parent)
+    tasks = load_task_sets(plan.tasks)
     found = PreflightFacts(tasks=tasks)
     calls = {
         "batch": lambda: setup.batch(algorithm, config.rollout, config.train),

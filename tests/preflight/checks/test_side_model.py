@@ -18,7 +18,7 @@ def without_tools(body: dict[str, Any]) -> Reply:
 
 async def asked(always: Reply, **more: Any) -> Finding | str:
     async with scripted_server(always=always) as server:
-        model = {"url": server.url, "model": "m", "tries": 1, "timeout_s": 5.0, **more}
+        model = {"url": server.url, "model": "m", "tries": 1, "timeout_s": 120.0, **more}
         return await side_model(RolloutSection(side_calls="frozen", side_model=model))
 
 

@@ -11,6 +11,7 @@ import pytest
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import EngineError, EngineRefused
 from agentrl.runtime.assembly.engine_addresses import EngineAddress, follow
 from agentrl.runtime.assembly.rollout_host import RolloutHost
@@ -81,7 +82,7 @@ async def test_a_host_says_what_it_does_not_reach_and_tries_it_again(
             "serving": {"engine": "external", "urls": urls},
         }
     )
-    host = RolloutHost(config, base=tmp_path, index=3, sharers=1)
+    host = RolloutHost(plan_run(config, tmp_path).rollouts, wait_s=0.0, index=3, sharers=1)
     host._client = client = TokenClient([engine("old")])
     here, away = entry("here", urls[0]), entry("away", f"http://127.0.0.1:{unused_tcp_port}")
     for _ in range(2):
@@ -130,7 +131,7 @@ async def test_a_host_that_does_not_open_keeps_no_connection(
         return twins
 
     monkeypatch.setattr("agentrl.runtime.assembly.rollout_host.connect_all", connect_all)
-    host = RolloutHost(config, base=tmp_path, index=0, sharers=1)
+    host = RolloutHost(plan_run(config, tmp_path).rollouts, wait_s=0.0, index=0, sharers=1)
     with pytest.raises(ValueError, match="already"):
         await host.open([])
     await host.close()

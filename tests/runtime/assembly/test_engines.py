@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.disk.run_directory import RunDir
 from agentrl.engine import Engine
 from agentrl.errors import ConfigError, EngineRefused, SyncError
@@ -183,8 +184,9 @@ def settings(balancer: LoadBalancer) -> dict[str, Any]:
 def test_every_rank_with_an_engine_is_kept_busy() -> None:
     """Fails if ranks beyond the first have no rollouts to sample."""
     serving = {"engine": "embedded", "max_batch_size": 8}
-    assert in_flight(config_of(serving=serving)) == 16
-    assert in_flight(config_of(serving=serving, runtime={"kind": "ray", "trainer_ranks": 3})) == 48
+    for runtime, most in ({"kind": "local"}, 16), ({"kind": "ray", "trainer_ranks": 3}, 48):
+        plan = plan_run(config_of(serving=serving, runtime=runtime), Path.cwd())
+        assert in_flight(plan.engines, plan.schedule.schedule) == most
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Live:
     notes: list[str]
 
     async def ask(self, action: ServerAction, server: str) -> RequestAnswer:
-        return await asyncio.to_thread(ask_run, self.path, action, server, limit_s=20)
+        return await asyncio.to_thread(ask_run, self.path, action, server, limit_s=120)
 
 
 def locked(tmp_path: Path) -> RunDir:
@@ -104,7 +104,7 @@ async def test_a_request_from_before_the_engines_are_open_is_answered(tmp_path: 
     assert list(old.iterdir()) == []
     path = directory.path
     asking = asyncio.create_task(
-        asyncio.to_thread(ask_run, path, ServerAction.REMOVE, "b", limit_s=20)
+        asyncio.to_thread(ask_run, path, ServerAction.REMOVE, "b", limit_s=120)
     )
     while not list((path / "requests").glob("*.ask")):
         await asyncio.sleep(0.01)
@@ -126,7 +126,7 @@ def test_an_answer_of_a_run_that_then_ends_is_read(
         return looks == 1
 
     monkeypatch.setattr("agentrl.disk.server_requests._is_alive", ends)
-    answer = ask_run(directory.path, ServerAction.REMOVE, "a", limit_s=5)
+    answer = ask_run(directory.path, ServerAction.REMOVE, "a", limit_s=120)
     assert answer == RequestAnswer(done=True, text="it left")
     assert looks == 2
     directory.close()

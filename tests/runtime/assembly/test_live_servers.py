@@ -14,6 +14,7 @@ import torch
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.disk.run_directory import RunDir
 from agentrl.disk.server_requests import RequestAnswer, ServerAction, ask_run
 from agentrl.errors import ConfigError, RunError
@@ -76,7 +77,12 @@ async def live(tmp_path: Path, urls: list[str], *, backend: str = "disk") -> Asy
     notes: list[str] = []
     try:
         async with live_servers(
-            config, client, directory.path, fits, backend=backend, note=notes.append
+            plan_run(config, tmp_path).engines,
+            client,
+            directory.path,
+            fits,
+            backend=backend,
+            note=notes.append,
         ):
             one = Live(path=directory.path, client=client, sync=sync)
             await one.push(1)

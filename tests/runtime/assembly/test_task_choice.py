@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError, RunError
 from agentrl.runtime.assembly.parts import Chosen, TaskSets, load_task_sets
@@ -37,11 +38,11 @@ def config_of(**eval_section: object) -> RunConfig:
 
 
 def sections(config: RunConfig) -> Mapping[str, DatasetSection]:
-    return dataset_sections(config.dataset, config.eval.datasets)
+    return dataset_sections(plan_run(config, Path.cwd()).tasks)
 
 
 def load(config: RunConfig, base: Path, chosen: Mapping[str, Chosen] | None = None) -> TaskSets:
-    return load_task_sets(config.dataset, config.eval.datasets, base=base, chosen=chosen)
+    return load_task_sets(plan_run(config, base).tasks, chosen=chosen)
 
 
 def ids(tasks: TaskSets) -> tuple[list[str], list[str]]:

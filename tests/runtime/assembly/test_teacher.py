@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.models.source import load_tokenizer
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -108,7 +109,7 @@ async def test_preflight_names_the_task_without_a_hint(tmp_path: Path) -> None:
     found = PreflightFacts(
         tokenizer=tokenizer,
         chat=build_chat(tokenizer, config.chat),
-        tasks=load_task_sets(config.dataset, {}, base=tmp_path),
+        tasks=load_task_sets(plan_run(config, tmp_path).tasks),
     )
     with pytest.raises(DataError, match=r"names 'word', but task train-0 has no such column"):
         await preflight_teacher(config, tmp_path, found)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.plugins.distribution import install_command
 from agentrl.runtime.checks.algorithm import doubts
@@ -78,17 +79,17 @@ async def test_what_does_not_resolve_fails(
 def test_reward_functions_are_resolved_before_a_run_opens_anything(project: Path) -> None:
     config: RunConfig = load_config(project, ["reward.functions={f: {target: 'mine.py:long'}}"])
     with pytest.raises(ValueError, match="has no 'long'"):
-        check_parts(config, base=project.parent)
+        check_parts(plan_run(config, project.parent))
 
 
 def test_only_the_policy_that_is_scored_must_exist(project: Path) -> None:
     """Fails if `--model` cannot score before what `model.path` names was made."""
     config: RunConfig = load_config(project, ["model.path=./nowhere"])
     with pytest.raises(ConfigError, match=r"model\.path '/.*/nowhere' does not exist"):
-        check_parts(config, base=project.parent)
-    check_parts(config, base=project.parent, model_path="quickstart")
+        check_parts(plan_run(config, project.parent))
+    check_parts(plan_run(config, project.parent), model_path="quickstart")
     with pytest.raises(ConfigError, match=r"--model '\./none' does not exist"):
-        check_parts(config, base=project.parent, model_path="./none")
+        check_parts(plan_run(config, project.parent), model_path="./none")
 
 
 CUT = ["runtime=ray", "serving.engine=vllm"]
@@ -113,7 +114,7 @@ async def test_what_no_trainer_can_be_made_of_is_named_before_anything_is_loaded
     assert checks["trainer"].status is Status.FAIL, checks["trainer"]
     assert words in checks["trainer"].detail
     # A policy is scored without a trainer.
-    check_parts(load_config(project, overrides), base=project.parent)
+    check_parts(plan_run(load_config(project, overrides), project.parent))
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "deepspeed"])

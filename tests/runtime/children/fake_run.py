@@ -14,6 +14,7 @@ from agentrl.cli.simulate.fleet.conversation import call_of
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import ModelSection
 from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
@@ -39,14 +40,14 @@ async def running_workers(
     turn = make_turn(case, folder)
     with fake_fleet(2, turn, conversations=GROUP) as fakes:
         config = run_config(case, fakes.urls, folder)
+        plan = plan_run(config, folder)
         async with (
             opened_engines(config, folder) as engines,
             open_workers(
-                config,
-                base=folder,
+                plan.with_model(tokenizer).rollouts,
+                plan.engines,
                 logs=folder / "logs",
                 engines=engines,
-                source=tokenizer,
                 tokenizer=load_tokenizer(ModelSection(path=tokenizer)),
                 version=UNKNOWN_VERSION,
             ) as opened,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import EngineError
 from agentrl.machine.processes.child_main import Frame
 from agentrl.runtime.children.worker_child import WorkerChild, WorkerLost
@@ -48,10 +49,15 @@ async def test_an_answer_that_cannot_be_read_fails_its_question_alone(
     Process.bodies = [pickle.dumps((7, "report")), UNREADABLE, pickle.dumps("well")]
     config = parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}})
     setup = WorkerSetup(
-        config=config, base=tmp_path, index=0, sharers=1, log=tmp_path / "log", policy_copy=None
+        plan=plan_run(config, tmp_path).rollouts,
+        wait_s=0.0,
+        index=0,
+        sharers=1,
+        log=tmp_path / "log",
+        policy_copy=None,
     )
     child = WorkerChild(setup)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await child.open([]) == "report"
         with pytest.raises(RuntimeError, match=r"cannot be read here.*no_such_module"):
             await child.ask("run_group")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -72,15 +73,15 @@ def workers_of(
     serving: list[EngineAddress],
     tmp_path: Path,
     *,
-    wait_s: float = 10,
-    open_limit_s: float = 10,
+    wait_s: float = 120,
+    open_limit_s: float = 120.0,
     count: int = 1,
 ) -> ChildWorkers:
     config = parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}})
     setups = [
         WorkerSetup(
-            config=config,
-            base=tmp_path,
+            plan=plan_run(config, tmp_path).rollouts,
+            wait_s=0.0,
             index=index,
             sharers=count,
             log=tmp_path / "log",
@@ -103,17 +104,17 @@ async def test_a_worker_that_dies_in_an_outage_is_replaced_after_it(
 ) -> None:
     """Fails if an outage uses up the restarts of a worker, or is waited for without end."""
     serving = [A]
-    workers = workers_of(serving, tmp_path, wait_s=10 if comes_back else 0.01)
+    workers = workers_of(serving, tmp_path, wait_s=120 if comes_back else 0.01)
     await workers.open()
     dead = await workers.take()
     serving.clear()
     workers.note_lost(dead)
     if comes_back:
         asyncio.get_running_loop().call_later(0.3, serving.append, A)
-        assert await asyncio.wait_for(workers.take(), 10) is Child.opened[1]  # pyright: ignore[reportUnnecessaryComparison]
+        assert await asyncio.wait_for(workers.take(), 120) is Child.opened[1]  # pyright: ignore[reportUnnecessaryComparison]
     else:
         with pytest.raises(AgentrlError, match="all 1 rollout workers died"):
-            await asyncio.wait_for(workers.take(), 10)
+            await asyncio.wait_for(workers.take(), 120)
     assert len(Child.opened) == (2 if comes_back else 1 + RESTARTS)
     await workers.close()
 
@@ -177,7 +178,7 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
         await asyncio.sleep(0)
     if goes_on:
         await workers.hold_turns(False)
-    await asyncio.wait_for(workers.take(), 10)
+    await asyncio.wait_for(workers.take(), 120)
     assert Child.opened[1].held is not goes_on
     await workers.close()
 
@@ -193,9 +194,14 @@ async def test_what_a_worker_does_not_reach_is_announced_again(tmp_path: Path) -
     for error, again in ((ConfigError("no secret"), True), (WorkerLost("gone"), False)):
         Child.answer, child.served = error, 0
         serving[:] = [B] if serving == [A] else [A]
-        await asyncio.sleep(0.3)
-        assert (child.served > 1) == again, error
+        while child.served < 1 + again:
+            await asyncio.sleep(0.01)
+        if not again:
+            await asyncio.sleep(0.3)
+            assert child.served == 1, error
         Child.answer = None
+        while again and child.left[-1:] != [set()]:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
     watching.cancel()
     await workers.close()

@@ -8,6 +8,7 @@ from agentrl.chat import build_chat
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
@@ -31,12 +32,12 @@ def places(trajectories, task):
 
 async def run_stages(config: RunConfig, base: Path) -> Path:
     """Run a config as `launch.train` does, without asking the servers what they are."""
-    directory = RunDir.create(config, base=base)
+    directory, plan = RunDir.create(config, base=base), plan_run(config, base)
     try:
-        tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
+        tasks = load_task_sets(plan.tasks)
         point = resume_point(directory, tasks, seed=config.run.seed)
         store = TrajectoryStore(directory.trajectories)
-        async with open_stages(directory, config, base, point, store, Progress()) as opened:
+        async with open_stages(directory, plan, point, store, Progress()) as opened:
             metrics = open_metrics(directory, config)
             try:
                 parts = Parts(
@@ -48,7 +49,7 @@ async def run_stages(config: RunConfig, base: Path) -> Path:
                     in_flight=12,
                 )
                 run = make_run(
-                    config,
+                    plan.schedule,
                     directory,
                     parts,
                     history=point.history,

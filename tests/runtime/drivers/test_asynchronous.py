@@ -148,7 +148,7 @@ async def test_a_group_may_end_while_engines_load(tmp_path: Path) -> None:
                 task, group_id=group_id, n=n, sampling=sampling, seed=seed
             )
             if group_id.startswith("stream/00000003-"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(120):
                     while not self.client.loading:
                         await asyncio.sleep(0.001)
                 self.ended = True
@@ -305,7 +305,7 @@ async def test_a_damaged_step_is_made_again(tmp_path: Path) -> None:
         await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
     path = TrajectoryStore(tmp_path / "fake" / "trajectories").path(2, "train")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         result, _ = await drive(config, worker=StreamingWorker(Fuse()))
     assert result.steps == 4
     check_stream(config, 4)
@@ -371,7 +371,7 @@ async def test_a_signal_in_the_wait_for_those_in_flight(tmp_path: Path) -> None:
         async def run_group(self, task, **kwargs):  # type: ignore[no-untyped-def]
             if kwargs["group_id"].startswith("stream/00000003"):
                 self.started.append(kwargs["group_id"])
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             return await super().run_group(task, **kwargs)
 
     class StopInDrain(Progress):
@@ -403,7 +403,7 @@ async def test_a_worker_that_raises_ends_the_run(tmp_path: Path) -> None:
             return await super().run_group(task, **kwargs)
 
     with pytest.raises(AssertionError, match="unequal lengths"):
-        await asyncio.wait_for(drive(config_of(tmp_path, "d"), worker=Broken(Fuse())), 30)
+        await asyncio.wait_for(drive(config_of(tmp_path, "d"), worker=Broken(Fuse())), 120)
 
 
 async def test_broken_infrastructure_ends_the_run(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ async def test_cancelled_rollouts_have_cleaned_up_before_the_run_ends() -> None:
 
     async def rollout() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         finally:
             await asyncio.sleep(0.01)
             closed.append(True)
@@ -333,7 +333,7 @@ async def test_an_error_while_engines_are_observed_is_said_and_not_the_end_of_it
         concurrency=SimpleNamespace(observe=observe),
     )
     watching = asyncio.ensure_future(DriverParts._show_engines(cast(DriverParts, parts)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(observed) < 2:
             await asyncio.sleep(0.05)
     assert not watching.done()

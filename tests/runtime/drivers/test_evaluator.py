@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.evaluator import Evaluator
-from agentrl.runtime.drivers.pending_groups import PendingGroups
+from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.stages import RolloutStage
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import SchedulePlan, plan_run
 from agentrl.config.schema import RewardSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import list_checkpoints
@@ -196,6 +197,10 @@ async def test_an_update_that_fails_ends_the_rollouts_at_once(tmp_path: Path) ->
             await drive(config, worker=OneIsLong(Fuse()), trainer=Failing(Fuse()))
 
 
+def schedule_of(config: RunConfig) -> SchedulePlan:
+    return plan_run(config, Path.cwd()).schedule
+
+
 def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
     found = getattr(config, section).model_copy(update=values)
     return config.model_copy(update={section: found})
@@ -204,7 +209,7 @@ def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 def test_where_the_numbers_would_be_others_steps_wait(tmp_path: Path) -> None:
     """Each with the reason, and refused where the config insists."""
     config = early_config(tmp_path)
-    assert early_plan(config, shares_weights=False) is not None
+    assert early_plan(schedule_of(config), shares_weights=False) is not None
     cases = {
         "schedule.dispatch is 'step'": changed(config, "schedule", dispatch="step"),
         "minibatches is 1": changed(config, "train", minibatches=1),
@@ -218,13 +223,18 @@ def test_where_the_numbers_would_be_others_steps_wait(tmp_path: Path) -> None:
         "whiten": changed(config, "algorithm", whiten_advantages=True),
     }
     for why, case in cases.items():
-        assert early_plan(case, shares_weights=False) is None, why
+        assert early_plan(schedule_of(case), shares_weights=False) is None, why
         if case.schedule.dispatch == "auto":
             with pytest.raises(ConfigError, match=f"{why}.*schedule.dispatch: auto"):
-                early_plan(changed(case, "schedule", dispatch="mini_batch"), shares_weights=False)
+                early_plan(
+                    schedule_of(changed(case, "schedule", dispatch="mini_batch")),
+                    shares_weights=False,
+                )
     with pytest.raises(ConfigError, match="embedded engine"):
-        early_plan(changed(config, "schedule", dispatch="mini_batch"), shares_weights=True)
-    assert early_plan(config, shares_weights=True) is None
+        early_plan(
+            schedule_of(changed(config, "schedule", dispatch="mini_batch")), shares_weights=True
+        )
+    assert early_plan(schedule_of(config), shares_weights=True) is None
 
 
 async def test_tasks_begin_in_the_order_in_which_they_are_needed(tmp_path: Path) -> None:
@@ -233,7 +243,7 @@ async def test_tasks_begin_in_the_order_in_which_they_are_needed(tmp_path: Path)
     worker = StreamingWorker(Fuse())
     await drive(config, worker=worker, in_flight=3)
     names = [name for name in worker.started if name.startswith("step-1/")]
-    plan = early_plan(config, shares_weights=False)
+    plan = early_plan(schedule_of(config), shares_weights=False)
     assert plan is not None
     needed = plan.needed(1)
     assert [int(name.split("/")[1][:4]) for name in names] == [g for part in needed for g in part]

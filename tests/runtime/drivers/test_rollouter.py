@@ -102,7 +102,7 @@ async def test_a_finished_group_is_not_in_flight_when_the_trainer_looks() -> Non
     )
     await settle()
     await stand.end(0)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 120)
     assert seen == [(0,), ()]
 
 

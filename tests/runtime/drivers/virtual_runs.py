@@ -214,9 +214,11 @@ def virtual_run(
     config = fake_config(
         folder, schedule=schedule, engine=engine, steps=steps, learning_rate=1e-2, **train
     )
-    rollout = config.rollout.model_copy(update={"prompts_per_step": groups})
-    config = config.model_copy(update={"rollout": rollout})
-    # Smaller than the context, which no row of these fills: several micro-batches an update.
+    # No row fills even this context; several micro-batches an update.
+    limits = {"max_turn_tokens": 32, "max_response_tokens": 32, "max_context_tokens": 64}
+    rollout = config.rollout.model_copy(update={"prompts_per_step": groups, **limits})
+    algorithm = config.algorithm.model_copy(update={"horizon": config.rollout.max_response_tokens})
+    config = config.model_copy(update={"rollout": rollout, "algorithm": algorithm})
     small = config.train.model_copy(update={"micro_batch_tokens": 64})
     config = config.model_copy(update={"train": small})
     model = tiny_model(torch.float32)

@@ -59,7 +59,7 @@ async def test_a_stop_by_hand_outlives_a_kill(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         await answered(config, PauseState.STOP, worker=worker, progress=Dies())
     notes = Notes()
-    result, _ = await asyncio.wait_for(drive(config, progress=notes), 20)
+    result, _ = await asyncio.wait_for(drive(config, progress=notes), 120)
     assert (result.steps, "stopped by hand" in result.reason) == (4, True)
     assert "paused" not in notes.phases
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
@@ -18,11 +20,15 @@ from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.ray.launch import RayStages, open_ray_stages
-from agentrl.runtime.records import Parts, RunResult
+from agentrl.runtime.ray.launch import RayCluster
+from agentrl.runtime.records import OpenStages, Parts, RunResult
 from tests.runtime.tiny_project import Agentrl
 
-Watch = Callable[[RayStages, RunDir], Awaitable[None]]
+Watch = Callable[[OpenStages, RunDir], Awaitable[None]]
+
+
+async def take_any(url: str, backend: str) -> None:
+    """Let every server join."""
 
 
 async def drive(
@@ -31,7 +37,8 @@ async def drive(
     """Run, or go on with, the run of a config; `watch` runs beside it."""
     config: RunConfig = load_config(path, ("runtime=ray", *overrides))
     base = path.parent
-    tasks = load_task_sets(config.dataset, config.eval.datasets, base=base)
+    plan = plan_run(config, base)
+    tasks = load_task_sets(plan.tasks)
     if holds_a_run(run_path(config.run)):
         directory, _, _ = RunDir.resume(run_path(config.run))
     else:
@@ -39,12 +46,13 @@ async def drive(
     point = resume_point(directory, tasks, seed=config.run.seed)
     metrics = open_metrics(directory, config)
     try:
-        async with open_ray_stages(
-            config,
-            base=base,
+        async with RayCluster().open(
+            plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
+            note=logging.getLogger(__name__).warning,
+            check_server=take_any,
         ) as opened:
             parts = Parts(
                 stages=opened.stages,
@@ -56,7 +64,7 @@ async def drive(
                 in_flight=64,
             )
             run = make_run(
-                config,
+                plan.schedule,
                 directory,
                 parts,
                 history=point.history,
@@ -93,7 +101,7 @@ def children(pid: int, *words: str) -> list[int]:
     return [p for p in sorted(found - {pid}) if not words or any(w in lines[p] for w in words)]
 
 
-def gone(pids: list[int], *, limit_s: float = 15.0) -> bool:
+def gone(pids: list[int], *, limit_s: float = 120.0) -> bool:
     """Whether all of them end within the limit."""
     deadline = time.monotonic() + limit_s
     while any(_alive(pid) for pid in pids):
@@ -119,7 +127,7 @@ def line_of(pid: int) -> str:
         return f"{pid} ended"
 
 
-def wait_until(true: Callable[[], bool], *, limit_s: float = 15.0) -> None:
+def wait_until(true: Callable[[], bool], *, limit_s: float = 120.0) -> None:
     """Wait for something to become true."""
     deadline = time.monotonic() + limit_s
     while not true():

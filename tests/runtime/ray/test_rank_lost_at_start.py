@@ -57,7 +57,7 @@ async def test_a_rank_that_dies_while_anything_is_opened_is_a_rank_lost_at_the_s
     """Fails if the rest of the opening waits for it, or if the run could not go on."""
     actors = Starting(place)
     monkeypatch.setattr(launch, "open_fleet", actors.open_fleet)
-    async with asyncio.timeout(10), contextlib.AsyncExitStack() as stack:
+    async with asyncio.timeout(120), contextlib.AsyncExitStack() as stack:
         with pytest.raises(RankLostAtStart, match="is gone: killed; it died while the run started"):
             await launch._open(cast(RunActors, actors), stack, print, launch._no_check)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.batch import StepBatch
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import DataError
@@ -34,8 +35,7 @@ def rank_of(folder: Path, rank: int, ranks: int) -> Rank:
     """A rank without a model, which storing and preparing do not need."""
     spec = ActorSpec(
         name=f"rank-{rank}",
-        config=fake_config(folder),
-        base=folder,
+        plan=plan_run(fake_config(folder), folder),
         run_dir=folder,
         host=None,
         identity="",

@@ -123,7 +123,7 @@ async def test_calls_go_to_who_has_least_to_do_and_never_to_the_retired() -> Non
     handles[1].gate.set()
     await asyncio.sleep(0.01)
     assert [call.done() for call in calls] == [False, True, False, True]
-    assert (await asyncio.wait_for(group.hold(), 1))[0] == 1
+    assert (await asyncio.wait_for(group.hold(), 120))[0] == 1
     group.retire(1)
     more = asyncio.ensure_future(group.hold())
     handles[0].gate.set()
@@ -203,10 +203,10 @@ async def test_a_worker_is_replaced_when_an_engine_serves_again(
     assert workers.lost(0)
     if comes_back:
         asyncio.get_running_loop().call_later(0.05, serving.append, object())
-        await asyncio.wait_for(workers.usable(), 10)
+        await asyncio.wait_for(workers.usable(), 120)
     else:
         with pytest.raises(RunError, match="workers died"):
-            await asyncio.wait_for(workers.usable(), 10)
+            await asyncio.wait_for(workers.usable(), 120)
     assert tries == opened
     await workers.close()
 
@@ -218,12 +218,12 @@ async def test_a_worker_that_opens_during_a_pause_begins_with_clocks_that_stand_
     """Fails if only workers that live when a pause begins hear of it."""
     fresh = Opening([])
     group = WorkerGroup(Plain, [Opening([])], name="worker")
-    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    workers = Workers(group, lambda _: fresh, open_limit_s=120.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: held
     workers.policy_copy = PolicyCopy(tokenizer=b"the policy's")
     assert workers.lost(0)
-    await asyncio.wait_for(workers.usable(), 10)
+    await asyncio.wait_for(workers.usable(), 120)
     assert group.handle(0) is fresh
     assert fresh.held == [True] * held
     assert fresh.copies == [PolicyCopy(tokenizer=b"the policy's")]
@@ -234,7 +234,7 @@ async def test_every_worker_scores_with_the_reward_model_in_use() -> None:
     """Fails if a worker that opens in place of a dead one pays by the model of the run file."""
     handles, fresh = [Opening([]), Opening([])], Opening([])
     group = WorkerGroup(Plain, handles, name="worker")
-    workers = Workers(group, lambda _: fresh, open_limit_s=10.0, back_off_s=0.001)
+    workers = Workers(group, lambda _: fresh, open_limit_s=120.0, back_off_s=0.001)
     serving: list[Any] = [object()]
     workers.engines, workers.held = lambda: serving, lambda: False
     used = UsedRewardModel(name="rm", version=1, path="v1")

@@ -134,7 +134,7 @@ async def test_a_signal_ends_an_evaluation_beside_training(tmp_path: Path) -> No
             if group_id.startswith("eval-held-2/"):
                 if group_id.startswith("eval-held-2/0000"):  # a second signal ends the process
                     asyncio.get_running_loop().call_later(0.5, stop.request)
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             return await super().run_group(task, group_id=group_id, **kwargs)
 
     config = fake_config(tmp_path, schedule=AHEAD["staleness 1"], engine="vllm")
@@ -173,7 +173,7 @@ class Stuck(StreamingWorker):
     async def run_group(self, task, *, group_id: str, **kwargs):  # type: ignore[no-untyped-def]
         self.beside.evaluates |= group_id.startswith("eval-held-2/")
         if self.beside.evaluates:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         return await super().run_group(task, group_id=group_id, **kwargs)
 
 

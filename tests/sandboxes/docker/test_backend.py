@@ -35,8 +35,8 @@ def containers(owner: str) -> list[str]:
 
 
 async def gone(owner: str) -> bool:
-    """Whether a process has no container any more, within two seconds."""
-    for _ in range(40):
+    """Whether a process has no container any more, within a while."""
+    for _ in range(2400):
         if not await asyncio.to_thread(containers, owner):
             return True
         await asyncio.sleep(0.05)
@@ -78,7 +78,7 @@ try:
             while True: one.send(data)
         except BlockingIOError: time.sleep(0.02)
 except OSError: pass
-time.sleep(1)
+time.sleep(8)
 """
 
 
@@ -145,7 +145,7 @@ async def test_a_container_that_is_killed_is_no_result(docker: DockerBackend) ->
 
 async def test_a_container_ends_itself_at_its_deadline(docker: DockerBackend) -> None:
     # Its owner still holds its stdin, so nothing but the supervisor can end it.
-    await docker.create(SandboxLimits(lifetime_s=0.5))
+    await docker.create(SandboxLimits(lifetime_s=3.0))
     assert containers(own_name())
     assert await gone(own_name())
 
@@ -375,7 +375,7 @@ async def test_next_start_sweeps_what_a_killed_process_has_left() -> None:
     backend = DockerBackend()
     try:
         mine = await backend.create(LIMITS)
-        for _ in range(200):
+        for _ in range(1200):
             if not any(map(containers, owners)):
                 break
             await asyncio.sleep(0.1)

@@ -48,10 +48,10 @@ def test_long_way_is_given_up_soon(root: Path) -> None:
     here = os.path.relpath(deep, root)
     for number in range(39):
         (root / f"l{number}").symlink_to(f"{here}/{'../' * 15}" + f"./{'./' * 450}l{number + 1}")
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(PermissionError, match="too many links or directories"):
         read(root, "l0")
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_link_to_what_is_missing_is_written_through_inside_only(root: Path) -> None:

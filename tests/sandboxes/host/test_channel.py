@@ -48,7 +48,7 @@ async def connected() -> AsyncIterator[tuple[Channel, Peer]]:
     channel = Channel(*await asyncio.open_connection(sock=ours))
     peer = Peer(*await asyncio.open_connection(sock=theirs))
     peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=1.0)
+    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
     await peer.take()
     try:
         yield channel, peer
@@ -61,7 +61,7 @@ async def test_answers_find_their_requests_in_any_order() -> None:
     # Fails if answers are matched by order of arrival instead of by id.
     async with connected() as (channel, peer):
         requests = [
-            asyncio.create_task(channel.request(wire.READ, {"n": n}, timeout_s=2.0))
+            asyncio.create_task(channel.request(wire.READ, {"n": n}, timeout_s=120.0))
             for n in range(3)
         ]
         seen = [await peer.take() for _ in range(3)]
@@ -84,7 +84,7 @@ async def test_answers_find_their_requests_in_any_order() -> None:
 )
 async def test_errors_of_the_guest_keep_their_kind(number: int, error: type[Exception]) -> None:
     async with connected() as (channel, peer):
-        task = asyncio.create_task(channel.request(wire.READ, {}, timeout_s=2.0))
+        task = asyncio.create_task(channel.request(wire.READ, {}, timeout_s=120.0))
         _, ident, _ = await peer.take()
         peer.answer(wire.FAILED, ident, wire.ERROR.pack(number) + b"no such luck")
         with pytest.raises(error, match="no such luck"):
@@ -93,19 +93,19 @@ async def test_errors_of_the_guest_keep_their_kind(number: int, error: type[Exce
 
 async def test_a_peer_that_hangs_up_fails_what_waits_and_what_comes() -> None:
     async with connected() as (channel, peer):
-        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=5.0))
+        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=120.0))
         await peer.take()
         peer.writer.close()
         with pytest.raises(SandboxError, match="ended unexpectedly"):
             await task
         with pytest.raises(SandboxError):
-            await channel.request(wire.READ, {}, timeout_s=1.0)
+            await channel.request(wire.READ, {}, timeout_s=120.0)
 
 
 async def test_a_peer_that_sends_nonsense_is_a_sandbox_error() -> None:
     # Fails if the length in a frame is believed: 4 GB would be waited for, and then allocated.
     async with connected() as (channel, peer):
-        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=5.0))
+        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=120.0))
         await peer.take()
         peer.writer.write(b"\xff" * 64)
         with pytest.raises(SandboxError):
@@ -120,7 +120,7 @@ async def test_a_peer_that_does_not_answer_is_a_sandbox_error() -> None:
 
 async def test_cancelled_command_tells_the_peer() -> None:
     async with connected() as (channel, peer):
-        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=5.0))
+        task = asyncio.create_task(channel.request(wire.EXEC, {}, timeout_s=120.0))
         _, ident, _ = await peer.take()
         task.cancel()
         assert await peer.take() == (wire.CANCEL, ident, None)

@@ -25,7 +25,7 @@ async def session() -> AsyncIterator[tuple[SessionProcess, Peer, int]]:
     channel = Channel(*await asyncio.open_connection(sock=ours))
     peer = Peer(*await asyncio.open_connection(sock=theirs))
     peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=1.0)
+    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
     await peer.take()
     process = SessionProcess(channel)
     begun = asyncio.create_task(process.begin({"argv": [b"x"]}))
@@ -50,7 +50,7 @@ def result(reason: int, status: int) -> bytes:
 async def test_output_is_granted_again_when_it_is_read() -> None:
     # Fails if bytes are granted as they come: a reader that sleeps would fill memory.
     async with session() as (process, peer, ident):
-        assert await process.read(timeout_s=1.0) == b"first"
+        assert await process.read(timeout_s=120.0) == b"first"
         assert await peer.take() == (wire.GRANT, 0, {"session": ident, "size": 5})
         for _ in range(WINDOW // 2**16):
             peer.answer(wire.OUTPUT, ident, bytes(2**16))
@@ -58,7 +58,7 @@ async def test_output_is_granted_again_when_it_is_read() -> None:
             await asyncio.wait_for(peer.take(), 0.1)
         size = 0
         while size < WINDOW:
-            size += len(await process.read(timeout_s=1.0))
+            size += len(await process.read(timeout_s=120.0))
         kind, _, _ = await peer.take()
         assert kind == wire.GRANT
 
@@ -79,8 +79,8 @@ async def test_output_before_the_end_is_not_lost() -> None:
         peer.answer(wire.RESULT, ident, result(wire.OOM, 9))
         await asyncio.sleep(0.05)
         text = b"first and last\n[killed: more memory than the limit]\n"
-        assert await process.read(timeout_s=1.0) == text
-        assert await process.read(timeout_s=1.0) == b""
+        assert await process.read(timeout_s=120.0) == text
+        assert await process.read(timeout_s=120.0) == b""
         assert await process.close() is None
         assert process.outcome is Outcome.OOM
 
@@ -114,7 +114,7 @@ async def test_last_words_of_a_supervisor_are_the_reason() -> None:
     async with session() as (process, peer, _):
         peer.answer(wire.FAILED, 0, wire.ERROR.pack(62) + b"its lifetime is over")
         peer.writer.close()
-        assert await process.read(timeout_s=1.0) == b"first"
+        assert await process.read(timeout_s=120.0) == b"first"
         with pytest.raises(SandboxError, match="its lifetime is over"):
             await process.read(timeout_s=1.0)
         assert await process.close() is None

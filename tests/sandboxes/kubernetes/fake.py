@@ -54,7 +54,7 @@ class RunningFake:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data)
         request.add_header("Authorization", f"Bearer {TOKEN}")
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.loads(answer.read())
 
     def pods(self) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ class RunningFake:
             self._wait()
 
     def _wait(self) -> None:
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=120)
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         self._process.stdout.close()

@@ -30,7 +30,7 @@ from tests.sandboxes.kubernetes.fake import IMAGE, OnFake, RunningFake
 
 pytestmark = pytest.mark.docker
 
-LIMITS = SandboxLimits(memory_bytes=96 * 2**20, disk_bytes=16 * 2**20)
+LIMITS = SandboxLimits(memory_bytes=96 * 2**20, disk_bytes=16 * 2**20, wall_s=300.0)
 
 
 def name_of(sandbox: Sandbox) -> str:
@@ -39,7 +39,7 @@ def name_of(sandbox: Sandbox) -> str:
     return started.running.name
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait until something holds that is asked of the fake or of the daemon."""
     async with asyncio.timeout(seconds):
         while not await asyncio.to_thread(condition):
@@ -273,10 +273,10 @@ async def test_the_end_of_a_pod_is_infrastructure_and_says_why(
     # Fails if the loss of a pod is shown to a model as output, or waits for the time limit.
     sandbox, other = await pods.create(LIMITS), await pods.create(LIMITS)
     name = name_of(sandbox)
-    running = asyncio.create_task(sandbox.exec(("sleep", "9")))
+    running = asyncio.create_task(sandbox.exec(("sleep", "600")))
     await until(lambda: containers(name))
     await asyncio.to_thread(fake.let, event, name)
-    error = await asyncio.wait_for(raised(running), 8.0)
+    error = await asyncio.wait_for(raised(running), 120)
     assert said in str(error)
     assert not isinstance(error, SandboxUnavailable)
     await until(lambda: not containers(name))
@@ -293,10 +293,10 @@ async def test_an_api_that_dies_and_comes_back_costs_the_open_sandboxes_only(
     backend = OnFake()
     sandbox = await backend.create(LIMITS)
     name = name_of(sandbox)
-    running = asyncio.create_task(sandbox.exec(("sleep", "9")))
+    running = asyncio.create_task(sandbox.exec(("sleep", "600")))
     await until(lambda: containers(name))
     first.kill()
-    error = await asyncio.wait_for(raised(running), 8.0)
+    error = await asyncio.wait_for(raised(running), 120)
     assert not isinstance(error, SandboxUnavailable)
     # Its attach has ended, and the supervisor with it.
     await until(lambda: not containers(name))
@@ -371,7 +371,7 @@ async def test_a_killed_host_leaves_nothing_running_and_the_next_start_sweeps(
     assert all(name.startswith("sandboxes/agentrl-") for name in named)
     backend = OnFake()
     mine = await backend.create(LIMITS)
-    await until(lambda: not left(), 20.0)
+    await until(lambda: not left())
     assert (await mine.exec(("echo", "alive"))).stdout == "alive\n"
     await backend.close()
     await until(lambda: not fake.pods())

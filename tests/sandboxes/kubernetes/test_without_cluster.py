@@ -226,7 +226,7 @@ async def test_a_lost_node_reaches_whoever_waits_for_an_answer(reads: bool, api:
     api.script = script
     streams = await api.open("its node n is lost", EndedOutside)
     channel = Channel(streams, streams)
-    await channel.start(b"", timeout_s=20.0)
+    await channel.start(b"", timeout_s=120.0)
     if reads:
         asyncio.get_running_loop().call_later(0.1, closing.set)
     else:
@@ -235,7 +235,7 @@ async def test_a_lost_node_reaches_whoever_waits_for_an_answer(reads: bool, api:
             await asyncio.sleep(0.01)
     for _ in range(2):
         with pytest.raises(SandboxLost, match="node n is lost"):
-            await channel.request(wire.READ, {}, timeout_s=20.0)
+            await channel.request(wire.READ, {}, timeout_s=120.0)
     await channel.close("closed")
     await streams.end()
 
@@ -270,7 +270,7 @@ def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> No
         [sys.executable, "-I", "-S", "-c", PORTABLE_BOOT % 20],
         input=wire.HEAD.pack(len(body), wire.CONFIG, 0) + body,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         env={"FLAVOUR": "x"},
     )
     assert done.stderr == b""
@@ -307,7 +307,7 @@ async def test_a_report_without_end_is_refused() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(wire.HEAD.pack(2**21, wire.READY, 0))
     with pytest.raises(SandboxError, match="a frame of 2097152 bytes"):
-        await Channel(reader, Nowhere()).start(b"", timeout_s=5.0)
+        await Channel(reader, Nowhere()).start(b"", timeout_s=120.0)
 
 
 def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
@@ -317,7 +317,7 @@ def test_a_supervisor_to_whom_nobody_speaks_ends() -> None:
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert waiting.wait(timeout=20) == 1
+    assert waiting.wait(timeout=120) == 1
     assert waiting.stderr is not None
     assert b"nobody has attached" in waiting.stderr.read()
     waiting.stderr.close()
@@ -430,7 +430,7 @@ async def test_bytes_go_in_order_and_wait_for_a_slow_server(api: OneAttach) -> N
     done, _ = await asyncio.wait([waiting], timeout=0.3)
     assert not done
     go.set()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 120)
     while len(taken) < len(sent):
         await asyncio.sleep(0.01)
     assert taken == sent

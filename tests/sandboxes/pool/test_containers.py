@@ -59,7 +59,7 @@ async def test_containers_are_forked_wiped_and_lent_again() -> None:
         assert [found for found, _ in after] == ["./repo/a.py\n0\n"] * 2
     finally:
         await pool.close()
-    for _ in range(40):
+    for _ in range(2400):
         if not containers():
             return
         await asyncio.sleep(0.05)

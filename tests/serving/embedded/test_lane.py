@@ -43,7 +43,7 @@ async def test_a_request_that_comes_as_the_lane_stops_is_failed() -> None:
     lane.stop_for("another lane failed")
     lane.submit(request)
     with pytest.raises(EngineError, match="another lane"):
-        await asyncio.wait_for(request.future, timeout=20)
+        await asyncio.wait_for(request.future, timeout=120)
     await lane.close()
 
 
@@ -59,5 +59,5 @@ async def test_a_request_that_is_being_moved_as_the_lane_stops_is_failed() -> No
     lane.batch.running = Stopping()
     lane.submit(request)
     with pytest.raises(EngineError, match="another lane"):
-        await asyncio.wait_for(request.future, timeout=20)
+        await asyncio.wait_for(request.future, timeout=120)
     await lane.close()

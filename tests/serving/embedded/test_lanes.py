@@ -87,7 +87,7 @@ async def test_what_ends_one_lane_ends_the_engine() -> None:
         engine.generate([1], SamplingParams(max_tokens=90, seed=0), "well"),
         engine.generate([2, POISON], SamplingParams(max_tokens=4), "poison"),
     ]
-    ended = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), timeout=20)
+    ended = await asyncio.wait_for(asyncio.gather(*turns, return_exceptions=True), timeout=120)
     assert [type(end) for end in ended] == [EngineError, EngineError]
     assert "no room" in (await engine.health()).detail
     with pytest.raises(EngineError, match="failed"):

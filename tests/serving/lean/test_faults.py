@@ -19,7 +19,7 @@ from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams
 from tests.serving.lean.lean_process import lean_process
 
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 SAMPLING = SamplingParams(max_tokens=99)
 
 
@@ -32,7 +32,7 @@ def scripted(**options: object) -> ScriptedEngine:
 
 async def test_a_killed_server_fails_the_turn_and_nothing_stays_in_flight() -> None:
     """Fails if the turn waits on, or is called refused although it may have been sampled."""
-    with lean_process(delay_s=30) as server:
+    with lean_process(delay_s=600) as server:
         client = LeanEngine(server.address, name="lean", secret=server.secret)
         turns = [asyncio.create_task(client.generate([n], SAMPLING, f"s{n}")) for n in range(5)]
         while (await client.health()).in_flight < 5:
@@ -50,7 +50,7 @@ async def test_a_killed_server_fails_the_turn_and_nothing_stays_in_flight() -> N
 
 async def test_what_was_never_written_is_refused() -> None:
     """Fails if a request that still waited behind a full socket is not asked of another engine."""
-    with lean_process(delay_s=30) as server:
+    with lean_process(delay_s=600) as server:
         client = LeanEngine(server.address, name="lean", secret=server.secret)
         await client.connect()
         os.kill(server.process.pid, signal.SIGSTOP)

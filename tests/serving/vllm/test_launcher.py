@@ -50,7 +50,7 @@ def alive(pids: list[int]) -> list[int]:
     return living
 
 
-async def until_gone(pids: list[int], limit_s: float = 20.0) -> None:
+async def until_gone(pids: list[int], limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while left := alive(pids):
         assert time.monotonic() < deadline, f"still there: {left}"
@@ -58,7 +58,7 @@ async def until_gone(pids: list[int], limit_s: float = 20.0) -> None:
 
 
 async def until_tree(server: VllmServer, size: int) -> list[int]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(pids := tree(server.pid)) < size:
         assert time.monotonic() < deadline, pids
         await asyncio.sleep(0.02)
@@ -193,7 +193,7 @@ async def test_cancelling_a_start_ends_what_has_started(tmp_path: Path) -> None:
 
     before = tree(os.getpid())
     task = asyncio.ensure_future(launch_servers(commands, log_dir=tmp_path, progress=progress))
-    await asyncio.wait_for(ready.wait(), 20)
+    await asyncio.wait_for(ready.wait(), 120)
     pids = [pid for pid in tree(os.getpid()) if pid not in before]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

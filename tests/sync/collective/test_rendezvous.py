@@ -21,10 +21,10 @@ def listeners(port: int) -> list[str]:
 
 def test_the_store_listens_only_where_it_was_asked_to() -> None:
     """Fails if any host that reaches this one may write keys into the rendezvous."""
-    store = make_store("127.0.0.1", 0, is_master=True, timeout_s=5)
+    store = make_store("127.0.0.1", 0, is_master=True, timeout_s=120)
     assert listeners(store.port) == ["0100007F"]
-    other = make_store("127.0.0.1", store.port, is_master=False, timeout_s=5)
+    other = make_store("127.0.0.1", store.port, is_master=False, timeout_s=120)
     other.set("key", "value")
     assert store.get("key") == b"value"
     with pytest.raises(SyncError, match=rf"cannot serve .* at 127\.0\.0\.1:{store.port}"):
-        make_store("127.0.0.1", store.port, is_master=True, timeout_s=5)
+        make_store("127.0.0.1", store.port, is_master=True, timeout_s=120)

@@ -31,7 +31,7 @@ def listener() -> Iterator[socket.socket]:
 
 def meet(listener: socket.socket) -> MemberLink:
     host, port = listener.getsockname()
-    return reach(host, port, who="the listener", timeout_s=5)
+    return reach(host, port, who="the listener", timeout_s=120)
 
 
 def accepted(listener: socket.socket) -> MemberLink:
@@ -108,7 +108,7 @@ def test_all_members_may_connect_before_the_first_speaks(listener: socket.socket
 
     def accept() -> None:
         came.update(
-            accept_members(listener, ranks, lambda message: True, timeout_s=20, check=lambda: None)
+            accept_members(listener, ranks, lambda message: True, timeout_s=120, check=lambda: None)
         )
 
     thread = threading.Thread(target=accept)

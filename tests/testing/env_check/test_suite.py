@@ -165,7 +165,7 @@ class E204Call(Good):
 
 class E205(Good):
     async def step(self, action):
-        await asyncio.sleep(30)
+        await asyncio.sleep(600)
         return await super().step(action)
 
 
@@ -299,7 +299,7 @@ class E403(Good):
 
 class E404(Good):
     async def reset(self, task):
-        RELEASE.append(asyncio.create_task(asyncio.sleep(30)))
+        RELEASE.append(asyncio.create_task(asyncio.sleep(600)))
         return await super().reset(task)
 
 

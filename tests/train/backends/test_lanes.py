@@ -137,7 +137,7 @@ def test_a_failure_in_a_lane_is_that_of_the_step() -> None:
 def test_lanes_work_at_once_and_keep_gradients_off() -> None:
     """Fails if one lane does all the work, or a thread forgets `no_grad`."""
     micros = step_of().updates[0].micro_batches
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=120)
 
     def work(lane: str, micro: MicroBatch) -> tuple[str, int, bool]:
         if micro in (micros[0], micros[1]):
@@ -162,7 +162,7 @@ def test_the_failure_of_the_first_micro_batch_is_raised_whichever_lane_is_faster
         index = micros.index(micro)
         if index == 0:
             # The others fail meanwhile; this one must not be given up for them.
-            assert late.wait(30)
+            assert late.wait(120)
             raise TrainError("the first")
         late.set()
         raise TrainError(f"number {index}")

@@ -120,7 +120,7 @@ def test_a_rank_that_fails_between_passes_is_noticed_at_once(crew, kind):
         "1 of 2 ranks failed; rank 1: ValueError: out of memory",
         "out of memory",
     ]
-    assert max(took for _, took in answers) < 20
+    assert max(took for _, took in answers) < 90
 
 
 def die_before_a_backward_pass(address, rank, world_size, kind, step, how):

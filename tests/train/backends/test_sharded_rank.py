@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentrl.config import parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import SyncError
 from agentrl.runtime.ray.actor import ActorSpec, RankSpec
 from agentrl.runtime.ray.rank import Rank
@@ -47,7 +48,7 @@ def specs(folder, kind, rank, **sections):
     )
     run = folder / "run"
     actor = ActorSpec(
-        name=f"rank-{rank}", config=config, base=folder, run_dir=run, host=None, identity="x"
+        name=f"rank-{rank}", plan=plan_run(config, folder), run_dir=run, host=None, identity="x"
     )
     place = RankSpec(
         rank=rank, world_size=2, threads=1, trajectories=run / "trajectories", checkpoint=None

@@ -86,10 +86,10 @@ def serving(teacher: ScriptedTeacher) -> Iterator[ScriptedTeacher]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        teacher.url = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        teacher.url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)
         yield teacher
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(120)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(120)
         loop.close()

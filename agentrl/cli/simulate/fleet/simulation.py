@@ -14,6 +14,7 @@ import resource
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,15 @@ from agentrl.cli.simulate.fleet.metered_stages import (
     MeteredEngines,
     MeteredLearner,
 )
-from agentrl.config import RunConfig
+from agentrl.config.fleet import SyncSection
+from agentrl.config.plan import Plan, plan_run
+from agentrl.config.schema import ChatSection
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.disk.metric_sinks import open_metrics
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.metrics.sinks import MetricsLog
 from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.engines import UNKNOWN_VERSION, OpenEngines, open_engines
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalRollouts
@@ -46,6 +50,7 @@ from agentrl.runtime.children.open_workers import open_workers
 from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.engine_wait import Push
+from agentrl.runtime.launch import slots_per_engine
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import EngineStage, RolloutStage, Stages
@@ -118,14 +123,15 @@ async def _simulate(case: ScaleCase, folder: Path, memory: Callable[[], int]) ->
 
     probe = run_config(case, ["http://127.0.0.1:1"], folder)
     tokenizer = load_tokenizer(probe.model)
-    turn = _turn(case, probe, tokenizer)
+    turn = _turn(case, probe.chat, probe.rollout.max_context_tokens, tokenizer)
     with fake_fleet(case.servers, turn, conversations=case.conversations) as fakes:
-        config = run_config(case, fakes.urls, folder)
-        meter = PhaseMeter(memory=memory)
-        async with _open_parts(config, tokenizer, folder, meter) as (directory, parts, learner):
+        config, meter = run_config(case, fakes.urls, folder), PhaseMeter(memory=memory)
+        directory, plan = RunDir.create(config, base=folder), plan_run(config, folder)
+        sinks = partial(open_metrics, directory, config)
+        async with _open_parts(directory, plan, sinks, tokenizer, meter) as (parts, learner):
             before = memory()
             run = make_run(
-                config,
+                plan.schedule,
                 directory,
                 parts,
                 history=RunHistory(),
@@ -151,29 +157,33 @@ async def _simulate(case: ScaleCase, folder: Path, memory: Callable[[], int]) ->
         )
 
 
-def _turn(case: ScaleCase, config: RunConfig, tokenizer: Any) -> FakeTurn:
-    chat = build_chat(tokenizer, config.chat)
+def _turn(case: ScaleCase, section: ChatSection, context: int, tokenizer: Any) -> FakeTurn:
+    chat = build_chat(tokenizer, section)
     return FakeTurn(
         seconds=case.turn_s,
         ids=[*chat.encode_plain(call_of(case.result_chars)), chat.stop_token_ids[0]],
-        max_context_tokens=config.rollout.max_context_tokens,
+        max_context_tokens=context,
     )
 
 
 @contextlib.asynccontextmanager
 async def _open_parts(
-    config: RunConfig, tokenizer: Any, folder: Path, meter: PhaseMeter
-) -> AsyncIterator[tuple[RunDir, Parts, MeteredLearner]]:
+    directory: RunDir,
+    plan: Plan,
+    sinks: Callable[[], MetricsLog],
+    tokenizer: Any,
+    meter: PhaseMeter,
+) -> AsyncIterator[tuple[Parts, MeteredLearner]]:
     """The parts of a driver, as `agentrl.runtime.launch` opens them, with a trainer that counts."""
+    engine, rollout = plan.engines, plan.schedule.rollout
     async with contextlib.AsyncExitStack() as stack:
-        directory = RunDir.create(config, base=folder)
         stack.callback(directory.close)
         engines = await stack.enter_async_context(
             open_engines(
-                config.serving,
-                config.sync,
-                config.model,
-                max_context_tokens=config.rollout.max_context_tokens,
+                engine.serving,
+                engine.sync,
+                engine.model,
+                max_context_tokens=rollout.max_context_tokens,
                 wait_s=0.0,
                 model=None,
                 source="",
@@ -182,23 +192,23 @@ async def _open_parts(
                 note=lambda line: None,
             )
         )
-        push = await stack.enter_async_context(_syncing(config, engines.client))
+        push = await stack.enter_async_context(_syncing(engine.sync, engines.client))
         store = TrajectoryStore(directory.trajectories)
-        learner = MeteredLearner(StepMaker(config), store, meter)
+        learner = MeteredLearner(StepMaker(plan.config), store, meter)
         rollouts, stage = await _open_rollouts(
-            config, engines, push, tokenizer, directory=directory, stack=stack, meter=meter
+            plan, engines, push, tokenizer, directory=directory, stack=stack, meter=meter
         )
         stages = Stages(
             rollouts=rollouts,
             engines=MeteredEngines(stage, meter),
             learner=learner,
-            stop_token_ids=build_chat(tokenizer, config.chat).stop_token_ids,
+            stop_token_ids=build_chat(tokenizer, plan.rollouts.chat).stop_token_ids,
         )
-        metrics = open_metrics(directory, config)
+        metrics = sinks()
         stack.callback(metrics.close)
         tasks = [
             Task(id=f"task-{index}", prompt=f"Read what text {index} says, part by part.")
-            for index in range(config.rollout.prompts_per_step)
+            for index in range(rollout.prompts_per_step)
         ]
         parts = Parts(
             stages=stages,
@@ -206,13 +216,14 @@ async def _open_parts(
             eval_tasks={},
             store=store,
             metrics=metrics,
-            in_flight=config.rollout.prompts_per_step * GROUP,
+            in_flight=rollout.prompts_per_step * GROUP,
+            slots_per_engine=slots_per_engine(engine.serving),
         )
-        yield directory, parts, learner
+        yield parts, learner
 
 
 async def _open_rollouts(
-    config: RunConfig,
+    plan: Plan,
     engines: OpenEngines,
     push: Push,
     tokenizer: Any,
@@ -222,45 +233,43 @@ async def _open_rollouts(
     meter: PhaseMeter,
 ) -> tuple[RolloutStage, EngineStage]:
     """Workers in child processes, or one in this process; `open_policy` without a model."""
-    base = directory.path
-    assert config.runtime.kind == "local"
-    if config.runtime.worker_processes:
+    one, runtime = plan.rollouts, plan.engines.runtime
+    assert runtime.kind == "local"
+    if runtime.worker_processes:
         opened = await stack.enter_async_context(
             open_workers(
-                config,
-                base=base,
+                one,
+                plan.engines,
                 logs=directory.logs,
                 engines=engines,
-                source=config.model.path,
                 tokenizer=tokenizer,
                 version=UNKNOWN_VERSION,
             )
         )
         meter.workers = lambda: opened.workers.pids
         return opened.rollouts, ChildEngines(engines.client, push, opened.news)
-    sandboxes = await open_sandboxes(config.sandbox, base=base)
+    sandboxes = await open_sandboxes(one.sandbox, base=one.base)
     stack.push_async_callback(sandboxes.close)
-    tools = await stack.enter_async_context(open_tools(config.env, base=base))
+    tools = await stack.enter_async_context(open_tools(one.env, base=one.base))
     worker, _ = make_worker(
-        config,
+        one,
         generator=engines.client,
         tokenizer=tokenizer,
         sandboxes=sandboxes,
         tools=tools,
-        base=base,
     )
     rollouts = LocalRollouts(worker, cancelled=lambda: worker.cancelled)
     return rollouts, LocalEngines(engines.client, push, shared=False)
 
 
 @contextlib.asynccontextmanager
-async def _syncing(config: RunConfig, client: TokenClient) -> AsyncIterator[Push]:
+async def _syncing(section: SyncSection, client: TokenClient) -> AsyncIterator[Push]:
     """The real fan-out of weights, with few bytes of them."""
     import torch
 
     weight = torch.zeros(WEIGHT_BYTES // 4)
     described = [("weight", "float32", tuple(weight.shape))]
-    sender = make_sender(config.sync, backend=config.sync.backend, describe=lambda: described)
+    sender = make_sender(section, backend=section.backend, describe=lambda: described)
     sync = WeightSync(client, sender)
     try:
         await sync.connect()

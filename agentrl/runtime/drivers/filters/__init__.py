@@ -1,1 +1,1 @@
-"""Judgements of groups that have ended: too old, or dropped by the dynamic filter."""
+"""Groups that have ended: too old, dropped by the dynamic filter, or waiting for their step."""

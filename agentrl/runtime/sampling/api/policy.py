@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.chat import ChatFormat, build_chat, build_parser
-from agentrl.config import RunConfig
+from agentrl.config.plan import RolloutPlan
 from agentrl.data.run.paths import RunPaths
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
@@ -89,35 +89,33 @@ class ApiPolicy:
 
 @contextlib.asynccontextmanager
 async def open_api_policy(
-    config: RunConfig, settings: ServedSettings, *, base: Path, native_tools: bool
+    plan: RolloutPlan, settings: ServedSettings, *, native_tools: bool
 ) -> AsyncIterator[ApiPolicy]:
     """Open sandboxes and tools, and load the tokenizer; no model is loaded.
 
     Args:
-        config: environment, limits and `model.path`, whose tokenizer counts.
+        plan: environment, limits and `model.path`, whose tokenizer counts.
         settings: the API.
-        base: where relative paths of the config start.
         native_tools: whether tools are part of the requests, or described in the first message.
 
     Raises:
         AgentrlError: what does not fit, named.
     """
 
-    config = _spoken(config, base=base)
-    source = model_source(config.model)
-    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+    plan = _spoken(plan)
+    source = model_source(plan.model)
+    tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
     own = transcript_tokenizer(tokenizer, native_tools=native_tools)
     async with contextlib.AsyncExitStack() as stack:
-        here = await open_environment(config, base=base, stack=stack)
-        chat = build_chat(own, config.chat)
+        here = await open_environment(plan, stack=stack)
+        chat = build_chat(own, plan.chat)
         sampler = ApiSampler(settings, chat)
         worker, _ = make_worker(
-            config,
+            plan,
             generator=sampler,
             tokenizer=own,
             sandboxes=here.sandboxes,
             tools=here.tools,
-            base=base,
         )
         yield ApiPolicy(
             model=f"{settings.model} at {settings.url} ({settings.api})",
@@ -128,33 +126,33 @@ async def open_api_policy(
         )
 
 
-def _spoken(config: RunConfig, *, base: Path) -> RunConfig:
-    """The config with the chat section of an API, and without what only a checkpoint can do.
+def _spoken(plan: RolloutPlan) -> RolloutPlan:
+    """The plan with the chat section of an API, and without what only a checkpoint can do.
 
     Raises:
         ConfigError: something that needs token ids of the policy.
     """
-    if config.chat.reply_prefix:
+    if plan.chat.reply_prefix:
         raise ConfigError(
             "chat.reply_prefix begins the turns of the model, which an API cannot be asked for; "
             "set chat.reply_prefix='' for this evaluation"
         )
-    if config.chat.template == "raw":
+    if plan.chat.template == "raw":
         raise ConfigError(
             "chat.template is 'raw', but an API is asked with messages; set chat.template=auto if "
             "the environment needs no markers of its own"
         )
-    if config.reward.models:
+    if plan.reward.models:
         raise ConfigError(
-            f"reward.models ({', '.join(config.reward.models)}) score token ids of the policy, "
+            f"reward.models ({', '.join(plan.reward.models)}) score token ids of the policy, "
             "which an API does not give; set reward.models={} for this evaluation, for the "
             "checkpoint that it is compared with, too"
         )
-    parser = build_parser(config.chat.tool_parser, base=base)
+    parser = build_parser(plan.chat.tool_parser, base=plan.base)
     chat = {"template": "generic"}
     if parser is None or parser.names_tools:
         chat["tool_parser"] = "hermes"  # as which calls of the API are written
-    return config.model_copy(update={"chat": config.chat.model_copy(update=chat)})
+    return replace(plan, chat=plan.chat.model_copy(update=chat))
 
 
 def write_evaluation(

@@ -83,8 +83,8 @@ async def _evaluate(
 ) -> tuple[list[EvalSummary], ApiUse, list[Trajectory]]:
     usual: dict[str, Any] = {
         "model": "big",
-        "timeout_s": 20.0,
-        "attempt_s": 5.0,
+        "timeout_s": 120.0,
+        "attempt_s": 60.0,
         "max_in_flight": 4,
     }
     out = path.parent / "out"

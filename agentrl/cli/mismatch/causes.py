@@ -3,7 +3,7 @@
 Each rule looks for one pattern, from the plainest to the one that is left: age of the weights,
 weights that never arrive, another distribution at the sampler, other tokens after a boundary, a
 growing distance along the context, a few bad rollouts, and at last rounding. The bounds are ours,
-tried on planted gaps (`tests/audit/mismatch`) and on a real run in bfloat16, whose mean gap of 0.01
+tried on planted gaps (`tests/cli/mismatch`) and on a real run in bfloat16, whose mean gap of 0.01
 to 0.02 nats is rounding alone.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.audit.mismatch.patterns import (
+from agentrl.cli.mismatch.patterns import (
     FEW,
     NOTABLE,
     along_context,
@@ -23,8 +23,8 @@ from agentrl.audit.mismatch.patterns import (
     later_rows,
     mean_of,
 )
-from agentrl.audit.mismatch.records import Cause
-from agentrl.audit.mismatch.token_table import GapTable
+from agentrl.cli.mismatch.records import Cause
+from agentrl.cli.mismatch.token_table import GapTable
 from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import ScheduleSection, SyncSection
 from agentrl.config.plan import Plan

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.audit.replay.recorded_run import RecordedRun
+from agentrl.cli.replay.recorded_run import RecordedRun
 from agentrl.errors import RunError
 from agentrl.types import TrainedTokens, Trajectory
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.audit.mismatch.causes import find_causes
-from agentrl.audit.mismatch.records import Cause
-from agentrl.audit.mismatch.token_table import GapTable, Whole, read_gaps
-from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
+from agentrl.cli.mismatch.causes import find_causes
+from agentrl.cli.mismatch.records import Cause
+from agentrl.cli.mismatch.token_table import GapTable, Whole, read_gaps
+from agentrl.cli.replay.recorded_run import RecordedRun, pick_step
 from agentrl.errors import RunError
 
 METRIC = "sampling/sampling_logp_difference/mean"

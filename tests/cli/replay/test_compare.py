@@ -1,8 +1,8 @@
-"""`agentrl.audit.replay.compare`: which metrics of a step are compared."""
+"""`agentrl.cli.replay.compare`: which metrics of a step are compared."""
 
 from __future__ import annotations
 
-from agentrl.audit.replay.compare import compare_metrics
+from agentrl.cli.replay.compare import compare_metrics
 
 
 def test_a_clock_is_no_difference() -> None:

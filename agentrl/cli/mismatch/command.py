@@ -16,8 +16,8 @@ from rich.text import Text
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
-    from agentrl.audit.mismatch.records import Cause
-    from agentrl.audit.mismatch.report import Breakdown, MismatchReport
+    from agentrl.cli.mismatch.records import Cause
+    from agentrl.cli.mismatch.report import Breakdown, MismatchReport
 
 _HARMLESS = "rounding"
 
@@ -34,8 +34,8 @@ def command(
 
     Exit status 0 if they agree up to rounding, 1 if there is more to it.
     """
-    from agentrl.audit.mismatch.report import mismatch
-    from agentrl.audit.replay.recorded_run import open_recorded
+    from agentrl.cli.mismatch.report import mismatch
+    from agentrl.cli.replay.recorded_run import open_recorded
 
     report = mismatch(open_recorded(run), step, worst=worst)
     if as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli.sandbox.command import app
+from agentrl.cli.sandbox import app
 from agentrl.errors import ConfigError, SandboxUnavailable
 
 

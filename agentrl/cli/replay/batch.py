@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_numbers, compare_tokens
-from agentrl.audit.replay.recorded_run import RecordedRun
+from agentrl.cli.replay.compare import Agreement, compare_metrics, compare_numbers, compare_tokens
+from agentrl.cli.replay.recorded_run import RecordedRun
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 from agentrl.types import TrainedTokens
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.audit.replay.batch import no_tokens, same_batch, without_model
-from agentrl.audit.replay.compare import Agreement, compare_metrics, compare_tokens
-from agentrl.audit.replay.recorded_run import RecordedRun, pick_step
+from agentrl.cli.replay.batch import no_tokens, same_batch, without_model
+from agentrl.cli.replay.compare import Agreement, compare_metrics, compare_tokens
+from agentrl.cli.replay.recorded_run import RecordedRun, pick_step
 from agentrl.config import RunConfig
 from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore

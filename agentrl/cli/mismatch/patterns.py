@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentrl.audit.mismatch.records import Cause
-from agentrl.audit.mismatch.token_table import GapTable, Numbers
+from agentrl.cli.mismatch.records import Cause
+from agentrl.cli.mismatch.token_table import GapTable, Numbers
 from agentrl.config.fleet import ServingSection
 from agentrl.config.schema import ChatSection
 from agentrl.config.training import TrainSection

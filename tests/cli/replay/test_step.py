@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.audit.replay.recorded_run import open_recorded
-from agentrl.audit.replay.step import ReplayReport, replay_failed, replay_step
+from agentrl.cli.replay.recorded_run import open_recorded
+from agentrl.cli.replay.step import ReplayReport, replay_failed, replay_step
 from agentrl.data import TokenStore
 from agentrl.errors import RunError
 from tests.runtime.tiny_project import agentrl, write_project

@@ -17,8 +17,8 @@ from agentrl.inspect.read.safe_terminal import visible
 from agentrl.types.finding import Finding, Status, fail
 
 if TYPE_CHECKING:
-    from agentrl.audit.replay.compare import Agreement
-    from agentrl.audit.replay.step import ReplayReport
+    from agentrl.cli.replay.compare import Agreement
+    from agentrl.cli.replay.step import ReplayReport
 
 _NOT_TRAINED = 3
 """Exit status of a replay that agrees, as far as it went."""
@@ -51,8 +51,8 @@ def command(
     3 if nothing differs but the step could not be trained again; the last line says what was not
     compared.
     """
-    from agentrl.audit.replay.recorded_run import open_recorded
-    from agentrl.audit.replay.step import replay_failed, replay_step
+    from agentrl.cli.replay.recorded_run import open_recorded
+    from agentrl.cli.replay.step import replay_failed, replay_step
     from agentrl.disk.logs import quiet_transformers
 
     quiet_transformers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.cli.console.findings import MeasuredColumns, findings_table
-from agentrl.cli.sandbox import image as image_commands
 from agentrl.errors import ConfigError
 from agentrl.plugins.imports import resolve
 from agentrl.sandbox import Probe, SandboxBackend
@@ -21,11 +21,14 @@ from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 from agentrl.types.finding import Status, any_failed
 
 app = typer.Typer(help="See which sandboxes work on this machine.", no_args_is_help=True)
-app.add_typer(image_commands.app, name="image", help="Make and list images for Docker sandboxes.")
+images = typer.Typer(help="Make and list images for Docker sandboxes.", no_args_is_help=True)
+app.add_typer(images, name="image", help="Make and list images for Docker sandboxes.")
 
 FACTORY = "agentrl_sandboxes:make_backend"
 KINDS = "agentrl_sandboxes:BACKENDS"
 COLLECT = "agentrl_sandboxes.leftovers:collect"
+IMAGES = "agentrl_sandboxes.image"
+IMAGE_NAME = "agentrl-sandbox"
 _WORDS = {Status.OK: "passed", Status.FAIL: "failed", Status.UNKNOWN: "not offered"}
 _COLUMNS = MeasuredColumns(
     headings=("check", "verdict", "seconds", "what was seen"),
@@ -148,3 +151,76 @@ async def _probe_all() -> dict[str, Probe]:
         found[name] = await backend.glance()
         await backend.close()
     return found
+
+
+@images.command()
+def build(
+    name: Annotated[str, typer.Option(help="Reference of the image, with or without a tag.")] = (
+        IMAGE_NAME
+    ),
+    packages: Annotated[
+        list[str] | None, typer.Option(help="One more Debian package; may be repeated.")
+    ] = None,
+    python_packages: Annotated[
+        list[str] | None, typer.Option(help="One more Python requirement; may be repeated.")
+    ] = None,
+    suite: Annotated[str, typer.Option(help="Release of Debian.")] = "bookworm",
+    way: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="auto|debootstrap|dockerfile",
+            help="debootstrap needs root and a Debian mirror, a Dockerfile needs a registry; auto "
+            "takes debootstrap where it can.",
+        ),
+    ] = "auto",
+    mirror: Annotated[str, typer.Option(help="Debian mirror for debootstrap.")] = "",
+    base: Annotated[str, typer.Option(help="Image that the Dockerfile starts from.")] = "",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Make it again; take the name from an image made elsewhere."),
+    ] = False,
+) -> None:
+    """Make an image with Python, pytest and git; does nothing where the daemon has it already."""
+    console = Console(highlight=False, soft_wrap=True)
+    recipe = resolve(f"{IMAGES}:Recipe")(
+        name=name,
+        packages=tuple(packages or ()),
+        python_packages=tuple(python_packages or ()),
+        suite=suite,
+    )
+    with console.status(f"image {name}") as status:
+        built: Any = asyncio.run(
+            resolve(f"{IMAGES}:build")(
+                recipe,
+                way=way,
+                force=force,
+                mirror=mirror,
+                base=base,
+                on_line=lambda line: status.update(escape(line[:100])),
+            )
+        )
+    size = f"{built.image.size_bytes / 1e6:.0f} MB"
+    if built.way:
+        console.print(f"made {name} with {built.way}: {size}, {built.image.packages}", markup=False)
+    else:
+        console.print(f"{name} is up to date: {size}, {built.image.packages}", markup=False)
+
+
+@images.command("list")
+def list_images() -> None:
+    """The images that were made here."""
+    console = Console()
+    found: list[Any] = asyncio.run(resolve(f"{IMAGES}:listing")())
+    if not found:
+        console.print("no image was made here yet; `agentrl sandbox image build` makes one")
+        return
+    table = Table("image", "made", "size", "packages", title="Images for sandboxes")
+    for image in found:
+        made = image.created
+        if made.isdecimal():
+            made = datetime.fromtimestamp(int(made), UTC).strftime("%Y-%m-%d %H:%M UTC")
+        table.add_row(
+            escape(image.name), made, f"{image.size_bytes / 1e6:.0f} MB", escape(image.packages)
+        )
+    console.print(table)

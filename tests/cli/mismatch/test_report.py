@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.audit.mismatch.causes import find_causes
-from agentrl.audit.mismatch.records import Cause
-from agentrl.audit.mismatch.report import mismatch
-from agentrl.audit.mismatch.token_table import GapTable, read_gaps
-from agentrl.audit.replay.recorded_run import open_recorded
+from agentrl.cli.mismatch.causes import find_causes
+from agentrl.cli.mismatch.records import Cause
+from agentrl.cli.mismatch.report import mismatch
+from agentrl.cli.mismatch.token_table import GapTable, read_gaps
+from agentrl.cli.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, load_config
 from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
