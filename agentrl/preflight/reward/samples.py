@@ -48,7 +48,7 @@ async def sample_rewards(
         AgentrlError: the model, its engines or the sandboxes cannot be had.
     """
     n, plan = config.rollout.n_samples_per_prompt, plan_run(config, base)
-    await require_engines(config, model_path=request.model)
+    await require_engines(plan.engines, model_path=request.model)
     async with open_policy(
         plan,
         model_path=request.model,
