@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from agentrl.cli.replay.batch import no_tokens, same_batch, without_model
 from agentrl.cli.replay.compare import Agreement, compare_metrics, compare_tokens
 from agentrl.cli.replay.recorded_run import RecordedRun, pick_step
-from agentrl.config.plan import TrainerPlan, plan_run
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore
 from agentrl.disk.checkpoint import Checkpoint
@@ -208,7 +208,7 @@ def _again(start: Checkpoint | None, step: int) -> str:
 
 
 def _maker(run: RecordedRun, start: Checkpoint | None) -> StepMaker:
-    plan = plan_run(run.config, run.base)
+    plan = run.plan
     hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
     return StepMaker(plan.schedule, hints=hints, checkpoint=start.path if start else None)
 
@@ -230,7 +230,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
     from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.model.load import load_trained
 
-    plan = plan_run(run.config, run.base)
+    plan = run.plan
     trainer = _alone(plan.trainer)
     checkpoint = None if start is None else start.path
     pretrained = load_trained(

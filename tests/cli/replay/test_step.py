@@ -13,7 +13,6 @@ import torch
 
 from agentrl.cli.replay.recorded_run import open_recorded
 from agentrl.cli.replay.step import ReplayReport, replay_failed, replay_step
-from agentrl.config.plan import plan_run
 from agentrl.data import TokenStore
 from agentrl.errors import RunError
 from tests.runtime.tiny_project import agentrl, write_project
@@ -211,7 +210,7 @@ def test_a_failed_step_fails_again_and_a_mended_one_does_not(tmp_path: Path) -> 
     run = open_recorded(tmp_path / "runs" / "tiny")
     from agentrl.runtime.assembly.step_batch import StepMaker
 
-    maker = StepMaker(plan_run(run.config, run.base).schedule)
+    maker = StepMaker(run.plan.schedule)
     maker.prepare(1, run.groups(1))
     batch = maker.prepare(2, run.groups(2)).batch
     save_failed_step(run.path, batch, version=1, error="it was the disk")
