@@ -156,7 +156,7 @@ class _Checks:
         return [
             ("schedule", lambda: fleet_checks.schedule(plan, engines.serving)),
             ("engines", lambda: fleet_checks.engines(engines, tokenizer=found.tokenizer)),
-            ("cluster", lambda: fleet_checks.cluster(engines.runtime, engines.serving)),
+            ("cluster", lambda: fleet_checks.cluster(engines)),
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),
             ("metrics", lambda: parts.metrics(trainer.log)),

@@ -243,7 +243,13 @@ async def _run_from_disk(
             for doubt in doubts(plan.trainer, plan.schedule):
                 progress.note(doubt)
             refresh = make_refresh(
-                plan.schedule, directory.path, tasks.train, store, opened.stages, progress, stop
+                plan.schedule,
+                directory.path,
+                tasks.train,
+                store,
+                opened.stages.reward_models,
+                progress,
+                stop,
             )
             if refresh is not None:
                 saved = point.checkpoint.state.rm_version if point.checkpoint else 0
