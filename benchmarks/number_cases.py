@@ -15,10 +15,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))
 
-from virtual_runs import virtual_run
-
 from agentrl.data import TrajectoryStore
 from agentrl.metrics import read_metrics
+from tests.runtime.drivers.virtual_runs import virtual_run
 from tests.runtime.tiny_project import Agentrl, write_project
 from tests.train.backends.sharded_trainers import KINDS, section, train_together
 from tests.train.crew import Crew

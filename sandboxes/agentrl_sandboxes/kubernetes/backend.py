@@ -60,7 +60,6 @@ class KubernetesBackend(SupervisedBackend):
 
     name = "kubernetes"
     isolation = Isolation.CONTAINER
-    remedy = "See sandboxes/README.md"
     options = ("image", "runtime", "namespace", "pod", "network")
     # It needs a cluster, which costs money: taken by name only.
     automatic = False
@@ -106,18 +105,9 @@ class KubernetesBackend(SupervisedBackend):
 
     async def probe(self) -> Probe:
         """Run a command in a pod of the default image and report how it went."""
-        sandbox: Sandbox | None = None
-        try:
-            sandbox = await self.create(SandboxLimits())
-            result = await sandbox.exec(("python3", "-I", "-S", "-c", "print(40 + 2)"))
-            if result.stdout.strip() != "42":
-                raise SandboxError(f"a test command gave {result}")
-        except (SandboxError, ConfigError) as error:
-            detail = f"kubernetes does not work here: {error}"
-            return Probe(available=False, isolation=self.isolation, detail=detail)
-        finally:
-            if sandbox is not None:
-                await sandbox.close()
+        failure = await self.tried("python3", "-I", "-S", "-c", "print(40 + 2)")
+        if failure is not None:
+            return failure
         place = f"namespace {self._cluster.namespace!r} of {self._cluster.where}"
         ran = f"kubernetes works: a command ran in a pod of {self._image!r} in {place}"
         kept = "there are no internet sockets" if self._network == "none" else "it has no network"

@@ -32,11 +32,11 @@ from tests.runtime.driver_fakes import (
     trained_tasks,
 )
 from tests.runtime.drivers.test_driver import digest_of_store, digest_parts, lines
+from tests.runtime.drivers.virtual_runs import virtual_run
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from number_cases import stored_rollouts
-from virtual_runs import virtual_run
 
 EARLY = {"train/updates_early", "timing_s/train_early"}
 
