@@ -355,7 +355,7 @@ async def test_a_killed_host_leaves_nothing_running_and_the_next_start_sweeps(
             capture_output=True,
             text=True,
             env=paths,
-            timeout=120,
+            timeout=600,
         )
         assert host.returncode == -signal.SIGKILL, host.stderr
         owners.append(host.stdout.strip())
