@@ -16,7 +16,7 @@ from agentrl.types.finding import Finding, any_failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl.config import RunConfig
+    from agentrl.config.plan import Plan
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.reward.known_answers import TriedAnswer
     from agentrl.preflight.runner import CheckPlan
@@ -47,6 +47,7 @@ def command(
 
     Exit status 0 if every line is ok or a warning, 1 if one failed.
     """
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
     prepare()
@@ -59,7 +60,7 @@ def command(
             "count": samples or 100,
             "out": out or free_directory(settings.run.dir, name),
         }
-    arguments = {"config": settings, "base": base, "resume": resume, "request": request}
+    arguments = {"run": plan_run(settings, base), "resume": resume, "request": request}
     with open_console(stderr=True).status("") as status:
 
         def waiting(name: str, since_s: float, limit_s: float) -> None:
@@ -77,22 +78,19 @@ def command(
 
 
 def plan(
-    config: RunConfig,
+    run: Plan,
     *,
-    base: Path,
     resume: bool,
     request: dict[str, Any] | None,
     found: PreflightFacts,
 ) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
-    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import full_plan
     from agentrl.preflight.reward.samples import SampleRequest
 
     prepare()
     samples = None if request is None else SampleRequest(**request)
-    run = plan_run(config, base)
-    return full_plan(run, config=config, found=found, resume=resume, samples=samples)
+    return full_plan(run, found=found, resume=resume, samples=samples)
 
 
 def _document(checks: Sequence[Finding], answers: Sequence[TriedAnswer]) -> dict[str, Any]:

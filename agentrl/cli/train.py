@@ -14,7 +14,7 @@ from agentrl.errors import AgentrlError, ConfigError
 from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
-    from agentrl.config import RunConfig
+    from agentrl.config.plan import Plan
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.runner import CheckPlan
 
@@ -51,23 +51,22 @@ def command(
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
+    from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
-    config, base = read_config(path, overrides)
-    arguments = {"config": config, "base": base, "resume": resume}
+    run = plan_run(*read_config(path, overrides))
+    arguments = {"run": run, "resume": resume}
     checks = run_watched(f"{__name__}:plan", arguments=arguments).checks
     open_console().print(preflight_table(checks))
     return 2 if any_failed(checks) else 0
 
 
-def plan(config: RunConfig, *, base: Path, resume: bool, found: PreflightFacts) -> CheckPlan:
+def plan(run: Plan, *, resume: bool, found: PreflightFacts) -> CheckPlan:
     """The checks, made in the process that runs them, which begins as a command does."""
-    from agentrl.config.plan import plan_run
     from agentrl.preflight.plan import dry_run_plan
 
     prepare()
-    run = plan_run(config, base)
-    return dry_run_plan(run, config=config, found=found, resume=resume)
+    return dry_run_plan(run, found=found, resume=resume)
 
 
 def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.config import RunConfig
 from agentrl.config.plan import Plan
 from agentrl.config.schema import RolloutSection
 from agentrl.preflight.checks import machine, parts, prompts, setup, trials
@@ -39,7 +38,7 @@ _LOAD_S = 1800.0
 """Limit for loading a model."""
 
 
-def dry_run_plan(run: Plan, *, config: RunConfig, found: PreflightFacts, resume: bool) -> CheckPlan:
+def dry_run_plan(run: Plan, *, found: PreflightFacts, resume: bool) -> CheckPlan:
     """The checks whether a run can begin; no model is loaded.
 
     Args:
@@ -47,7 +46,7 @@ def dry_run_plan(run: Plan, *, config: RunConfig, found: PreflightFacts, resume:
         found: filled on the way.
         resume: whether a run directory that already holds a run is what is wanted.
     """
-    checks = _Checks(run, config, found, resume)
+    checks = _Checks(run, found, resume)
     steps = [*checks.parts(), *checks.places()]
     return CheckPlan(steps=steps, limits=_limits(run.rollouts.rollout))
 
@@ -55,7 +54,6 @@ def dry_run_plan(run: Plan, *, config: RunConfig, found: PreflightFacts, resume:
 def full_plan(
     run: Plan,
     *,
-    config: RunConfig,
     found: PreflightFacts,
     resume: bool = False,
     samples: SampleRequest | None = None,
@@ -68,7 +66,7 @@ def full_plan(
         resume: whether a run directory that already holds a run is what is wanted.
         samples: what a model is to write, so that one sees what it earns; None loads no model.
     """
-    checks = _Checks(run, config, found, resume)
+    checks = _Checks(run, found, resume)
     sampled = [] if samples is None else [checks.samples(samples)]
     steps = [*checks.parts(), *checks.trials(), *sampled, *checks.setup(), *checks.places()]
     limits = _limits(run.rollouts.rollout)
@@ -86,14 +84,13 @@ class _Checks:
     """The checks of a run by group; each gets the records and sections that it looks at."""
 
     run: Plan
-    config: RunConfig
     found: PreflightFacts
     resume: bool
 
     def parts(self) -> list[Step]:
         """What the run is made of."""
-        run, config, found = self.run, self.config, self.found
-        rollouts, base = run.rollouts, run.rollouts.base
+        run, found = self.run, self.found
+        config, rollouts, base = run.config, run.rollouts, run.base
         models: list[Step] = [("reward models", lambda: reward_models(config, base, found))]
         taught: list[Step] = [("teacher", lambda: teacher(config, base, found))]
         return [
@@ -103,7 +100,7 @@ class _Checks:
             ("chat", lambda: parts.chat(rollouts, found)),
             ("datasets", lambda: parts.datasets(run.tasks, run.schedule.run, found, self.resume)),
             ("prompts", lambda: prompts.prompts(rollouts, found)),
-            ("sandbox", lambda: parts.sandbox(rollouts.sandbox, base, found)),
+            ("sandbox", lambda: parts.sandbox(rollouts, found)),
             ("rewards", lambda: parts.rewards(run.rewards)),
             *(models if rollouts.reward.models else []),
             ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
@@ -113,30 +110,24 @@ class _Checks:
 
     def trials(self) -> list[Step]:
         """What is tried out."""
-        rollouts, found, base = self.run.rollouts, self.found, self.run.rollouts.base
-        config, limits = self.config, self.run.rollouts.rollout
-        judged: list[Step] = [("judges", lambda: judges(self.run.rewards))]
+        run, found = self.run, self.found
+        rollouts, limits = run.rollouts, run.rollouts.rollout
+        judged: list[Step] = [("judges", lambda: judges(run.rewards))]
         asked: list[Step] = [(SIDE_MODEL, lambda: side_model(limits))]
         return [
             ("template", lambda: trials.template(found)),
             ("tool calls", lambda: trials.tool_calls(rollouts.chat, found)),
-            ("reward test", lambda: trials.reward_test(config, base, found)),
+            ("reward test", lambda: trials.reward_test(rollouts, run.schedule.run.seed, found)),
             ("leak", lambda: prompts.leak(found)),
             ("grading time", lambda: trials.grading_time(limits, found)),
-            (
-                "sandbox run",
-                lambda: trials.sandbox_run(
-                    rollouts.sandbox, base, found, timeout_s=limits.env_timeout_s
-                ),
-            ),
+            ("sandbox run", lambda: trials.sandbox_run(rollouts, found)),
             *(judged if judges_with_labels(rollouts.reward) else []),
             *(asked if limits.side_model else []),
         ]
 
     def samples(self, request: SampleRequest) -> Step:
         """What a model earns."""
-        config, base, found = self.config, self.run.rollouts.base, self.found
-        return "reward samples", lambda: trials.samples(config, base, found, request)
+        return "reward samples", lambda: trials.samples(self.run, self.found, request)
 
     def setup(self) -> list[Step]:
         """What a standard setup has."""
@@ -158,7 +149,7 @@ class _Checks:
     def places(self) -> list[Step]:
         """Where it runs, and how much it needs there."""
         plan, trainer, found = self.run.schedule, self.run.trainer, self.found
-        config, base, serving = self.config, self.run.rollouts.base, self.run.engines.serving
+        config, base, serving = self.run.config, self.run.base, self.run.engines.serving
         model, tokens = trainer.model, plan.rollout.max_context_tokens
         return [
             ("schedule", lambda: fleet_checks.schedule(config)),

@@ -248,7 +248,7 @@ async def _run_from_disk(
                 plan.base,
                 tasks.train,
                 store,
-                opened.stages,
+                opened.stages.reward_models,
                 progress,
                 stop,
             )

@@ -8,6 +8,8 @@ import pytest
 
 from agentrl.config.fit import FitConfig
 from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.errors import ConfigError
+from agentrl.fit.launch import check_fit
 from agentrl.metrics.sinks import read_metrics
 from tests.fit.fit_project import write_fit
 from tests.runtime.tiny_project import agentrl, write_project
@@ -39,3 +41,11 @@ def test_a_reward_model_is_no_policy() -> None:
     data = {"data": {"source": "x"}, "objective": "rm", "eval": {"rollouts": {"config": "r.yaml"}}}
     with pytest.raises(ValueError, match="no policy to roll out"):
         FitConfig.model_validate(data)
+
+
+def test_rollouts_without_what_rolls_out_are_refused_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    data = {"data": {"source": "x"}, "eval": {"rollouts": {"config": "none.yaml"}}}
+    with pytest.raises(ConfigError, match="without a scorer"):
+        check_fit(FitConfig.model_validate(data), base=tmp_path, scorer=None)

@@ -20,4 +20,4 @@ async def lines_of(plan: CheckPlan) -> dict[str, Finding]:
 async def dry_run(config: RunConfig, base: Path, *, resume: bool = False) -> dict[str, Finding]:
     """The lines of `agentrl train --dry-run`."""
     run = plan_run(config, base)
-    return await lines_of(dry_run_plan(run, config=config, found=PreflightFacts(), resume=resume))
+    return await lines_of(dry_run_plan(run, found=PreflightFacts(), resume=resume))

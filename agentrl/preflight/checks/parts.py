@@ -13,7 +13,6 @@ from agentrl.chat import build_chat, build_parser
 from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
 from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan
-from agentrl.config.sandboxes import SandboxSection
 from agentrl.config.schema import (
     LogSection,
     ModelSection,
@@ -135,9 +134,9 @@ async def datasets(
     return text
 
 
-async def sandbox(section: SandboxSection, base: Path, found: PreflightFacts) -> Finding | str:
+async def sandbox(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     """Probe the sandbox backend: does it work here, how strong is it, has it what the env needs."""
-    backend = await open_sandboxes(section, base=base)
+    backend = await open_sandboxes(plan.sandbox, base=plan.base)
     try:
         probe = await backend.probe()
         if probe.available and found.make_env and isinstance(found.make_env(), ProgramAgent):

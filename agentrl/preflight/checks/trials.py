@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from agentrl.chat import build_parser
-from agentrl.config import RunConfig
-from agentrl.config.sandboxes import SandboxSection
+from agentrl.config.plan import Plan, RewardPlan, RolloutPlan
+from agentrl.config.reward import RewardSection
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.errors import SandboxError
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
@@ -114,12 +114,11 @@ def _sample(schema: Any) -> Any:
     return plain.get(kind, _WORD)
 
 
-async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+async def reward_test(plan: RolloutPlan, seed: int, found: PreflightFacts) -> Finding | str:
     """Try answers of known worth through the loop, tools and sandbox of the run."""
     if found.chat is None or found.tasks is None or found.make_env is None:
         return not_checked("reward test", found)
-    whole, config = config.reward, _without_group_functions(config, base)
-    reward = config.reward
+    whole, reward = plan.reward, _without_group_functions(plan)
     if reward.models and not reward.functions and reward.env_weight == 0:
         return "not tried: reward.models are all of the reward; `agentrl rm report` measures them"
     if whole.functions and not reward.functions and reward.env_weight == 0:
@@ -128,8 +127,8 @@ async def reward_test(config: RunConfig, base: Path, found: PreflightFacts) -> F
     tasks = spread(train, TASKS)
     tried_on = {task.id for task in tasks}
     tried = await try_answers(
-        config,
-        base=base,
+        replace(plan, reward=reward),
+        seed=seed,
         tokenizer=found.tokenizer,
         images=found.images,
         chat=found.chat,
@@ -174,36 +173,29 @@ async def grading_time(rollout: RolloutSection, found: PreflightFacts) -> Findin
     return text
 
 
-def _without_group_functions(config: RunConfig, base: Path) -> RunConfig:
-    """The config without what compares rollouts: an answer alone in its group has no place."""
+def _without_group_functions(plan: RewardPlan) -> RewardSection:
+    """The rewards without what compares rollouts: an answer alone in its group has no place."""
     functions = load_reward_functions(
-        config.reward, base=base, timeout_s=config.rollout.env_timeout_s
+        plan.reward, base=plan.base, timeout_s=plan.rollout.env_timeout_s
     )
     names = functions.group.names if functions is not None and functions.group is not None else ()
-    kept = {name: item for name, item in config.reward.functions.items() if name not in names}
-    reward = config.reward.model_copy(update={"functions": kept})
-    return config.model_copy(update={"reward": reward})
+    kept = {name: item for name, item in plan.reward.functions.items() if name not in names}
+    return plan.reward.model_copy(update={"functions": kept})
 
 
-async def samples(
-    config: RunConfig, base: Path, found: PreflightFacts, request: SampleRequest
-) -> Finding | str:
+async def samples(run: Plan, found: PreflightFacts, request: SampleRequest) -> Finding | str:
     """Write samples with a model and judge what it earns."""
     if found.tasks is None or found.make_env is None:
         return not_checked("reward samples", found)
-    check, answers = await sample_rewards(
-        config, base=base, tasks=found.tasks.train, request=request
-    )
+    check, answers = await sample_rewards(run, found.tasks.train, request)
     found.answers += answers
     return check
 
 
-async def sandbox_run(
-    section: SandboxSection, base: Path, found: PreflightFacts, *, timeout_s: float
-) -> Finding | str:
+async def sandbox_run(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     """Make a sandbox of the config and run a program in it."""
-    backend = await open_sandboxes(section, base=base)
-    limits = sandbox_limits(section.limits)
+    backend = await open_sandboxes(plan.sandbox, base=plan.base)
+    limits, timeout_s = sandbox_limits(plan.sandbox.limits), plan.rollout.env_timeout_s
     began = time.monotonic()
     try:
         box = await backend.take(SandboxSpec(), limits, timeout_s=timeout_s)

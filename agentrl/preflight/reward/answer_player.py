@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat import ChatFormat
 from agentrl.chat.pictures.slots import ImageReader
-from agentrl.config import RunConfig
-from agentrl.config.plan import plan_run
+from agentrl.config.plan import RolloutPlan
 from agentrl.env import Solution
 from agentrl.preflight.loop_time import held_up
 from agentrl.preflight.reward.known_answers import (
@@ -57,9 +55,9 @@ class TriedAnswers:
 
 
 async def try_answers(
-    config: RunConfig,
+    plan: RolloutPlan,
     *,
-    base: Path,
+    seed: int,
     tokenizer: Any,
     chat: ChatFormat,
     tasks: Sequence[Task],
@@ -72,8 +70,8 @@ async def try_answers(
     Each is graded `REPEATS` times with the same seed, or fewer where a round takes long.
 
     Args:
-        config: of the run.
-        base: where its relative paths start.
+        plan: of the run.
+        seed: of the run.
         tokenizer: of the policy.
         chat: made of it.
         tasks: a few.
@@ -84,22 +82,22 @@ async def try_answers(
     Raises:
         AgentrlError: the loop cannot be put together, or `solution` fails.
     """
-    config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"retries": 0})})
-    async with open_tools(config.env, base=base) as tools:
+    plan = replace(plan, rollout=plan.rollout.model_copy(update={"retries": 0}))
+    async with open_tools(plan.env, base=plan.base) as tools:
         solutions = await find_solutions(make_env, tasks, tools)
-        asked = answers_to(config.rollout, chat, tasks, solutions)
+        asked = answers_to(plan.rollout, chat, tasks, solutions)
         scripted = ScriptedGenerator({})
-        sandboxes = await open_sandboxes(config.sandbox, base=base)
+        sandboxes = await open_sandboxes(plan.sandbox, base=plan.base)
         try:
             worker, _ = make_worker(
-                plan_run(config, base).rollouts,
+                plan,
                 generator=scripted,
                 tokenizer=tokenizer,
                 sandboxes=sandboxes,
                 tools=tools,
                 images=images,
             )
-            player = _AnswerPlayer(config, worker=worker, scripted=scripted, chat=chat)
+            player = _AnswerPlayer(plan, seed, worker=worker, scripted=scripted, chat=chat)
             async with held_up() as held:
                 answers = await _rounds(player, asked)
             held_up_s = held.total_s / max(1, len(answers))
@@ -121,30 +119,31 @@ class _AnswerPlayer:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: RolloutPlan,
+        seed: int,
         *,
         worker: RolloutWorker,
         scripted: ScriptedGenerator,
         chat: ChatFormat,
     ) -> None:
-        self._config, self._worker, self._chat = config, worker, chat
-        self._scripted = scripted
+        self._plan, self._seed = plan, seed
+        self._worker, self._scripted, self._chat = worker, scripted, chat
 
     async def play(self, asked: Sequence[AskedAnswer], name: str) -> list[TriedAnswer]:
         """Grade each answer once; the same task has the same seed in all rounds."""
-        config, chat, name = self._config, self._chat, f"{_NAME}-{name}"
+        plan, chat, name = self._plan, self._chat, f"{_NAME}-{name}"
         for position, each in enumerate(asked):
             group_id = f"{name}/{position:04d}-{each.task.id}"
-            self._scripted.add(group_id, script_of(each.said, chat, config.chat))
+            self._scripted.add(group_id, script_of(each.said, chat, plan.chat))
         groups = await run_groups(
             self._worker,
             [each.task for each in asked],
             name=name,
             n=1,
             sampling=SamplingParams(
-                max_tokens=config.rollout.max_turn_tokens, stop_token_ids=chat.stop_token_ids
+                max_tokens=plan.rollout.max_turn_tokens, stop_token_ids=chat.stop_token_ids
             ),
-            seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
+            seed=lambda task: stable_seed(self._seed, _NAME, task.id),
             limit=RolloutLimit(IN_FLIGHT),
         )
         return [

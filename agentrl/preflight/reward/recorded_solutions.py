@@ -60,36 +60,35 @@ async def record_solutions(
     """
     from agentrl.models.vision.reader import load_reader
 
-    plan = plan_run(config, base)
-    source = model_source(config.model, path=model_path)
-    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+    run = plan_run(config, base)
+    plan, seed = run.rollouts, run.schedule.run.seed
+    source = model_source(plan.model, path=model_path)
+    tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
     images = load_reader(source, tokenizer)
     if images is not None:
         images.folder = ImageFolder(out / "images")
-    chat = build_chat(tokenizer, config.chat, images=images)
-    chosen = load_task_sets(plan.tasks).train[:tasks]
+    chat = build_chat(tokenizer, plan.chat, images=images)
+    chosen = load_task_sets(run.tasks).train[:tasks]
     stop = StopSwitch()
     with stop.on_signals():
-        async with open_tools(config.env, base=base) as tools:
-            make_env = make_env_factory(config.env, base=base, rollout=config.rollout)
+        async with open_tools(plan.env, base=plan.base) as tools:
+            make_env = make_env_factory(plan.env, base=plan.base, rollout=plan.rollout)
             solutions = await find_solutions(make_env, chosen, tools)
             known = [task for task in chosen if task.id in solutions]
             if not known:
                 raise ConfigError(
-                    f"env.target {config.env.target!r} gives no solution to any of {len(chosen)} "
+                    f"env.target {plan.env.target!r} gives no solution to any of {len(chosen)} "
                     "tasks; give its class a method solution(task) that returns what an expert "
                     "says, a text or one for each turn"
                 )
             scripts = {
-                f"{_NAME}/{position:04d}-{task.id}": script_of(
-                    solutions[task.id], chat, config.chat
-                )
+                f"{_NAME}/{position:04d}-{task.id}": script_of(solutions[task.id], chat, plan.chat)
                 for position, task in enumerate(known)
             }
-            sandboxes = await open_sandboxes(config.sandbox, base=base)
+            sandboxes = await open_sandboxes(plan.sandbox, base=plan.base)
             try:
                 worker, _ = make_worker(
-                    plan.rollouts,
+                    plan,
                     generator=ScriptedGenerator(scripts),
                     tokenizer=tokenizer,
                     sandboxes=sandboxes,
@@ -103,9 +102,9 @@ async def record_solutions(
                         known,
                         name=_NAME,
                         n=1,
-                        sampling=sampling_of(config.rollout, 1.0, chat.stop_token_ids),
-                        seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-                        limit=RolloutLimit(in_flight(plan.engines, plan.schedule.schedule)),
+                        sampling=sampling_of(plan.rollout, 1.0, chat.stop_token_ids),
+                        seed=lambda task: stable_seed(seed, _NAME, task.id),
+                        limit=RolloutLimit(in_flight(run.engines, run.schedule.schedule)),
                         on_group=lambda group: progress.advance(1, 0),
                     )
                 )

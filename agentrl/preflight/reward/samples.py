@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import RunConfig
-from agentrl.config.plan import plan_run
+from agentrl.config.plan import Plan
 from agentrl.data import TrajectoryStore
 from agentrl.preflight.reward.known_answers import TriedAnswer, answer_of, spread
 from agentrl.preflight.reward.sample_verdict import judge_samples
@@ -37,7 +36,7 @@ class SampleRequest:
 
 
 async def sample_rewards(
-    config: RunConfig, *, base: Path, tasks: Sequence[Task], request: SampleRequest
+    run: Plan, tasks: Sequence[Task], request: SampleRequest
 ) -> tuple[Finding, list[TriedAnswer]]:
     """Roll a few tasks out as training would, and judge what they earned.
 
@@ -47,10 +46,11 @@ async def sample_rewards(
     Raises:
         AgentrlError: the model, its engines or the sandboxes cannot be had.
     """
-    n, plan = config.rollout.n_samples_per_prompt, plan_run(config, base)
-    await require_engines(config, model_path=request.model)
+    schedule, rollout = run.schedule, run.schedule.rollout
+    n = rollout.n_samples_per_prompt
+    await require_engines(run.config, model_path=request.model)
     async with open_policy(
-        plan,
+        run,
         model_path=request.model,
         logs=request.out / "logs",
         note=lambda text: None,
@@ -62,13 +62,13 @@ async def sample_rewards(
             name=_NAME,
             n=n,
             sampling=SamplingParams(
-                temperature=config.rollout.temperature,
-                top_p=config.rollout.top_p,
-                max_tokens=config.rollout.max_turn_tokens,
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                max_tokens=rollout.max_turn_tokens,
                 stop_token_ids=policy.chat.stop_token_ids,
             ),
-            seed=lambda task: stable_seed(config.run.seed, _NAME, task.id),
-            limit=RolloutLimit(in_flight(plan.engines, plan.schedule.schedule)),
+            seed=lambda task: stable_seed(schedule.run.seed, _NAME, task.id),
+            limit=RolloutLimit(in_flight(run.engines, schedule.schedule)),
             on_group=lambda held: request.on_group(n),
         )
     made = [held.group for held in groups]

@@ -20,6 +20,7 @@ from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
+from agentrl.runtime.records import find_cluster
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
@@ -242,9 +243,8 @@ def _vocabulary(section: ModelSection) -> int:
 
 async def cluster(config: RunConfig) -> str:
     """Check that the cluster of a run has room, and describe it."""
-    if config.runtime.kind == "local":
+    found = find_cluster(config.runtime.kind)
+    if found is None:
         return "none: everything runs on this machine"
-    from agentrl.runtime.ray.launch import check_cluster
-
     _refuse_idle_ray(config.ray, config.serving)
-    return await check_cluster(config.ray, config.serving)
+    return await found.check(config.ray, config.serving)

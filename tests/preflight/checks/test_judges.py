@@ -81,11 +81,10 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_only_preflight_asks_and_only_where_there_are_labels(tmp_path: Path) -> None:
     """Fails if `--dry-run` asks a served model, which costs money."""
     run, facts = run_file(tmp_path, "http://x/v1"), PreflightFacts()
-    config = load_config(tmp_path / "run.yaml")
     plans = (
-        full_plan(run, config=config, found=facts),
-        dry_run_plan(run, config=config, found=facts, resume=False),
-        full_plan(run_file(tmp_path, "http://x/v1", check=None), config=config, found=facts),
+        full_plan(run, found=facts),
+        dry_run_plan(run, found=facts, resume=False),
+        full_plan(run_file(tmp_path, "http://x/v1", check=None), found=facts),
     )
     named = [[name for name, _ in plan.steps].count("judges") for plan in plans]
     assert named == [1, 0, 0]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.sandboxes import sandbox_section
+from agentrl.config import parse_config
+from agentrl.config.plan import RolloutPlan, plan_run
 from agentrl.env import Action, ModelEndpoint, Observation, PlayedProgram, ProgramEnv, StepResult
 from agentrl.errors import SandboxUnavailable
 from agentrl.gateway.program import ProgramAgent
@@ -38,13 +39,23 @@ class PlaysNothing(ProgramEnv):
         return StepResult(done=True)
 
 
+def rollouts_in(folder: Path, backend: str) -> RolloutPlan:
+    sections = {
+        "model": {"path": "quickstart"},
+        "env": {"target": "nothing:Here"},
+        "dataset": {"source": "nothing.jsonl"},
+        "sandbox": {"backend": backend},
+    }
+    return plan_run(parse_config(sections), folder).rollouts
+
+
 async def test_a_backend_without_ports_is_refused_for_programs_alone(tmp_path: Path) -> None:
     (tmp_path / "walled.py").write_text(WALLED)
-    section = sandbox_section("walled.py:Walled")
+    walled = rollouts_in(tmp_path, "walled.py:Walled")
     facts = PreflightFacts(make_env=lambda: ProgramAgent(PlaysNothing()))
     with pytest.raises(
         SandboxUnavailable, match=r"Sandbox\.listen.*docker, kubernetes, bubblewrap"
     ):
-        await sandbox(section, tmp_path, facts)
-    await sandbox(section, tmp_path, PreflightFacts())
-    await sandbox(sandbox_section("process"), tmp_path, facts)
+        await sandbox(walled, facts)
+    await sandbox(walled, PreflightFacts())
+    await sandbox(rollouts_in(tmp_path, "process"), facts)

@@ -80,10 +80,9 @@ async def test_a_tool_that_the_format_cannot_call_is_named(project: Path) -> Non
 
 
 async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
-    config = load_config(project, ["sandbox.backend=process"])
-    found = await trials.sandbox_run(
-        config.sandbox, project.parent, PreflightFacts(), timeout_s=120.0
-    )
+    made = ["sandbox.backend=process", "rollout.env_timeout_s=120"]
+    run = plan_run(load_config(project, made), project.parent)
+    found = await trials.sandbox_run(run.rollouts, PreflightFacts())
     assert "process: one was made in" in str(found)
 
 
@@ -91,8 +90,8 @@ async def test_a_sandbox_is_made_and_runs_a_program(project: Path) -> None:
 async def test_a_sandbox_that_cannot_be_made(project: Path, used: bool | None, status: str) -> None:
     """It is a warning only where the episodes that were played asked for none."""
     found = PreflightFacts(sandbox_used=used)
-    section = load_config(project).sandbox
-    check = await trials.sandbox_run(section, project.parent, found, timeout_s=120.0)
+    run = plan_run(load_config(project, ["rollout.env_timeout_s=120"]), project.parent)
+    check = await trials.sandbox_run(run.rollouts, found)
     assert isinstance(check, Finding)
     assert check.status == status
     assert "this backend makes no sandboxes" in check.detail

@@ -219,8 +219,8 @@ async def looked_at(
         overrides: of it.
         known: gives the tokenizer, if it is loaded.
     """
-    config, base = load_config(file, overrides), file.parent
-    run = plan_run(config, base)
+    config = load_config(file, overrides)
+    run = plan_run(config, file.parent)
     facts = PreflightFacts(tokenizer=None if known is None else known.tokenizer)
     if facts.tokenizer is None:
         await parts.model(config.model, facts)
@@ -231,7 +231,7 @@ async def looked_at(
     await parts.datasets(run.tasks, config.run, facts, False)
     await prompts.prompts(run.rollouts, facts)
     return {
-        "reward test": await trials.reward_test(config, base, facts),
+        "reward test": await trials.reward_test(run.rollouts, config.run.seed, facts),
         "leak": await prompts.leak(facts),
         "grading time": await trials.grading_time(config.rollout, facts),
     }

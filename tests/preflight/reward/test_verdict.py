@@ -112,8 +112,7 @@ def _in_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def lines(project: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(project, overrides)
-    run = plan_run(config, project.parent)
-    return await lines_of(full_plan(run, config=config, found=PreflightFacts()))
+    return await lines_of(full_plan(plan_run(config, project.parent), found=PreflightFacts()))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import ConfigError
-from agentrl.runtime.ray.launch import RayStages, check_cluster
+from agentrl.runtime.ray.cluster import check_cluster
+from agentrl.runtime.records import OpenStages
 from tests.runtime.ray.ray_runs import children, drive, gone
 from tests.runtime.tiny_project import write_project
 
@@ -80,7 +81,7 @@ async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path
         await check_cluster(*sections(large))
     pids: list[int] = []
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         pids.extend(int(place.split()[3]) for place in opened.actor_lines)
 
     result = await drive(path, watch=watch)
