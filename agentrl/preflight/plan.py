@@ -90,9 +90,11 @@ class _Checks:
     def parts(self) -> list[Step]:
         """What the run is made of."""
         run, found = self.run, self.found
-        config, rollouts, base = run.config, run.rollouts, run.base
-        models: list[Step] = [("reward models", lambda: reward_models(config, base, found))]
-        taught: list[Step] = [("teacher", lambda: teacher(config, base, found))]
+        rollouts = run.rollouts
+        models: list[Step] = [
+            ("reward models", lambda: reward_models(run.rewards, run.schedule, found))
+        ]
+        taught: list[Step] = [("teacher", lambda: teacher(run.trainer, found))]
         return [
             ("model", lambda: parts.model(rollouts.model, found)),
             ("tools", lambda: parts.tools(rollouts)),
@@ -103,9 +105,9 @@ class _Checks:
             ("sandbox", lambda: parts.sandbox(rollouts, found)),
             ("rewards", lambda: parts.rewards(run.rewards)),
             *(models if rollouts.reward.models else []),
-            ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
-            *(taught if teacher_section(config) is not None else []),
-            ("trainer", lambda: parts.trainer(config, base, found)),
+            ("algorithm", lambda: algorithm_checks.algorithm(run.trainer, run.schedule)),
+            *(taught if teacher_section(run.trainer) is not None else []),
+            ("trainer", lambda: parts.trainer(run.trainer, found)),
         ]
 
     def trials(self) -> list[Step]:
@@ -149,18 +151,18 @@ class _Checks:
     def places(self) -> list[Step]:
         """Where it runs, and how much it needs there."""
         plan, trainer, found = self.run.schedule, self.run.trainer, self.found
-        config, base, serving = self.run.config, self.run.base, self.run.engines.serving
+        engines = self.run.engines
         model, tokens = trainer.model, plan.rollout.max_context_tokens
         return [
-            ("schedule", lambda: fleet_checks.schedule(config)),
-            ("engines", lambda: fleet_checks.engines(config, base=base, tokenizer=found.tokenizer)),
-            ("cluster", lambda: fleet_checks.cluster(config)),
+            ("schedule", lambda: fleet_checks.schedule(plan, engines.serving)),
+            ("engines", lambda: fleet_checks.engines(engines, tokenizer=found.tokenizer)),
+            ("cluster", lambda: fleet_checks.cluster(engines.runtime, engines.serving)),
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),
             ("metrics", lambda: parts.metrics(trainer.log)),
             ("disk", lambda: machine.disk(plan, model)),
             ("context", lambda: machine.context(model, tokens)),
-            ("memory", lambda: machine.memory(config, trainer, serving)),
+            ("memory", lambda: machine.memory(trainer, engines.serving, self.run.rewards)),
             ("budget", lambda: parts.budget(plan.rollout, plan.train, found)),
         ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.fit.refresh.checks import check_refresh
 from agentrl.fit.refresh.fit_child import fit_config
@@ -31,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused_or_said(config: RunConfig, base: Path) -> str | None:
     """What the check answers, under the schedule of the run."""
-    return check_refresh(config, base=base, synchronous=is_synchronous(config.schedule))
+    plan = plan_run(config, base).schedule
+    return check_refresh(plan, synchronous=is_synchronous(plan.schedule))
 
 
 @pytest.mark.parametrize(

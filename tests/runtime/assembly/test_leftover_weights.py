@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import ExternalServing
+from agentrl.config.plan import plan_run
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
@@ -146,9 +147,11 @@ async def test_only_the_weights_of_the_model_are_scored(tmp_path: Path) -> None:
                     progress=Progress(),
                 )
     async with fake_vllm("default", own) as server:
-        await require_engines(at(config, server.url), model_path=None)
+        await require_engines(plan_run(at(config, server.url), tmp_path).engines, model_path=None)
     async with fake_vllm("default", other) as server:
-        await require_engines(at(config, server.url), model_path=str(other))
+        await require_engines(
+            plan_run(at(config, server.url), tmp_path).engines, model_path=str(other)
+        )
 
 
 def surer(folder: Path) -> Path:

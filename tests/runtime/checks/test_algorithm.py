@@ -44,7 +44,8 @@ async def check(project: Path, *overrides: str) -> dict[str, Finding]:
 
 
 def doubts_of(project: Path, *overrides: str) -> list[str]:
-    return doubts(load_config(project, overrides), base=project.parent)
+    plan = plan_run(load_config(project, overrides), project.parent)
+    return doubts(plan.trainer, plan.schedule)
 
 
 async def test_the_report_shows_blocks_and_rewards(project: Path) -> None:
