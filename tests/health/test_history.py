@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,6 @@ def test_a_hostile_config_is_a_note(make_run, text: str) -> None:
     assert read_history(run).notes
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["mapping named a million times", "nested", "long", "large"])
 def test_a_config_that_would_take_forever_is_not_read(make_run, kind: str) -> None:
     run = make_run({"reward": [0.1]})
@@ -104,7 +104,9 @@ def test_a_config_that_would_take_forever_is_not_read(make_run, kind: str) -> No
     texts = {"nested": "{" * 100_000, "long": "[" + "1, " * 60_000 + "1]"}
     texts["large"] = "#" * 2**20
     (run / "config.yaml").write_text(texts.get(kind, "\n".join(lines)))
+    began = time.process_time()
     history = read_history(run)
+    assert time.process_time() - began < 10
     assert history.config == {}
     assert any("was not read" in note for note in history.notes)
 

@@ -31,7 +31,7 @@ from agentrl.types import Trajectory
 from tests.runtime.tiny_project import Agentrl, write_larger_model, write_project
 from tests.serving.tiny_vllm import require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
+pytestmark = pytest.mark.slow
 
 STEPS = 60 if os.environ.get("AGENTRL_ALL_MODES") else 20
 GROUPS, TASKS = 3, 12

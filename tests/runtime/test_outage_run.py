@@ -75,7 +75,6 @@ def test_a_run_whose_engine_breaks_ends_and_its_resume_loses_no_task(tmp_path: P
 
 @pytest.mark.fleet
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 def test_a_run_whose_servers_stay_away_ends_at_its_limit(tmp_path: Path) -> None:
     """Fails if the run waits for its server without an end, or counts tasks of an outage as done.

@@ -216,10 +216,10 @@ async def test_waiting_for_an_engine_has_a_limit_and_says_what_is_wrong():
 
 async def test_wrong_weights_never_serve_not_even_what_is_in_flight():
     """Fails if what is in flight goes on: it would come back with tokens of torn weights."""
-    fleet = servers(delay_s=0.02)
+    fleet = servers(delay_s=0.2)
     client = TokenClient(fleet)
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.005)
+    await until(lambda: fleet[0].in_flight == 1)
     client.quarantine("e0", "torn weights")
     await turn
     assert [r.generation is None for r in fleet[0].requests] == [True]
@@ -234,10 +234,10 @@ async def test_wrong_weights_never_serve_not_even_what_is_in_flight():
 
 
 async def test_the_last_engine_is_quarantined_too_and_its_turn_waits_for_it():
-    (only,) = servers(1, delay_s=0.01)
+    (only,) = servers(1, delay_s=0.1)
     client = TokenClient([only], probe_s=0.005)
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.002)
+    await until(lambda: only.in_flight == 1)
     client.quarantine("e0", "torn weights")
     assert client.active() == []
     await turn
@@ -249,7 +249,7 @@ async def test_a_cancelled_turn_stays_cancelled_while_its_engine_is_taken_out():
     fleet = servers(delay_s=1.0)
     client = TokenClient(fleet)
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.005)
+    await until(lambda: fleet[0].in_flight == 1)
     client.quarantine("e0", "torn weights")
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -449,17 +449,16 @@ async def test_loading_waits_for_an_engine_no_longer_than_its_limit():
 
 
 async def test_engines_come_and_go():
-    first, second = servers(delay_s=0.02)
+    first, second = servers(delay_s=0.3)
     client = TokenClient([first, second], probe_s=0.002)
     client.add_engine(Server("e2"))
     assert client.active() == ["e0", "e1", "e2"]
     with pytest.raises(EngineError, match=r"'e2' is there already \(active\)"):
         client.add_engine(Server("e2"))
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.002)
+    await until(lambda: first.in_flight == 1)
     leaving = asyncio.create_task(client.remove_engine("e0"))
-    await asyncio.sleep(0.002)
-    assert client.names() == client.active() == ["e1", "e2"]
+    await until(lambda: client.names() == client.active() == ["e1", "e2"])
     assert not leaving.done()
     with pytest.raises(EngineError, match=r"'e0' is there already \(removed\)"):
         client.add_engine(Server("e0"))
@@ -479,7 +478,7 @@ async def test_a_removed_engine_that_does_not_end_its_turns_gives_them_up():
     await fleet[0].pause()
     client = TokenClient(fleet)
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.002)
+    await until(lambda: client.balancer.in_flight("e0") == 1)
     await client.remove_engine("e0", limit_s=0.01)
     await turn
     assert len(fleet[1].requests) == 1
@@ -505,12 +504,12 @@ async def test_a_late_joiner_takes_the_weights_of_the_others_first():
 
 async def test_a_restarted_engine_takes_the_place_and_not_the_sessions_of_the_old_one():
     """Fails if a lone server that was restarted serves the weights it was started with."""
-    (old,) = servers(1, delay_s=0.01)
+    (old,) = servers(1, delay_s=0.2)
     client = TokenClient([old], probe_s=0.002)
     old.take(5)
     await client.generate([1], SAMPLING, "before")
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.002)
+    await until(lambda: client.balancer.in_flight("e0") == 1)
     await old.pause()
     new = Server("e0")
     client.replace("e0", new)
@@ -528,10 +527,10 @@ async def test_a_restarted_engine_takes_the_place_and_not_the_sessions_of_the_ol
 
 
 async def test_a_drained_engine_ends_its_turns_and_comes_back_when_asked_and_up_to_date():
-    fleet = servers(delay_s=0.02)
+    fleet = servers(delay_s=0.2)
     client = TokenClient(fleet, probe_s=0.002)
     turn = asyncio.create_task(client.generate([1], SAMPLING, "s"))
-    await asyncio.sleep(0.002)
+    await until(lambda: fleet[0].in_flight == 1)
     client.drain("e0")
     await turn
     await client.generate([1], SAMPLING, "s")

@@ -40,7 +40,7 @@ def ask(client: TokenClient, clock: Clock, session: str = "s") -> asyncio.Task[G
 
 @pytest.fixture
 async def client():
-    made = TokenClient([ScriptedEngine(["hi"], ByteTokenizer(), delay_s=0.01)], wait_s=60)
+    made = TokenClient([ScriptedEngine(["hi"], ByteTokenizer(), delay_s=0.1)], wait_s=60)
     yield made
     await made.close()
 

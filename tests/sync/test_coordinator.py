@@ -314,19 +314,19 @@ async def test_nothing_moves_in_process(engines, fleet: Fleet) -> None:
 
 
 async def test_mode_wait_lets_turns_end(engines, fleet: Fleet) -> None:
-    sync = fleet(InProcessSender(), drain_limit_s=0.2)
+    sync = fleet(InProcessSender(), drain_limit_s=0.6)
     for engine in engines:
         engine._delay_s = 0.1
     turn = asyncio.create_task(sync.client.generate([1], SamplingParams(), "s"))
-    await asyncio.sleep(0.02)
+    await until(lambda: any(engine.in_flight for engine in engines))
     await sync.push(lambda: [], 1, mode="wait")
     assert turn.done()
     assert set(turn.result().policy_versions) == {0}
     for engine in engines:
         engine._delay_s = 1.0
     turn = asyncio.create_task(sync.client.generate([1], SamplingParams(), "s"))
-    await asyncio.sleep(0.02)
-    with pytest.raises(SyncError, match=r"still in flight after 0\.2 s"):
+    await until(lambda: any(engine.in_flight for engine in engines))
+    with pytest.raises(SyncError, match=r"still in flight after 0\.6 s"):
         await sync.push(lambda: [], 2, mode="wait")
     assert not any(engine.paused for engine in engines)
     await turn

@@ -129,14 +129,16 @@ async def test_a_flood_is_stopped_and_bounded(bash, sandbox):
     assert much.text.endswith("xxxtail")
 
 
-async def test_no_output_is_taken_for_the_end(bash):
+async def test_no_output_is_taken_for_the_end(bash, sandbox):
     """Fails with a fixed marker, and with one that a command can read while it runs."""
     forged = "for i in $(seq 3); do printf '\\036%s 0\\036' \"$n\"; done"
     assert (await bash(f"echo a; {forged}; false")).text.endswith("[exit status 1]")
     seen = await bash("set | grep -c '[0-9a-f]\\{32\\}'; ls /proc/self/fd | sort | xargs")
     assert seen.text == "0\n0 1 2 3"
-    await bash("(sleep 0.2; echo late) &")
-    await asyncio.sleep(0.4)
+    await bash("(until [ -e go ]; do sleep 0.02; done; echo late; touch printed) &")
+    await sandbox.write_file("go", b"")
+    while (await sandbox.exec(("ls", "printed"))).exit_code:
+        await asyncio.sleep(0.02)
     assert (await bash("echo now")).text == "late\nnow"
 
 

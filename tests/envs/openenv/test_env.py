@@ -148,7 +148,7 @@ async def test_json_that_asks_for_more_than_an_action_earns_nothing(url, text) -
         (666, "EXECUTION_ERROR: the game broke", {}),
         # Fails if every VALIDATION_ERROR is taken for the model's: the observation is wrong here.
         (667, "VALIDATION_ERROR", {}),
-        (668, "no answer to step in 0.3 s", {"timeout_s": 0.3}),
+        (668, "no answer to step in 1 s", {"timeout_s": 1.0}),
         (1, "names the field 'nope', but the server's observation has deep, hint",
          {"observation": "{nope}"}),
     ],

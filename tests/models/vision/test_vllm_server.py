@@ -44,7 +44,6 @@ pytestmark = [
     pytest.mark.fleet,
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(800),
 ]
 
 NAME = "idefics3"

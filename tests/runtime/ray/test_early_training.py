@@ -16,7 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(600)
 async def test_the_weights_are_those_of_the_stored_steps(tmp_path: Path) -> None:
     """Fails if an early update is lost or made twice on a rank, or if a server gets the weights of
     half a step."""

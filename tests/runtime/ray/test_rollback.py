@@ -16,7 +16,6 @@ from tests.runtime.tiny_project import Agentrl, agentrl, write_model
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-@pytest.mark.timeout(900)
 def test_a_pause_a_rollback_and_a_resume_of_two_ranks_with_a_critic(tmp_path: Path) -> None:
     """The cluster of the run ends and begins again in one process, then in another.
 

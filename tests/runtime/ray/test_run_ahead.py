@@ -26,7 +26,6 @@ EMBEDDED = {"max_batch_size": 16, "kv_cache_gb": 0.1}
 VLLM = {"engine": "vllm", "kv_cache_gb": 0.1, "max_batch_size": 16}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "serving",
     [

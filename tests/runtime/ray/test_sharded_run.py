@@ -22,7 +22,6 @@ def needs(*libraries: str) -> None:
         pytest.skip(f"not installed here: {missing}; run make fleet")
 
 
-@pytest.mark.timeout(900)
 async def test_a_server_samples_with_what_the_slices_put_together(tmp_path: Path) -> None:
     """Fails if a rank sends its slice for the weight, an older weight, or none; the run is rolled
     back in the middle and goes on with another backend, so also if one cannot read the other's

@@ -22,7 +22,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(400)
 async def test_a_server_whose_actor_is_killed_comes_back_with_the_newest_weights(
     tmp_path: Path,
 ) -> None:

@@ -37,7 +37,6 @@ def rows_of(run: Path) -> list[tuple[int, Trajectory]]:
     ]
 
 
-@pytest.mark.timeout(900)
 def test_local_and_ray_train_the_same_batches_token_by_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,23 +1,15 @@
 """Images without Python: the supervisor's own interpreter, from the volume that holds it.
 
-The image has one static busybox and nothing else: no C library, no loader, no Python. Where a check
-of the suite is itself a Python program, that one is the host's, shown to programs at its own path;
-PID 1 does not use it, which the other tests show with nothing of the host in sight.
+The image has one static busybox and nothing else; `test_image_without_python.py` runs the suite.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import secrets
-import shutil
 import subprocess
-import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from agentrl_sandboxes import DockerBackend, PooledBackend
@@ -25,101 +17,25 @@ from agentrl_sandboxes.docker.supervisor_volume import LABEL, ROOT, volume_name
 from agentrl_sandboxes.host.interpreter import (
     START,
     PackedInterpreter,
-    host_interpreter,
     packed_interpreter,
 )
 from agentrl_sandboxes.host.leases import LEASE, OWNER, own_name
-from agentrl_sandboxes.image.daemon import daemon
 from agentrl_sandboxes.leftovers import collect
 
 from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox import Outcome, Sandbox, SandboxLimits, SandboxSpec
-from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
-from agentrl.types.finding import Status
+from tests.sandboxes.docker.bare_images import BARE, make_bare
 
 pytestmark = pytest.mark.docker
 
 MIB = 2**20
 LIMITS = SandboxLimits(wall_s=10.0, processes=24, disk_bytes=16 * MIB, memory_bytes=64 * MIB)
-PYTHON_FOLDER = Path(host_interpreter().executable).parent
-BUSYBOX = f"agentrl-test-busybox-{sha256(bytes(PYTHON_FOLDER)).hexdigest()[:12]}"
-"""It stays on the machine, and its PATH is of one interpreter."""
-BARE = "agentrl-test-bare"
-
-
-class BusyboxBackend(DockerBackend):
-    """An image of busybox, and the host's Python for programs; the crash check makes one anew."""
-
-    def __init__(self) -> None:
-        python = [Path(root) for root in host_interpreter().roots]
-        places = {path for path in (*python, Path("/usr")) if path.is_dir()}
-        inner = {path for path in places if any(o in path.parents for o in places)}
-        super().__init__(BUSYBOX, read_only=sorted(places - inner))
-
-
-def static_busybox() -> bytes:
-    found = shutil.which("busybox")
-    content = Path(found).read_bytes() if found else b""
-    if not content or b"/ld-linux" in content[:8192]:
-        pytest.skip("no static busybox on PATH: apt-get install busybox-static")
-    return content
-
-
-async def import_image(
-    name: str, files: Mapping[str, bytes], links: Mapping[str, str], environment: str
-) -> None:
-    """Make an image of these files; it stays, as others may be using it."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path, content in files.items():
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(content), 0o755
-            archive.addfile(member, io.BytesIO(content))
-        for path, target in links.items():
-            member = tarfile.TarInfo(path)
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            archive.addfile(member)
-    query = [("fromSrc", "-"), ("repo", name), ("tag", "latest")]
-    query += [("changes", f"ENV {environment}")]
-    async with daemon() as link:
-        if await link.get(f"images/{name}:latest/json") is None:
-            await link.post("images/create", query, buffer.getvalue(), lambda line: None)
 
 
 @pytest.fixture(scope="module")
 def images() -> None:
-    """Both images."""
-    content = static_busybox()
-    names = subprocess.run(["busybox", "--list"], capture_output=True, text=True, check=True)
-    links = {f"bin/{name}": "busybox" for name in {*names.stdout.split()} - {"busybox"}}
-    links |= {"lib": "usr/lib", "lib64": "usr/lib64"}
-
-    async def make() -> None:
-        await import_image(BUSYBOX, {"bin/busybox": content}, links, f"PATH=/bin:{PYTHON_FOLDER}")
-        # As images do that bring libraries of their own: what loads ours is out of their reach.
-        libraries = "LD_PRELOAD=/busybox LD_LIBRARY_PATH=/ LD_DEBUG=all"
-        await import_image(BARE, {"busybox": content}, {}, libraries)
-
-    asyncio.run(make())
-
-
-@cache
-def conformance() -> dict[str, SuiteFinding]:
-    async def run() -> list[SuiteFinding]:
-        backend = BusyboxBackend()
-        try:
-            return await run_suite(backend, at_once=3)
-        finally:
-            await backend.close()
-
-    return {result.check.name: result for result in asyncio.run(run())}
-
-
-@pytest.mark.usefixtures("images")
-@pytest.mark.parametrize("check", [item.name for item in checks()])
-def test_image_without_python_shows_the_behaviour(check: str) -> None:
-    result = conformance()[check]
-    assert result.status is Status.OK, result.detail
+    """The image of one file."""
+    make_bare()
 
 
 @pytest.fixture

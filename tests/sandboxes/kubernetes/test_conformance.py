@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 
 import pytest
 
@@ -11,11 +10,10 @@ from agentrl.testing.sandbox_check.suite import SuiteFinding, checks, run_suite
 from agentrl.types.finding import Status
 from tests.sandboxes.kubernetes.fake import OnFake, RunningFake
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 
-@cache
-def findings(cluster: RunningFake) -> dict[str, SuiteFinding]:
+def test_pods_show_the_behaviour(fake: RunningFake) -> None:
     async def run() -> list[SuiteFinding]:
         backend = OnFake()
         try:
@@ -25,12 +23,8 @@ def findings(cluster: RunningFake) -> dict[str, SuiteFinding]:
 
     found = {result.check.name: result for result in asyncio.run(run())}
     # The objects of a host that a check has killed are left to the next start.
-    running = [pod for pod in cluster.pods() if pod["status"]["phase"] == "Running"]
+    running = [pod for pod in fake.pods() if pod["status"]["phase"] == "Running"]
     assert all("deletionTimestamp" in pod["metadata"] for pod in running), "pods are left"
-    return found
-
-
-@pytest.mark.parametrize("check", [item.name for item in checks()])
-def test_pods_show_the_behaviour(fake: RunningFake, check: str) -> None:
-    result = findings(fake)[check]
-    assert result.status is Status.OK, result.detail
+    assert found.keys() == {item.name for item in checks()}
+    failed = {name: one.detail for name, one in found.items() if one.status is not Status.OK}
+    assert failed == {}

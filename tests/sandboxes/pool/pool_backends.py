@@ -27,6 +27,8 @@ def supervisors() -> list[int]:
 async def kill_supervisor(pid: int) -> None:
     """As the kernel would when memory runs out."""
     os.kill(pid, signal.SIGKILL)
+    while _command(pid):
+        await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
 
 
@@ -35,7 +37,11 @@ def _children(pid: int) -> list[int]:
 
 
 def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    """Words of a process; none of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 class Counted(UsernsBackend):

@@ -70,7 +70,6 @@ def until_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(600)
 def test_nothing_is_left_of_a_killed_server_and_of_a_killed_owner(
     folder: Path, vllm_model_dir: Path, tmp_path: Path
 ) -> None:

@@ -77,7 +77,6 @@ async def until(condition: Callable[[], bool], limit_s: float, said: Callable[[]
         pytest.fail(said())
 
 
-@pytest.mark.timeout(600)
 async def test_a_stopped_engine_core_is_found_goes_on_and_is_started_again(
     vllm_model_dir: Path, tmp_path: Path
 ) -> None:

@@ -140,4 +140,4 @@ def test_a_rank_with_another_image_processor_fails_all_at_once(crew: Crew, tmp_p
     (told, told_s), (own, own_s) = crew.run(2, reason_of_failure, update, tmp_path)
     assert "the image processor of the trainer makes (1, 1, 1) features" in own
     assert told == f"1 of 2 ranks failed; rank 1: TrainError: {own}"
-    assert max(told_s, own_s) < 20
+    assert max(told_s, own_s) < 90
