@@ -15,10 +15,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))
 
-from virtual_runs import virtual_run
-
 from agentrl.data import TrajectoryStore
 from agentrl.metrics import read_metrics
+from tests.runtime.drivers.virtual_runs import virtual_run
 from tests.runtime.tiny_project import Agentrl, write_project
 from tests.train.backends.sharded_trainers import KINDS, section, train_together
 from tests.train.crew import Crew
@@ -127,7 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "algorithm__preset": "ppo",
         "algorithm__kl_coef": 0.05,
         "algorithm__old_log_probs": "recompute",
-        "algorithm__kl_controller": "window",
+        "algorithm__kl_target": [0.05, 0.2],
         "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
         "critic__learning_rate": 1e-2,
         "critic__warmup_steps": 1,
@@ -172,8 +171,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], str]] = {
         {
             "staleness_threshold": 3.0,
             "partial_rollout": True,
-            "max_version_lag": 1,
-            "stale": "mask",
+            "max_version_lag": {"mask": 1},
         },
         "vllm",
     ),

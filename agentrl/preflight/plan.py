@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from agentrl.config.plan import Plan
 from agentrl.config.schema import RolloutSection
+from agentrl.engine import TURN_LIMIT_S
 from agentrl.preflight.checks import machine, parts, prompts, setup, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
@@ -124,7 +125,7 @@ class _Checks:
             ("grading time", lambda: trials.grading_time(limits, found)),
             ("sandbox run", lambda: trials.sandbox_run(rollouts, found)),
             *(judged if judges_with_labels(rollouts.reward) else []),
-            *(asked if limits.side_model else []),
+            *(asked if not isinstance(limits.side_calls, str) else []),
         ]
 
     def samples(self, request: SampleRequest) -> Step:
@@ -156,7 +157,7 @@ class _Checks:
         return [
             ("schedule", lambda: fleet_checks.schedule(plan, engines.serving)),
             ("engines", lambda: fleet_checks.engines(engines, tokenizer=found.tokenizer)),
-            ("cluster", lambda: fleet_checks.cluster(engines.runtime, engines.serving)),
+            ("cluster", lambda: fleet_checks.cluster(engines)),
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),
             ("metrics", lambda: parts.metrics(trainer.log)),
@@ -185,9 +186,9 @@ def _limits(rollout: RolloutSection) -> dict[str, Limit]:
 
 def _sample_limit(rollout: RolloutSection, samples: int, *, at_once: int) -> Limit:
     """Only samples wait for a model; the reward test plays written answers."""
-    turns_s = rollout.max_assistant_turns * rollout.turn_limit_s * (1 + rollout.retries)
+    turns_s = rollout.max_assistant_turns * TURN_LIMIT_S * (1 + rollout.retries)
     samples_s = _LOAD_S + -(-samples // at_once) * (_episode_s(rollout) + turns_s)
-    return Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s)
+    return Limit(still_s=max(_LOAD_S, TURN_LIMIT_S), total_s=samples_s)
 
 
 def _episode_s(rollout: RolloutSection) -> float:

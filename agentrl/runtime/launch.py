@@ -43,7 +43,6 @@ from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.drivers.choose import (
     check_schedule,
-    early_plan,
     is_synchronous,
     make_run,
     runs_ahead,
@@ -131,7 +130,6 @@ def check_parts(plan: Plan, *, model_path: str | None = None) -> None:
     rollouts, schedule = plan.rollouts, plan.schedule
     shared = plan.engines.serving.engine == "embedded"
     check_schedule(schedule.schedule, shares_weights=shared)
-    early_plan(schedule, shares_weights=shared)
     check_estimator(plan.trainer)
     check_sinks(plan.trainer.log)
     check_health(schedule.health, datasets=plan.tasks.evals)
@@ -243,7 +241,13 @@ async def _run_from_disk(
             for doubt in doubts(plan.trainer, plan.schedule):
                 progress.note(doubt)
             refresh = make_refresh(
-                plan.schedule, directory.path, tasks.train, store, opened.stages, progress, stop
+                plan.schedule,
+                directory.path,
+                tasks.train,
+                store,
+                opened.stages.reward_models,
+                progress,
+                stop,
             )
             if refresh is not None:
                 saved = point.checkpoint.state.rm_version if point.checkpoint else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import OpenStages, find_cluster
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender
 
@@ -39,18 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStages:
-    """The stages of a run, and their descriptions."""
-
-    stages: Stages
-    """For a driver."""
-    model: str
-    """Describes the model."""
-    sandbox: str
-    """Describes the sandboxes."""
-
-
 @contextlib.asynccontextmanager
 async def open_stages(
     directory: RunDir,
@@ -59,21 +47,20 @@ async def open_stages(
     store: TrajectoryStore,
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
-    """As `runtime` asks: in this process, or on Ray."""
-    if plan.engines.runtime.kind == "ray":
-        from agentrl.runtime.ray.launch import open_ray_stages
-
-        async with open_ray_stages(
+    """As `runtime` asks: in this process, or on a cluster."""
+    cluster = find_cluster(plan.engines.runtime.kind)
+    if cluster is not None:
+        async with cluster.open(
             plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
             note=progress.note,
             check_server=lambda url, backend: require_server(plan.engines, url, backend=backend),
-        ) as ray:
-            for line in ray.actor_lines:
+        ) as opened:
+            for line in opened.actor_lines:
                 logger.info("%s", line)
-            yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
+            yield opened
         return
     checkpoint, engine = point.checkpoint, plan.engines
     async with open_policy(

@@ -25,7 +25,7 @@ PPO: dict[str, Any] = {
     "algorithm__preset": "ppo",
     "algorithm__kl_coef": 0.05,
     "algorithm__old_log_probs": "recompute",
-    "algorithm__kl_controller": "window",
+    "algorithm__kl_target": [0.05, 0.2],
     "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
     "critic__learning_rate": 1e-2,
     "critic__warmup_steps": 1,

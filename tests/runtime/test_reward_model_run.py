@@ -124,7 +124,7 @@ async def test_workers_in_child_processes_load_models_of_their_own(tmp_path: Pat
         path = write_project(
             tmp_path,
             train__steps=1,
-            serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
+            serving={"engine": "external", "urls": list(fakes.urls)},
             runtime={"kind": "local", "worker_processes": 2},
             log={"tensorboard": False},
             reward={"models": {"rm": "rm"}},

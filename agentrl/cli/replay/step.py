@@ -208,8 +208,9 @@ def _again(start: Checkpoint | None, step: int) -> str:
 
 
 def _maker(run: RecordedRun, start: Checkpoint | None) -> StepMaker:
-    hints = open_hints(run.plan.trainer, run.plan.tasks, run.plan.rollouts.chat)
-    return StepMaker(run.plan.schedule, hints=hints, checkpoint=start.path if start else None)
+    plan = run.plan
+    hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
+    return StepMaker(plan.schedule, hints=hints, checkpoint=start.path if start else None)
 
 
 def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
@@ -229,14 +230,15 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
     from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.model.load import load_trained
 
-    trainer = _alone(run.plan.trainer)
+    plan = run.plan
+    trainer = _alone(plan.trainer)
     checkpoint = None if start is None else start.path
     pretrained = load_trained(
         trainer.model,
         trainer.train,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
-    open_images(trainer, run.plan.engines.serving, pretrained.images, run.path / "images")
+    open_images(trainer, plan.engines.serving, pretrained.images, run.path / "images")
     yield make_trainer(trainer, pretrained.model, run_dir=scratch, checkpoint=checkpoint)
 
 

@@ -50,7 +50,7 @@ class FitData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitEncoding:
-    """How a fit reads and encodes each of its sources."""
+    """Rules by which a fit reads and encodes each of its sources."""
 
     objective: FitObjective
     """Conversations for `sft`, answers with a verdict for `kto`, else pairs."""

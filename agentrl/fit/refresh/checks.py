@@ -47,7 +47,7 @@ def check_refresh(plan: SchedulePlan, *, synchronous: bool) -> str | None:
             f"reward.models.{name}.path is {path!r}, an ensemble of {len(members)}, and only a "
             f"single model can be refreshed; give one member, as {members[0]}"
         )
-    if section.labeller == HUMAN:
+    if section.labelled_by == HUMAN:
         check_human(section)
     else:
         load_function(section, base=plan.base, timeout_s=plan.rollout.env_timeout_s)
@@ -63,7 +63,7 @@ def check_refresh(plan: SchedulePlan, *, synchronous: bool) -> str | None:
     mixed = "no old pairs" if old is None else f"old pairs of {old.source}"
     return (
         f"reward.refresh: {name} after every {section.every_steps} steps, labelled by "
-        f"{section.labeller}, {mixed}"
+        f"{section.labelled_by}, {mixed}"
     )
 
 

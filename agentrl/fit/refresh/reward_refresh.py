@@ -26,6 +26,7 @@ from agentrl.disk.other_models import other_model_source
 from agentrl.errors import RunError
 from agentrl.fit.data.preferences.files import PairWriter
 from agentrl.fit.data.preferences.from_runs import PairParts
+from agentrl.fit.progress import PhaseNotes
 from agentrl.fit.refresh.candidates import NewestPairs
 from agentrl.fit.refresh.decision import accepts, divided, measured_of, why_no_pairs
 from agentrl.fit.refresh.failures import ModelsParted, RefreshFailed, in_words
@@ -37,11 +38,9 @@ from agentrl.fit.refresh.origin import old_pairs
 from agentrl.fit.refresh.places import RefreshPlaces
 from agentrl.fit.refresh.pruning import prune_versions
 from agentrl.fit.refresh.records import HELD_OUT_PAIRS, NEW_PAIRS, RefreshBook, RefreshRecord
-from agentrl.fit.reward_models.versions import UsedRewardModel
+from agentrl.fit.reward_models.versions import RewardModelUsers, UsedRewardModel
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
-from agentrl.runtime.progress import Progress
-from agentrl.runtime.stages import Stages
 from agentrl.types import Task
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class ModelRefresh:
         plan: SchedulePlan,
         places: RefreshPlaces,
         *,
-        progress: Progress,
+        progress: PhaseNotes,
         stop: StopSwitch,
         target: str = TARGET,
     ) -> None:
@@ -157,7 +156,7 @@ class ModelRefresh:
         return labels
 
     def _labeller(self) -> PairLabeller:
-        if self._section.labeller == HUMAN:
+        if self._section.labelled_by == HUMAN:
             return HumanQueue(self._book.queue, self._book.answers_used())
         return load_function(
             self._section, base=self._plan.base, timeout_s=self._plan.rollout.env_timeout_s
@@ -287,8 +286,8 @@ def make_refresh(
     run: Path,
     tasks: Sequence[Task],
     store: TrajectoryStore,
-    stages: Stages,
-    progress: Progress,
+    users: RewardModelUsers | None,
+    progress: PhaseNotes,
     stop: StopSwitch,
 ) -> ModelRefresh | None:
     """The refresher of a run; None where no reward model is refreshed.
@@ -298,11 +297,11 @@ def make_refresh(
         run: directory of the run.
         tasks: training tasks.
         store: rollouts of the run.
-        stages: the opened stages, of which those that score load new models.
+        users: processes that score and load new models; None where none can be told.
         progress: notified of what happens.
         stop: ends a refresh that is under way.
     """
-    if plan.reward.refreshed is None or stages.reward_models is None:
+    if plan.reward.refreshed is None or users is None:
         return None
-    places = RefreshPlaces(run=run, store=store, tasks=tasks, users=stages.reward_models)
+    places = RefreshPlaces(run=run, store=store, tasks=tasks, users=users)
     return ModelRefresh(plan, places, progress=progress, stop=stop)

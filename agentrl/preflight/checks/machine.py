@@ -55,7 +55,7 @@ async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
     # adapters are too small to count. One checkpoint more than is kept exists while it is written.
     width = 2 if model.dtype == "bfloat16" else 4
     section, trained = plan.checkpoint, 0 if train.lora else 12
-    needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
+    needed = size * (width + trained) // 2 * (section.keep_last + section.best_count + 1)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
         f"{free / GIB:.1f} GiB free"

@@ -250,7 +250,7 @@ class StepMaker:
         """Tokens of older weights are masked; None masks none."""
 
         schedule = self._plan.schedule
-        return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
+        return oldest_allowed(schedule, step - 1) if schedule.masks_stale else None
 
     def _settings(self, step: int) -> StepSettings:
         train = self._plan.train
@@ -271,12 +271,12 @@ class StepMaker:
 def drop_too_old(
     schedule: ScheduleSection, step: int, groups: Sequence[TrajectoryGroup]
 ) -> list[TrajectoryGroup]:
-    """The groups of a step as they are stored: what `schedule.stale` drops is `STALE`.
+    """The groups of a step as they are stored: what `schedule.max_version_lag` drops is `STALE`.
 
     Step n is trained from version n - 1.
     """
 
     oldest = oldest_allowed(schedule, step - 1)
-    if oldest is None or schedule.stale != "drop":
+    if oldest is None or schedule.masks_stale:
         return list(groups)
     return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]

@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.vision.sizes import model_sizes
 
 if TYPE_CHECKING:
     from agentrl.models.vision.reader import VisionReader
@@ -212,7 +213,6 @@ def _check_images(shape: Any, model: ModelSection, *, path: str) -> None:
 
     from agentrl.models.vision.families import family_of
     from agentrl.models.vision.reader import check_shared_images
-    from agentrl.models.vision.sizes import model_sizes
 
     policy = AutoConfig.from_pretrained(model_source(model))
     family = family_of(policy, path=model.path)

@@ -128,7 +128,7 @@ def check_learner(plan: TrainerPlan) -> str:
     valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),
-        ("critic.lora", plan.critic.lora if valued else None),
+        ("critic.lora", plan.critic.adapters if valued else None),
     ):
         if section is not None:
             from agentrl.train.model.lora import load_peft

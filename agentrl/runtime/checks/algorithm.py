@@ -122,14 +122,14 @@ def _best_checkpoints(
     checkpoint: CheckpointSection, evaluation: EvalSection, *, steps: int
 ) -> list[str]:
     """Reasons why no checkpoint, or only the last, would be among the best."""
-    kept, by = checkpoint.keep_best, checkpoint.best_by
+    kept, by = checkpoint.best_count, checkpoint.best_by
     if steps == 0 or not (kept or by):
         return []
     found = []
     keys = metric_keys(evaluation.n_samples)
     if by and by not in {f"eval/{name}/{key}" for name in evaluation.datasets for key in keys}:
         found.append(
-            f"checkpoint.best_by {by!r} is no metric of an evaluation; they are called "
+            f"checkpoint.keep_best: {by!r} is no metric of an evaluation; they are called "
             f"eval/NAME/ and {', '.join(keys)}"
         )
     if kept and not evaluation.every_steps:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.config.fleet import RayRuntime, RuntimeSection, ServingSection, SyncSection
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.plan import EnginePlan, SchedulePlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
@@ -18,6 +18,7 @@ from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
+from agentrl.runtime.records import find_cluster
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
@@ -95,7 +96,7 @@ async def require_fleet(plan: EnginePlan) -> None:
         section = plan.model.model_copy(update={"path": model_source(plan.model)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
     await engines(plan, tokenizer=tokenizer)
-    await cluster(plan.runtime, plan.serving)
+    await cluster(plan)
 
 
 def _backend(plan: EnginePlan) -> str:
@@ -131,8 +132,9 @@ def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
     default = RayRuntime()
     if serving.engine == "vllm":
         return
-    keys = ("gpus_per_engine", "placement")
-    idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    named = isinstance(section.gpus, dict) and section.gpus_per_engine > 0
+    idle = ["runtime.gpus.engine"] if named else []
+    idle += ["runtime.placement"] if section.placement != default.placement else []
     if idle:
         what = "serving.urls names servers that run already"
         if serving.engine == "embedded":
@@ -224,11 +226,10 @@ def _vocabulary(section: ModelSection) -> int:
     return int(AutoConfig.from_pretrained(model_source(section)).get_text_config().vocab_size)
 
 
-async def cluster(runtime: RuntimeSection, serving: ServingSection) -> str:
+async def cluster(plan: EnginePlan) -> str:
     """Check that the cluster of a run has room, and describe it."""
-    if runtime.kind == "local":
+    found = find_cluster(plan.runtime.kind)
+    if found is None:
         return "none: everything runs on this machine"
-    from agentrl.runtime.ray.launch import check_cluster
-
-    _refuse_idle_ray(runtime, serving)
-    return await check_cluster(runtime, serving)
+    _refuse_idle_ray(plan.ray, plan.serving)
+    return await found.check(plan.ray, plan.serving)

@@ -114,18 +114,17 @@ def _kl(algorithm: AlgorithmSection) -> Iterator[str]:
             "(every_steps 1, polyak 1): the KL begins every step at 0, and kl_coef "
             f"{algorithm.kl_coef:g} holds nothing; set every_steps: 100, or polyak: 0.05"
         )
-    controller = algorithm.kl_controller
-    if controller.kind == "fixed":
+    target = algorithm.kl_target
+    if target is None:
         return
-    target = controller.target
     highest = max(target) if isinstance(target, tuple) else target
     if highest > _LARGE_KL:
         shown = list(target) if isinstance(target, tuple) else target
         usual = "[0.05, 0.2]" if isinstance(target, tuple) else "0.05"
         yield (
-            f"algorithm.kl_controller.target is {shown} nats a token, which no useful policy is "
+            f"algorithm.kl_target is {shown} nats a token, which no useful policy is "
             "away from its reference (trainers that add the KL up over a rollout have numbers "
-            f"like 6): the weight would fall to nothing; set target: {usual}"
+            f"like 6): the weight would fall to nothing; set kl_target: {usual}"
         )
 
 

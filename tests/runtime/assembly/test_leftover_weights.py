@@ -51,7 +51,7 @@ class Nothing:
 
 def with_urls(tmp_path: Path, *urls: str) -> RunConfig:
     config = fake_config(tmp_path, engine="vllm")
-    serving = ExternalServing(urls=urls, transport="http")
+    serving = ExternalServing(urls=urls)
     return config.model_copy(update={"serving": serving})
 
 
@@ -105,9 +105,7 @@ async def test_on_ray_the_driver_adopts_and_the_workers_believe_the_server() -> 
     """Fails if workers see the number of an earlier run, or if a worker that is started later makes
     the server forget what the run has brought."""
     async with fake_vllm("26") as server:
-        entry = EngineAddress(
-            name="server-0", address=server.url, transport="http", max_context_tokens=64
-        )
+        entry = EngineAddress(name="server-0", address=server.url, max_context_tokens=64)
         (driver,) = await connect_all([entry], adopt=True)
         worker = await connect(entry)
         assert (driver.version, worker.version) == (UNKNOWN_VERSION, UNKNOWN_VERSION)

@@ -28,7 +28,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "shaped": {"reward": SHAPED},
     "filtered": {"reward": {"dynamic_filtering": (0, 1), "clip_shaped": (-0.5, 1)}},
     "dropped": {"schedule": AHEAD, "serving": {"engine": "vllm"}, "reward": SHAPED},
-    "masked": {"schedule": {**AHEAD, "stale": "mask"}, "serving": {"engine": "vllm"}},
+    "masked": {
+        "schedule": {**AHEAD, "max_version_lag": {"mask": 1}},
+        "serving": {"engine": "vllm"},
+    },
     "turns": {
         "algorithm": {"turn_rewards": "return_to_go", "advantage_estimator": "rloo"},
         "reward": SHAPED,

@@ -102,6 +102,6 @@ def test_what_is_too_old_is_dropped_before_anything_is_measured() -> None:
     made = StepMaker(drop).prepare(3, groups)
     assert [row.termination for row in made.groups[0].trajectories] == [Termination.STALE] * 2
     assert set(made.batch.advantages) == {"b/0", "b/1"}
-    mask = schedule(schedule={**ahead, "stale": "mask"}, serving={"engine": "vllm"})
+    mask = schedule(schedule={**ahead, "max_version_lag": {"mask": 1}}, serving={"engine": "vllm"})
     made = StepMaker(mask).prepare(3, groups)
     assert made.metrics.result()["batch/tokens_masked_stale"] == 2
