@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
-from agentrl.config.base import Names, Section
+from agentrl.config.base import Names, Section, is_count, is_named_count
 from agentrl.config.fleet import (
     EmbeddedServing,
     LocalRuntime,
@@ -238,9 +238,6 @@ class RolloutSection(Section):
     timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that environment and tools may take in one rollout. Turns of the model, and waits for
     engines, weights and sandboxes, do not count."""
-    turn_limit_s: float = Field(default=3600.0, gt=0)
-    """Seconds that an engine may decode one model turn. Waits for an engine, the queue of the
-    embedded one and pauses for new weights do not count."""
     env_timeout_s: float = Field(default=60.0, gt=0)
     """Wall clock of one `reset` or `step` in seconds."""
     retries: int = Field(default=1, ge=0)
@@ -249,29 +246,22 @@ class RolloutSection(Section):
     """Sampling temperature in training; the trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus bound. Below 1 the trainer's distribution is wider than the sampler's: it warns."""
-    side_calls: Literal["train", "context", "frozen"] = "train"
+    side_calls: Literal["train", "context"] | dict[str, Any] = "train"
     """What an agent asks for beside its own conversation (titles, summaries, agents of its own):
-    `train` trains on it as on the rest of the rollout, `context` does not, `frozen` lets
-    `side_model` answer it."""
-    side_model: dict[str, Any] = Field(default_factory=dict)
-    """With `side_calls: frozen`: the served model that answers, as a judge's: `url`, `model`,
-    `api`, `api_key_env`, prices and limits."""
+    `train` trains on it as on the rest of the rollout, `context` does not. Or the served model that
+    answers it, as a judge's: `{url: ..., model: ...}` with `api`, `api_key_env`, prices and
+    limits."""
 
-    @model_validator(mode="after")
-    def _side_model_given(self) -> RolloutSection:
-        frozen = self.side_calls == "frozen"
-        if frozen and not self.side_model:
-            raise ValueError(
-                "side_calls is 'frozen', but side_model is empty; give url and model of the server "
-                "that answers side calls, or use 'context', which samples them from the policy and "
-                "does not train on them"
-            )
-        if self.side_model and not frozen:
-            raise ValueError(
-                f"side_model is given, but side_calls is {self.side_calls!r}; set side_calls: "
-                "frozen, or leave side_model out"
-            )
-        return self
+    @field_validator("side_calls", mode="before")
+    @classmethod
+    def _policy_or_model(cls, value: Any) -> Any:
+        if (isinstance(value, dict) and value) or value in ("train", "context"):
+            return value
+        raise ValueError(
+            f"side_calls is {value!r}; expected 'train', 'context' (which samples them from the "
+            "policy and does not train on them), or url and model of the server that answers them, "
+            "as {url: 'http://HOST:8000/v1', model: NAME}"
+        )
 
 
 class EvalSection(Section):
@@ -294,12 +284,31 @@ class CheckpointSection(Section):
     """Full checkpoint after every so many steps, and after the last."""
     keep_last: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, but for the best."""
-    keep_best: int = Field(default=0, ge=0)
+    keep_best: int | dict[str, int] = 0
     """So many checkpoints with the best evaluations stay besides; a step whose evaluation is among
-    them is saved at once."""
-    best_by: str = ""
-    """Metric that is higher for better checkpoints, as in `eval/NAME/score`; empty takes the mean
-    of all `eval/NAME/score`."""
+    them is saved at once. The best have the highest mean of all `eval/NAME/score`; with
+    `{METRIC: N}`, as `{eval/NAME/pass@4: 1}`, the highest of that one, and so has `agentrl export
+    --best`."""
+
+    @field_validator("keep_best", mode="before")
+    @classmethod
+    def _number_or_metric(cls, best: Any) -> Any:
+        if is_count(best) or is_named_count(best):
+            return best
+        raise ValueError(
+            f"keep_best is {best}; expected a number of checkpoints, or one metric with it, as "
+            "{eval/NAME/score: 1}"
+        )
+
+    @property
+    def best_count(self) -> int:
+        """Checkpoints with the best evaluations that stay."""
+        return sum(self.keep_best.values()) if isinstance(self.keep_best, dict) else self.keep_best
+
+    @property
+    def best_by(self) -> str:
+        """Metric that is higher for better checkpoints; empty for the mean of all scores."""
+        return next(iter(self.keep_best)) if isinstance(self.keep_best, dict) else ""
 
 
 class LogSection(Section):
@@ -445,14 +454,14 @@ class RunConfig(Section):
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
         if self.train.steps == 0:
             return self  # nothing is saved
-        if self.checkpoint.keep_best and not names:
+        if self.checkpoint.best_count and not names:
             raise ValueError(
-                f"checkpoint.keep_best is {self.checkpoint.keep_best}, but eval.datasets is empty: "
-                "nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
+                f"checkpoint.keep_best is {self.checkpoint.best_count}, but eval.datasets is "
+                "empty: nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
             )
         if by and not any(by.startswith(f"eval/{name}/") for name in names):
             raise ValueError(
-                f"checkpoint.best_by is {by!r}, which no evaluation gives; expected as in "
+                f"checkpoint.keep_best names {by!r}, which no evaluation gives; expected as in "
                 f"eval/NAME/score with a NAME of eval.datasets: {', '.join(names) or 'none'}"
             )
         return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import build_chat
-from agentrl.config.fit import FitConfig, FitDataSection
+from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
@@ -21,7 +21,7 @@ from agentrl.disk.model_source import model_source
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import AgentrlError, ConfigError, DataError, RunError
 from agentrl.fit.crew import FitCrew, of_rank
-from agentrl.fit.data.fit_data import FitData, digest_of, load_centered, load_fit_data
+from agentrl.fit.data.fit_data import FitEncoding, digest_of, load_centered, load_fit_data
 from agentrl.fit.data.vocabulary import check_same_tokens, vocabulary_of
 from agentrl.fit.doubts import fit_doubts
 from agentrl.fit.ensemble import fit_members
@@ -73,30 +73,23 @@ def load_fit_sets(
     images = load_reader(model_source(config.model), tokenizer)
     if images is not None:
         check_seeing_fit(config)
-    chat = build_chat(tokenizer, config.chat, images=images)
-    vocabulary = vocabulary_of(model_source(config.model))
-
-    def load(section: FitDataSection, name: str = "") -> FitData:
-        return load_fit_data(
-            section,
-            config.objective,
-            config.train,
-            chat,
-            base=base,
-            name=name,
-            vocabulary=vocabulary,
-        )
-
-    sets = FitSets(
-        train=with_head_weights(load(config.data), config),
-        evals={name: load(section, name) for name, section in config.eval.datasets.items()},
-    )
     objective = config.objective
+    encoding = FitEncoding(
+        objective=objective,
+        train=config.train,
+        chat=build_chat(tokenizer, config.chat, images=images),
+        base=base,
+        vocabulary=vocabulary_of(model_source(config.model)),
+    )
+    sets = FitSets(
+        train=with_head_weights(load_fit_data(config.data, encoding), config),
+        evals={
+            name: load_fit_data(section, encoding, name=name)
+            for name, section in config.eval.datasets.items()
+        },
+    )
     if objective.kind == "rm" and objective.center_data is not None:
-        centered = load_centered(
-            objective.center_data, objective, config.train, chat, base=base, vocabulary=vocabulary
-        )
-        sets = replace(sets, centered=centered)
+        sets = replace(sets, centered=load_centered(objective.center_data, encoding))
     doubled = [name for name, times in Counter(e.id for e in sets.every).items() if times > 1]
     if doubled:
         raise DataError(

@@ -14,6 +14,7 @@ from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.run_directory import RunDir
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
@@ -55,7 +56,7 @@ async def open_stages(
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
             note=progress.note,
-            check_server=lambda url, backend: require_server(plan.config, url, backend=backend),
+            check_server=lambda url, backend: require_server(plan.engines, url, backend=backend),
         ) as opened:
             for line in opened.actor_lines:
                 logger.info("%s", line)
@@ -98,7 +99,7 @@ async def open_stages(
                 engine,
                 policy.engines.client,
                 directory.path,
-                lambda url: require_server(plan.config, url, backend=backend),
+                lambda url: require_server(plan.engines, url, backend=backend),
                 backend=backend,
                 note=progress.note,
                 pictures=policy.engines.pictures,
@@ -127,14 +128,9 @@ def open_learner(
     pretrained = policy.pretrained
     assert pretrained is not None
     begin = checkpoint.path if checkpoint else None
-    trainer = make_trainer(
-        plan.config,
-        pretrained.model,
-        base=plan.base,
-        run_dir=run_dir,
-        checkpoint=begin,
-    )
-    maker = StepMaker(plan.config, base=plan.base, checkpoint=begin)
+    trainer = make_trainer(plan.trainer, pretrained.model, run_dir=run_dir, checkpoint=begin)
+    hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
+    maker = StepMaker(plan.schedule, hints=hints, checkpoint=begin)
     learner = LocalLearner(
         maker, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
     )

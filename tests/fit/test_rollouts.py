@@ -20,7 +20,7 @@ def test_rollouts_are_scored_with_the_weights_of_their_step(tmp_path: Path) -> N
     run_file = write_project(tmp_path / "world")
     path = write_fit(
         tmp_path / "p", data__epochs=1, eval__every_steps=2, checkpoint__every_steps=100,
-        checkpoint__keep_best=1, checkpoint__keep_last=1, checkpoint__best_by="eval/held/pass@2",
+        checkpoint__keep_best={"eval/held/pass@2": 1}, checkpoint__keep_last=1,
         eval__rollouts={"config": str(run_file), "n_samples": 2, "limit": 2},
     )  # fmt: skip
     status, text = agentrl(tmp_path / "out.txt", "fit", path)

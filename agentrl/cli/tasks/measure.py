@@ -134,7 +134,7 @@ async def profile(
         tasks = load_tasks(plan.tasks.dataset.model_copy(update=everything), base=plan.base)
         left = _left(tasks, _known(out, model, schedule.rollout), n)
         if left:
-            await stop.guard(require_engines(plan.config, model_path=model_path))
+            await stop.guard(require_engines(plan.engines, model_path=model_path))
             with _owned(out):
                 # Another process may have measured some of them meanwhile.
                 left = _left(tasks, _known(out, model, schedule.rollout), n)

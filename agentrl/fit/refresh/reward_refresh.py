@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import SchedulePlan
 from agentrl.disk.checkpoint import latest_checkpoint, resolve_model_path
 from agentrl.disk.other_models import other_model_source
 from agentrl.errors import RunError
@@ -54,7 +54,7 @@ class ModelRefresh:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: SchedulePlan,
         places: RefreshPlaces,
         *,
         progress: PhaseNotes,
@@ -64,18 +64,18 @@ class ModelRefresh:
         """Stand at the model that the run file names.
 
         Args:
-            config: of the run, with `reward.refresh` on.
+            plan: of the schedule, with `reward.refresh` on.
             places: inputs and users.
             progress: notified of what happens.
             stop: ends a refresh that is under way.
             target: function of the process that trains.
         """
-        section, name = config.reward.refresh, config.reward.refreshed
+        section, name = plan.reward.refresh, plan.reward.refreshed
         assert section is not None
         assert name is not None
-        self._config, self._section, self._name, self._places = config, section, name, places
+        self._plan, self._section, self._name, self._places = plan, section, name, places
         self._progress, self._stop, self._target = progress, stop, target
-        self._item = config.reward.models[name]
+        self._item = plan.reward.models[name]
         self._book = RefreshBook(places.run.absolute(), name)
         self._version = self._paying = 0
 
@@ -144,11 +144,11 @@ class ModelRefresh:
         return record
 
     async def _labels(self, step: int) -> PairLabels:
-        places, config = self._places, self._config
+        places = self._places
         last = self._book.last_made(step)
         steps = [n for n in reversed(places.store.steps("train")) if last < n <= step]
         newest = NewestPairs(
-            places.store, steps, {task.id: task for task in places.tasks}, seed=config.run.seed
+            places.store, steps, {task.id: task for task in places.tasks}, seed=self._plan.run.seed
         )
         labels = await self._labeller().label(newest, self._section.pairs)
         if labels.failures:
@@ -156,12 +156,10 @@ class ModelRefresh:
         return labels
 
     def _labeller(self) -> PairLabeller:
-        if self._section.labeller == HUMAN:
+        if self._section.labelled_by == HUMAN:
             return HumanQueue(self._book.queue, self._book.answers_used())
         return load_function(
-            self._section,
-            base=self._places.base,
-            timeout_s=self._config.rollout.env_timeout_s,
+            self._section, base=self._plan.base, timeout_s=self._plan.rollout.env_timeout_s
         )
 
     async def _trained(
@@ -170,7 +168,7 @@ class ModelRefresh:
         """Train on labelled pairs and decide; fills `measured`."""
         version = self._book.next_version()
         folder = self._book.begin(step, version)
-        parts = PairParts(self._section.held_out, self._config.run.seed)
+        parts = PairParts(self._section.held_out, self._plan.run.seed)
         new, held = divided(labels.pairs, parts)
         self._say(
             step,
@@ -207,7 +205,7 @@ class ModelRefresh:
         return self._record(step, "accepted", why, answers=labels.answers)
 
     def _job(self, step: int, version: int, folder: Path) -> RefreshJob:
-        section, base, path = self._section, self._places.base, self._item.path[0]
+        section, base, path = self._section, self._plan.base, self._item.path[0]
         return RefreshJob(
             folder=str(folder),
             step=step,
@@ -219,11 +217,11 @@ class ModelRefresh:
             old=old_pairs(section, path, base=base),
             earlier=tuple(str(file) for file in self._book.earlier_pairs(step)),
             held_out=section.held_out,
-            seed=self._config.run.seed,
+            seed=self._plan.run.seed,
             steps=section.steps,
             learning_rate=section.learning_rate,
             device=self._item.device,
-            longest=self._config.rollout.max_context_tokens,
+            longest=self._plan.rollout.max_context_tokens,
             needs_scale=self._item.scale != "none",
         )
 
@@ -277,16 +275,15 @@ class ModelRefresh:
     def _path(self, version: int) -> str:
         if version:
             return str(self._book.model(version))
-        return other_model_source(self._item.path[0], self._places.base)
+        return other_model_source(self._item.path[0], self._plan.base)
 
     def _say(self, step: int, text: str) -> None:
         self._progress.note(f"refresh of {self._name} after step {step}: {text}")
 
 
 def make_refresh(
-    config: RunConfig,
+    plan: SchedulePlan,
     run: Path,
-    base: Path,
     tasks: Sequence[Task],
     store: TrajectoryStore,
     users: RewardModelUsers | None,
@@ -296,16 +293,15 @@ def make_refresh(
     """The refresher of a run; None where no reward model is refreshed.
 
     Args:
-        config: of the run.
-        run: its directory.
-        base: folder that relative paths of the config start from.
+        plan: of the schedule.
+        run: directory of the run.
         tasks: training tasks.
         store: rollouts of the run.
         users: processes that score and load new models; None where none can be told.
         progress: notified of what happens.
         stop: ends a refresh that is under way.
     """
-    if config.reward.refreshed is None or users is None:
+    if plan.reward.refreshed is None or users is None:
         return None
-    places = RefreshPlaces(run=run, base=base, store=store, tasks=tasks, users=users)
-    return ModelRefresh(config, places, progress=progress, stop=stop)
+    places = RefreshPlaces(run=run, store=store, tasks=tasks, users=users)
+    return ModelRefresh(plan, places, progress=progress, stop=stop)

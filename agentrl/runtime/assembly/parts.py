@@ -64,10 +64,10 @@ def side_calls_of(section: RolloutSection) -> SideCalls:
     Raises:
         ConfigError: the settings of that model are wrong, or its key is not set.
     """
-    if section.side_calls != "frozen":
+    if isinstance(section.side_calls, str):
         return section.side_calls
-    where = "rollout.side_model"
-    return ServedModel(read_settings(section.side_model, where), where=where)
+    where = "rollout.side_calls"
+    return ServedModel(read_settings(section.side_calls, where), where=where)
 
 
 def make_env_factory(

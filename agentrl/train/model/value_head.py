@@ -186,8 +186,8 @@ def load_critic(
     made = _in_reward_unit(critic, model, path)
     if images is not None:
         share_reader(made.body, images, who=f"critic.path {path!r}")
-    if critic.lora is not None:
-        add_adapters(made.body, critic.lora, base=path, key="critic.lora")
+    if critic.adapters is not None:
+        add_adapters(made.body, critic.adapters, base=path, key="critic.lora")
     return made
 
 

@@ -76,7 +76,7 @@ async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path
     runtime = {"kind": "ray", "rollout_workers": 2, "address": head}
     path = write_project(tmp_path, train__steps=2, runtime=runtime)
     assert "3 CPU on the cluster" in await check_cluster(*sections(load_config(path)))
-    large = load_config(path, ("runtime.rollout_workers=7", "runtime.gpus_per_trainer=1"))
+    large = load_config(path, ("runtime.rollout_workers=7", "runtime.gpus=1"))
     with pytest.raises(ConfigError, match="needs 8 CPU, found 3; needs 1 GPU, found 0"):
         await check_cluster(*sections(large))
     pids: list[int] = []
