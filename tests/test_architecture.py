@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CONFIG_TAKERS = 20
+"""Functions with a parameter annotated `RunConfig`."""
 FILES_A_FOLDER = 21
 HEAVY = {"torch", "transformers", "ray", "vllm", "deepspeed", "tensorboard", "datasets"}
 
@@ -124,6 +126,8 @@ class SourceFacts:
     """Line and docstring of what is public."""
     first_lines: tuple[tuple[int, str], ...]
     """Line and first line of each docstring: of what is private and of fields too."""
+    takes_config: tuple[int, ...]
+    """Lines of functions with a parameter whose annotation names `RunConfig`."""
 
 
 def first_lines(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -165,7 +169,30 @@ def facts_of(path: Path) -> SourceFacts:
         ),
         docstrings=tuple(public_docstrings(tree)),
         first_lines=tuple(first_lines(nodes)),
+        takes_config=tuple(node.lineno for node in functions if takes_config(node)),
     )
+
+
+def takes_config(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a parameter is annotated with the root config, also as one of several types."""
+    spec = function.args
+    noted = [arg.annotation for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    return any(
+        isinstance(node, ast.Name) and node.id == "RunConfig"
+        for annotation in noted
+        if annotation is not None
+        for node in ast.walk(annotation)
+    )
+
+
+def test_few_functions_take_the_whole_config() -> None:
+    """`plan_run` resolves it into records; what comes after takes one of them, or a section."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in source_files()
+        for line in facts_of(path).takes_config
+    ]
+    assert 0 < len(found) <= CONFIG_TAKERS, "\n".join([f"{len(found)} functions:", *found])
 
 
 def test_only_the_standard_streams_of_commands_are_printed_to() -> None:

@@ -161,6 +161,7 @@ RENAMED: tuple[RenamedKey, ...] = (
         )
         for where in ("dataset", "eval.datasets.*")
         for old, new in _DIFFICULTY.items()
+        if (where, old) != ("dataset", "weight_by")
     ),
     RenamedKey(
         old="reward.overlong_buffer_len", new="reward.overlong.buffer_len", value=_unless(None)
@@ -187,6 +188,10 @@ RENAMED: tuple[RenamedKey, ...] = (
     RenamedKey(old="checkpoint.best_by", new="checkpoint.keep_best", value=_best_by),
     RenamedKey(old="reward.refresh.args", new="reward.refresh.labeller", value=_with_args),
     RenamedKey(old="sandbox.namespace", new="sandbox.pod.namespace", value=_unless("")),
+    RenamedKey(old="dataset.weight_by", new="dataset.selection", value=_unless("none")),
+    RenamedKey(
+        old="dataset.difficulty.weight_by", new="dataset.selection", value=_unless("none")
+    ),
     RenamedKey(old="critic.lora.rank", new="critic.lora"),
     *(RenamedKey(old=old, new="", reason=reason, defaults=defaults)
       for old, defaults, reason in _GONE_KEYS),

@@ -6,7 +6,7 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
@@ -135,37 +135,12 @@ class DifficultySection(Section):
     measured stay."""
 
     @model_validator(mode="after")
-    def _decides_something(self) -> DifficultySection:
+    def _shares(self) -> DifficultySection:
         if self.keep is not None and not 0 <= self.keep[0] <= self.keep[1] <= 1:
             raise ValueError(
                 f"keep is {list(self.keep)}, expected [low, high], 0 <= low <= high <= 1"
             )
-        if self.idle:
-            names = [name for name in type(self).model_fields if name != "source"]
-            raise ValueError(
-                f"source is {self.source!r}, but nothing is decided by it; set "
-                f"{' or '.join(names)}, or remove difficulty"
-            )
         return self
-
-    @property
-    def idle(self) -> bool:
-        """True if no task is left out or weighed."""
-        return self.keep is None
-
-
-class TrainDifficulty(DifficultySection):
-    """Tasks left out, or trained on less, by how often they were solved."""
-
-    weight_by: Literal["none", "variance"] = "none"
-    """How often a task is trained on: `none` once an epoch; `variance` in proportion to how much
-    rewards of its groups are expected to differ by `source`, so that tasks solved half of the time
-    come most often and none is lost."""
-
-    @property
-    def idle(self) -> bool:
-        """True if no task is left out or weighed."""
-        return self.keep is None and self.weight_by == "none"
 
 
 class DatasetSection(Section):
@@ -185,33 +160,71 @@ class DatasetSection(Section):
     difficulty: DifficultySection | None = None
     """How measured pass rates decide which tasks come; None takes all equally often."""
 
+    @model_validator(mode="after")
+    def _difficulty_decides(self) -> Self:
+        found = self.difficulty
+        if found is not None and found.keep is None and not self.weighs:
+            raise ValueError(
+                f"difficulty.source is {found.source!r}, but nothing is decided by it; set "
+                "difficulty.keep, of tasks that are trained on also selection: variance, or remove "
+                "difficulty"
+            )
+        return self
+
+    @property
+    def weighs(self) -> bool:
+        """True if tasks come more or less often by what `difficulty.source` has."""
+        return False
+
 
 class SelectionSection(Section):
     """Tasks chosen by what the run has seen of them, so that few groups are flat."""
 
     by: str | None = None
-    """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
-    tasks once or never. None learns of each task alone."""
+    """Metadata key whose values are learned of as one; None learns of each task alone."""
 
 
 class TrainDatasetSection(DatasetSection):
     """Source and selection of the tasks that are trained on."""
 
-    difficulty: TrainDifficulty | None = None
-    """How measured pass rates decide which tasks come, and how often; None takes all equally
-    often."""
-    selection: SelectionSection | None = None
-    """How groups of this run decide which tasks come next; None decides nothing."""
+    selection: Literal["variance"] | dict[str, str | None] | None = None
+    """How often a task comes: None once an epoch; `variance` in proportion to how much rewards of
+    its groups are expected to differ by `difficulty.source`, so that tasks solved half of the time
+    come most often and none is lost; `{}` by what groups of this run have shown, so that few are
+    flat, and `{by: KEY}` with the values of a metadata key, as `family`, learned of as one: for
+    runs that meet most tasks once or never."""
+
+    @field_validator("selection", mode="before")
+    @classmethod
+    def _one_way(cls, value: Any) -> Any:
+        if value is None or value == "variance":
+            return value
+        by = value.get("by") if isinstance(value, dict) else 0
+        if not isinstance(by, str | None) or value.keys() - {"by"}:
+            raise ValueError(
+                f"selection is {value!r}; expected 'variance', {{}} or a metadata key, as "
+                "{by: family}"
+            )
+        return {"by": by}
 
     @model_validator(mode="after")
-    def _one_choice(self) -> TrainDatasetSection:
-        weight_by = self.difficulty.weight_by if self.difficulty else "none"
-        if self.selection is not None and weight_by != "none":
+    def _measured(self) -> Self:
+        if self.weighs and self.difficulty is None:
             raise ValueError(
-                f"selection and difficulty.weight_by: {weight_by} both decide how often a task "
-                "comes; remove one of them (difficulty.keep can stay)"
+                "selection is 'variance', but no pass rates are known; set difficulty.source"
             )
         return self
+
+    @property
+    def weighs(self) -> bool:
+        """True if tasks come more or less often by what `difficulty.source` has."""
+        return self.selection == "variance"
+
+    @property
+    def chosen(self) -> SelectionSection | None:
+        """The choice by what groups of this run have shown; None without one."""
+        found = self.selection
+        return SelectionSection(by=found["by"]) if isinstance(found, dict) else None
 
 
 class RolloutSection(Section):

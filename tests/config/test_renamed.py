@@ -44,6 +44,7 @@ def test_every_old_key_is_one_of_today_or_has_a_successor_or_is_gone() -> None:
     old = old_defaults()
     changed = {"runtime", "train.backend", "reward.dynamic_filtering"}
     changed |= {"algorithm.kl_controller.kind", "algorithm.kl_controller.target"}
+    changed |= {"dataset.selection.by"}
     for key in old:
         assert (key in today) != (key in moved) or key in changed, key
     gone_from_a_section = {"eval.datasets.NAME.difficulty.weight_by"}
@@ -129,9 +130,8 @@ def test_values_arrive_where_they_are_read() -> None:
     assert config.reward.dynamic_filtering is not None
     assert config.reward.dynamic_filtering.model_dump() == {"keep": (0.0, 1.0), "rounds": 5}
     assert config.dataset.difficulty is not None
-    assert config.dataset.difficulty.model_dump() == {
-        "source": "profile", "keep": (0.1, 0.9), "weight_by": "variance",
-    }  # fmt: skip
+    assert config.dataset.difficulty.model_dump() == {"source": "profile", "keep": (0.1, 0.9)}
+    assert config.dataset.selection == "variance"
     held = config.eval.datasets["new_tasks"].difficulty
     assert held is not None
     assert held.model_dump() == {"source": "column:rate", "keep": (0.0, 0.5)}
