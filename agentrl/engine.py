@@ -20,7 +20,10 @@ from agentrl.types import Generation, ImageSpan, SamplingParams
 
 LONGEST_TURN_S = 24 * 3600.0
 """Seconds after which a connection gives up a turn of which nothing was heard, pauses included. The
-limit of a turn that decodes is `rollout.turn_limit_s`."""
+limit of a turn that decodes is `TURN_LIMIT_S`."""
+TURN_LIMIT_S = 3600.0
+"""Seconds that an engine may decode one model turn. Waits for an engine, the queue of the embedded
+one and pauses for new weights do not count."""
 
 
 class TurnClock(Protocol):

@@ -27,6 +27,7 @@ import argparse
 import asyncio
 import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -35,8 +36,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from harness import options
-from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, JumpingLoop, timed_config
+from jumping_stages import FakeEngine, FakeLearner, FakeRollouts, timed_config
 
 from agentrl.config import RunConfig
 from agentrl.config.plan import plan_run
@@ -53,6 +56,7 @@ from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Parts, RunHistory
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task
+from tests.runtime.drivers.virtual_runs import JumpingLoop
 
 ROLLOUT_SHARE = 0.7
 
@@ -119,7 +123,7 @@ async def drive(
             store=TrajectoryStore(directory.trajectories),
             metrics=MetricsLog([]),
             slots_per_engine=slots_per_engine(plan.engines.serving),
-            in_flight=args.in_flight * args.slots,
+            in_flight=int(args.in_flight * args.slots),
         )
         rest = {"history": RunHistory(), "progress": Progress(), "stop": StopSwitch()}
         if always_async:
@@ -224,7 +228,7 @@ def show(repeats: list[dict[str, dict[str, float]]], args: argparse.Namespace) -
 
 def main() -> None:
     args = options(
-        __doc__, prompts=64, samples=8, slots=256, steps=40, tick_s=0.02, in_flight=3.0,
+        __doc__, prompts=128, samples=8, slots=512, steps=40, tick_s=0.02, in_flight=3.0,
         repeats=5, quick=False,
     )  # fmt: skip
     if args.quick:

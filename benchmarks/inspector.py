@@ -307,18 +307,9 @@ def views(run: Path) -> list[tuple[str, str, dict[str, object]]]:
     """Title, view and parameters of the pages that are painted."""
     step = max(TrajectoryStore(run / "trajectories").steps())
     asked = {title: (name, query) for title, name, query in questions(run, step)}
-    titles = (
-        "first screen",
-        "step (groups)",
-        "group",
-        "trajectory",
-        "tokens, 32k",
-        "tasks of training",
-        "one task",
-        "compare thirds of training",
-        "is the reward hacked",
-    )
-    return [(title, *asked[title]) for title in titles]
+    titles = "first screen|step (groups)|group|trajectory|tokens, 32k|tasks of training|one task"
+    titles += "|compare thirds of training|is the reward hacked"
+    return [(title, *asked[title]) for title in titles.split("|")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stages that only keep the time, and a loop whose time passes at once; see `asynchrony.py`."""
+"""Stages that only keep the time; see `asynchrony.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import heapq
 import math
-import selectors
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -26,33 +25,6 @@ from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 
 MEDIAN_TOKENS = 200
 SIGMA = 1.0
-
-
-class JumpingSelector(selectors.SelectSelector):
-    """Moves the clock of its loop instead of waiting for a timer."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        """As the base, without the waiting; with no timer set, only a thread can wake us."""
-        if timeout is None:
-            return super().select(None)
-        events = super().select(0)
-        if not events and timeout > 0:
-            self.now += timeout
-        return events
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes at once."""
-
-    def __init__(self) -> None:
-        self._jumping = JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        """Seconds of work that was pretended."""
-        return self._jumping.now
 
 
 @dataclass(eq=False, slots=True)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))
 
-from virtual_runs import virtual_run
-
 from agentrl.data import TrajectoryStore
 from agentrl.metrics import read_metrics
+from tests.runtime.drivers.virtual_runs import virtual_run
 from tests.runtime.tiny_project import Agentrl, write_project
 from tests.train.backends.sharded_trainers import KINDS, section, train_together
 from tests.train.crew import Crew
@@ -108,40 +109,16 @@ def command_run(folder: Path, *, steps: Iterable[int], changes: Mapping[str, Any
     )
 
 
-RUN: dict[str, Any] = {
-    # One sequence at a time: which others are in a batch is up to threads, and decides last bits.
-    "serving__max_batch_size": 1,
-    "rollout__max_turn_tokens": 16,
-    "rollout__max_response_tokens": 40,
-    "train__learning_rate": 1e-2,
-    "train__epochs_per_batch": 2,
-    "train__minibatches": 2,
-    "train__micro_batch_tokens": 128,
-}
-PRESETS = (
-    "dr_grpo", "grpo", "rloo", "reinforce++", "reinforce++-baseline", "ppo", "gspo", "cispo",
-    "tis_reinforce",
-)  # fmt: skip
-OPTIONS: dict[str, dict[str, Any]] = {
-    "ppo with all of its parts": {
-        "algorithm__preset": "ppo",
-        "algorithm__kl_coef": 0.05,
-        "algorithm__old_log_probs": "recompute",
-        "algorithm__kl_controller": "window",
-        "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
-        "critic__learning_rate": 1e-2,
-        "critic__warmup_steps": 1,
-    },
-    "recompute, truncated ratios": {
-        "algorithm__preset": "grpo",
-        "algorithm__old_log_probs": "recompute",
-        "algorithm__is_correction_type": "tis",
-    },
-    "decoupled": {"algorithm__old_log_probs": "decoupled"},
-    "lora": {"train__lora": {"rank": 2, "alpha": 8.0}},
-    "muon": {"train__optimizer": "muon", "train__learning_rate": 1e-3},
-    "dynamic filter": {"reward__dynamic_filtering": [0.01, 0.9]},
-}
+def _keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as `write_project` takes them."""
+    return {name.replace(".", "__"): value for name, value in settings.items()}
+
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+RUN = _keys(_TABLE["run"])
+PRESETS: list[str] = _TABLE["presets"]
+OPTIONS = {name: _keys(changes) for name, changes in _TABLE["options"].items()}
+SCHEDULES: dict[str, tuple[dict[str, Any], str]] = _TABLE["schedules"]
 
 
 def command_case(name: str, changes: Mapping[str, Any], steps: Iterable[int] = (3,)) -> Case:
@@ -150,35 +127,6 @@ def command_case(name: str, changes: Mapping[str, Any], steps: Iterable[int] = (
 
 
 # In virtual time
-
-SCHEDULES: dict[str, tuple[dict[str, Any], str]] = {
-    "synchronous": ({}, "embedded"),
-    "asynchronous, trigger 2": ({"trigger_parameter_sync_step": 2}, "vllm"),
-    "asynchronous, staleness 1": ({"staleness_threshold": 1.0}, "vllm"),
-    "asynchronous, partial rollouts": (
-        {"staleness_threshold": 1.0, "partial_rollout": True},
-        "vllm",
-    ),
-    "asynchronous, shared weights": (
-        {"staleness_threshold": 1.0, "partial_rollout": True},
-        "embedded",
-    ),
-    "asynchronous, one step off": ({"staleness_threshold": 1.0}, "vllm"),
-    "asynchronous, old groups dropped": (
-        {"staleness_threshold": 3.0, "partial_rollout": True, "max_version_lag": 0},
-        "vllm",
-    ),
-    "asynchronous, old tokens masked": (
-        {
-            "staleness_threshold": 3.0,
-            "partial_rollout": True,
-            "max_version_lag": 1,
-            "stale": "mask",
-        },
-        "vllm",
-    ),
-    "tail batching": ({"oversample": 1.5}, "embedded"),
-}
 
 
 def virtual_case(name: str, schedule: Mapping[str, Any], engine: str) -> Case:

@@ -28,6 +28,7 @@ from harness import options, show_table
 from agentrl.batch.records import StepBatch
 from agentrl.config import RunConfig
 from agentrl.config.load import load_stored_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.disk.checkpoint import list_checkpoints
 from agentrl.disk.stored_groups import stored_groups
@@ -78,7 +79,8 @@ def measure(run: Path, config: RunConfig, steps: Sequence[int], folder: Path) ->
     checkpoint = max(checkpoints, key=lambda c: c.state.step, default=None)
     path = str(checkpoint.path) if checkpoint else config.model.path
     model = load_pretrained(config.model.model_copy(update={"path": path})).model
-    maker = StepMaker(config, checkpoint=checkpoint.path if checkpoint else None)
+    plan = plan_run(config, run).schedule
+    maker = StepMaker(plan, checkpoint=checkpoint.path if checkpoint else None)
     listener = Timed(TokenStore(folder))
     made = {"train": config.train, "algorithm": config.resolved_algorithm()}
     plain, noting = Trainer(model, **made), Trainer(model, record=listener, **made)

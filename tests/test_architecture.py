@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CONFIG_TAKERS = 20
+"""Functions with a parameter annotated `RunConfig`."""
 FILES_A_FOLDER = 21
 HEAVY = {"torch", "transformers", "ray", "vllm", "deepspeed", "tensorboard", "datasets"}
 
@@ -114,6 +116,8 @@ class SourceFacts:
     """Anywhere: at the top, in a function, for types."""
     lazy: tuple[ast.Import | ast.ImportFrom, ...]
     """Those in a function."""
+    loads: tuple[ast.Import | ast.ImportFrom, ...]
+    """Those that run as the file is loaded."""
     classes: tuple[tuple[str, int], ...]
     """Name and line of each."""
     prints: tuple[int, ...]
@@ -122,6 +126,8 @@ class SourceFacts:
     """Line and docstring of what is public."""
     first_lines: tuple[tuple[int, str], ...]
     """Line and first line of each docstring: of what is private and of fields too."""
+    takes_config: tuple[int, ...]
+    """Lines of functions with a parameter whose annotation names `RunConfig`."""
 
 
 def first_lines(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -134,6 +140,11 @@ def first_lines(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
                 pass
 
 
+def is_for_types(test: ast.expr) -> bool:
+    """Return true for the condition of a block that only a type checker reads."""
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
 @cache
 def facts_of(path: Path) -> SourceFacts:
     """Parse a file once for all of these tests."""
@@ -141,11 +152,13 @@ def facts_of(path: Path) -> SourceFacts:
     nodes = list(ast.walk(tree))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = {id(node): node for function in functions for node in ast.walk(function)}
+    for_types = [node for node in nodes if isinstance(node, ast.If) and is_for_types(node.test)]
+    apart = inner | {id(node): node for block in for_types for node in ast.walk(block)}
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     return SourceFacts(
-        imports=tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
-        lazy=tuple(
-            node for node in inner.values() if isinstance(node, ast.Import | ast.ImportFrom)
-        ),
+        imports=tuple(imports),
+        lazy=tuple(node for node in imports if id(node) in inner),
+        loads=tuple(node for node in imports if id(node) not in apart),
         classes=tuple((node.name, node.lineno) for node in nodes if isinstance(node, ast.ClassDef)),
         prints=tuple(
             node.lineno
@@ -156,7 +169,30 @@ def facts_of(path: Path) -> SourceFacts:
         ),
         docstrings=tuple(public_docstrings(tree)),
         first_lines=tuple(first_lines(nodes)),
+        takes_config=tuple(node.lineno for node in functions if takes_config(node)),
     )
+
+
+def takes_config(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a parameter is annotated with the root config, also as one of several types."""
+    spec = function.args
+    noted = [arg.annotation for arg in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)]
+    return any(
+        isinstance(node, ast.Name) and node.id == "RunConfig"
+        for annotation in noted
+        if annotation is not None
+        for node in ast.walk(annotation)
+    )
+
+
+def test_few_functions_take_the_whole_config() -> None:
+    """`plan_run` resolves it into records; what comes after takes one of them, or a section."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in source_files()
+        for line in facts_of(path).takes_config
+    ]
+    assert 0 < len(found) <= CONFIG_TAKERS, "\n".join([f"{len(found)} functions:", *found])
 
 
 def test_only_the_standard_streams_of_commands_are_printed_to() -> None:
@@ -241,16 +277,44 @@ def test_a_lazy_import_closes_a_circle_too(tmp_path: Path) -> None:
     assert sorted(set(circle_in(graph))) == ["x.first", "x.second"]
 
 
+def loaded_by(name: str, known: Mapping[str, Path]) -> set[str]:
+    """Modules that are loaded with one, packages above it and those of other people included."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        parts = waiting.pop().split(".")
+        for module in {".".join(parts[: end + 1]) for end in range(len(parts))} - found:
+            found.add(module)
+            if module in known:
+                waiting += sorted(loads_of(known[module], known))
+    return found
+
+
+def loads_of(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Modules that a file imports as it is loaded: neither in a function nor for types."""
+    found: set[str] = set()
+    for node in facts_of(path).loads:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        else:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {str(node.module), *(inner & known.keys())}
+    return found
+
+
 def test_runtime_imports_in_functions_only_to_keep_heavy_libraries_away() -> None:
+    # Fails if, for example, agentrl/runtime/launch.py imports agentrl.data in a function.
     known = modules()
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
+    lazy = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.module}": str(node.module)
         for name, path in known.items()
         if name.startswith("agentrl.runtime")
         for node in facts_of(path).lazy
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("agentrl")
-    ]
-    assert len(found) <= 30, found
+    }
+    light = [place for place, name in lazy.items() if not loaded_by(name, known) & HEAVY]
+    assert light == [], "nothing heavy comes with it: import it at the top"
+    assert len(lazy) <= 30, list(lazy)
 
 
 def test_class_names_are_unique() -> None:

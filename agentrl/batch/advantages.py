@@ -19,31 +19,6 @@ from agentrl.errors import AgentrlError, DataError
 from agentrl.estimators import STD_DDOF, STD_EPS, EstimatorSpec, GroupRewards, find_estimator
 
 
-def group_advantages(
-    rewards: Sequence[float | None], *, estimator: str, ddof: int, eps: float
-) -> FloatArray:
-    """One number per rollout of a group: block A (FORMULAS F8).
-
-    Args:
-        rewards: [G] one per rollout; None is outside the baseline and gets 0. Groups may have any
-            size; with a baseline, a single rollout has no sibling to compare with and gets 0.
-        estimator: as in `algorithm.advantage_estimator`.
-        ddof: delta degrees of freedom of the standard deviation.
-        eps: added to the standard deviation.
-
-    Example:
-        >>> group_advantages([1.0, 0.0, None], estimator="dr_grpo", ddof=1, eps=1e-6)
-        array([ 0.5, -0.5,  0. ])
-
-    Raises:
-        DataError: a reward that is not finite.
-        ConfigError: an unknown estimator.
-    """
-    turns = [None if reward is None else (float(reward),) for reward in rewards]
-    found = turn_advantages(turns, estimator=estimator, gamma=1.0, ddof=ddof, eps=eps)
-    return np.array([0.0 if a is None else a[0] for a in found], dtype=np.float64)
-
-
 def turn_advantages(
     rewards: Sequence[Sequence[float] | None],
     *,

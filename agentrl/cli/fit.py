@@ -41,13 +41,14 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
     from agentrl.disk.run_name import run_path
     from agentrl.fit.launch import fit, fit_doubts, load_fit_sets
     from agentrl.machine.processes.stop import Interrupted
+    from agentrl.runtime.sampling.checkpoint_scores import RolloutScorer
 
     console = open_console()
     config, base, run_dir = _open(path, overrides, resume=resume, adopt=not dry_run)
     if dry_run:
         if run_dir is not None:
             run_dir.close()
-        sets = load_fit_sets(config, base=base)
+        sets = load_fit_sets(config, base=base, scorer=RolloutScorer())
         console.print(f"data: {sets.train.text()}", markup=False, soft_wrap=True)
         for name, data in sets.evals.items():
             console.print(f"eval {name}: {data.text()}", markup=False, soft_wrap=True)
@@ -57,7 +58,9 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
     where = run_dir.path if run_dir else run_path(config.run)
     try:
         with FitView(console).open() as view:
-            result = asyncio.run(fit(config, base=base, run_dir=run_dir, progress=view))
+            scorer = RolloutScorer(view.rollouts)
+            work = fit(config, base=base, run_dir=run_dir, progress=view, scorer=scorer)
+            result = asyncio.run(work)
     except Interrupted as stop:
         if where.is_dir():
             text = f"stopped; go on with: agentrl fit {where} --resume"

@@ -68,6 +68,11 @@ def serve(
             "agents from outside come to one port, so all rollouts must be in one process; set "
             "runtime.kind=local and runtime.worker_processes=0"
         )
+    if not isinstance(settings.rollout.side_calls, str):
+        raise ConfigError(
+            "rollout.side_calls names a served model, but side calls of agents from outside are "
+            "answered by the policy; set rollout.side_calls: train or context"
+        )
     args: dict[str, Any] = dict(settings.env.args) if settings.env.target == _TARGET else {}
     given = {"host": host, "port": port, "token_env": token_env, "allow_hosts": allow_host}
     args |= {name: value for name, value in given.items() if value is not None}

@@ -14,11 +14,12 @@ A preset names a known assembly; every block can be set beside it.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, KindSection, Names, OneOf
+from agentrl.config.base import FiniteSection, Names
 from agentrl.config.distill import DistillSection
 from agentrl.config.presets import (
     ALIASES,
@@ -33,67 +34,8 @@ from agentrl.config.presets import (
 from agentrl.config.training import AdapterSection
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
 
-
-class FixedKl(KindSection):
-    """A KL penalty whose weight stays `kl_coef`."""
-
-    kind: Literal["fixed"] = "fixed"
-    """How the weight of the penalty changes: `fixed` leaves it at `kl_coef`."""
-
-
-class ProportionalKl(KindSection):
-    """A KL penalty whose weight steers the measured KL to one value."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    kind: Literal["proportional"] = "proportional"
-    """`proportional` steers the measured KL to `target`."""
-    target: float = Field(default=0.05, ge=0)
-    """The measured KL that is wanted, in nats a token: one number."""
-    horizon: int = Field(default=10000, ge=1)
-    """Rollouts over which the controller acts."""
-
-    @field_validator("target", mode="before")
-    @classmethod
-    def _one_number(cls, target: Any) -> Any:
-        if isinstance(target, list | tuple):
-            raise ValueError(
-                f"target is {list(target)}, but kind proportional steers to one number in nats a "
-                "token, as 0.05; for the lowest and the highest set kind: window"
-            )
-        return target
-
-
-class WindowKl(KindSection):
-    """A KL penalty whose weight keeps the measured KL between two values."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    kind: Literal["window"] = "window"
-    """`window` multiplies or divides the weight by 1.5 while the KL is outside `target`."""
-    target: Bounds = (0.05, 0.2)
-    """With `window` two numbers, the lowest and the highest."""
-
-    @field_validator("target", mode="before")
-    @classmethod
-    def _two_numbers(cls, target: Any) -> Any:
-        if not isinstance(target, list | tuple) or len(target) != 2:
-            raise ValueError(
-                f"target is {target!r}, but kind window keeps the KL between two numbers in nats a "
-                "token, as [0.05, 0.2]; for one number set kind: proportional"
-            )
-        return target
-
-    @field_validator("target")
-    @classmethod
-    def _ordered(cls, target: Bounds) -> Bounds:
-        return _at_least_zero("target", target)
-
-
-KlController = Annotated[
-    FixedKl | ProportionalKl | WindowKl, OneOf(FixedKl, ProportionalKl, WindowKl)
-]
-"""How the weight of the KL penalty changes."""
+KL_WINDOW: Bounds = (0.05, 0.2)
+"""Usual bounds of the KL, in nats a token."""
 
 
 class ReferenceUpdate(FiniteSection):
@@ -162,8 +104,12 @@ class AlgorithmSection(FiniteSection):
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] | None = None
     """Estimator of the penalty: k1 in the reward, k2 or k3 in the loss; `k3+` has the value of k3
     and the gradient of k2."""
-    kl_controller: KlController = FixedKl()
-    """How the weight of the penalty changes."""
+    kl_target: float | Bounds | None = None
+    """KL in nats a token that the weight of the penalty is moved for: one number, as 0.05, is
+    steered to in proportion; of two, as [0.05, 0.2], the weight is multiplied or divided by 1.5
+    while the KL is outside. None leaves it at `kl_coef`."""
+    kl_horizon: int = Field(default=10000, ge=1)
+    """Rollouts over which a `kl_target` of one number acts."""
     reference_update: ReferenceUpdate | None = None
     """How the reference follows the policy; None keeps the model the run began with."""
     entropy_coef: float = Field(default=0.0, ge=0)
@@ -184,13 +130,34 @@ class AlgorithmSection(FiniteSection):
         ESTIMATORS.check(name, aliases=ALIASES)
         return name
 
+    @field_validator("kl_target", mode="before")
+    @classmethod
+    def _one_or_two_numbers(cls, target: Any) -> Any:
+        numbers = target if isinstance(target, list | tuple) and len(target) == 2 else [target]
+        plain = [x for x in numbers if isinstance(x, int | float) and not isinstance(x, bool)]
+        if target is not None and not (plain == list(numbers) and all(map(math.isfinite, plain))):
+            raise ValueError(
+                f"kl_target is {target}; expected a KL in nats a token, as 0.05, or the lowest and "
+                "the highest, as [0.05, 0.2]"
+            )
+        if target is not None and len(plain) == 1 and plain[0] < 0:
+            raise ValueError(f"kl_target is {target}, expected a KL of at least 0, as 0.05")
+        return _at_least_zero("kl_target", (plain[0], plain[1])) if len(plain) == 2 else target
+
     @model_validator(mode="after")
     def _bounds(self) -> AlgorithmSection:
         if self.is_correction_threshold is not None:
             _at_least_zero("is_correction_threshold", self.is_correction_threshold)
-        if self.kl_coef == 0.0 and (self.kl_controller.kind != "fixed" or self.reference_update):
+        horizon = type(self).model_fields["kl_horizon"].default
+        if self.kl_horizon != horizon and self.kl_control != "proportional":
             raise ValueError(
-                "kl_controller and reference_update steer a penalty that is not there: kl_coef is "
+                f"kl_horizon is {self.kl_horizon}, but only a kl_target of one number acts over a "
+                f"horizon, and kl_target is {self.kl_target}; set one, as 0.05, or leave "
+                "kl_horizon out"
+            )
+        if self.kl_coef == 0.0 and (self.kl_target is not None or self.reference_update):
+            raise ValueError(
+                "kl_target and reference_update steer a penalty that is not there: kl_coef is "
                 "0; set it, or leave them at their defaults"
             )
         old = self._old_log_probs()
@@ -311,6 +278,13 @@ class AlgorithmSection(FiniteSection):
         return self.estimator.needs_critic
 
     @property
+    def kl_control(self) -> Literal["fixed", "proportional", "window"]:
+        """Kind of control of the weight of the KL penalty."""
+        if self.kl_target is None:
+            return "fixed"
+        return "window" if isinstance(self.kl_target, tuple) else "proportional"
+
+    @property
     def needs_reference(self) -> bool:
         """True if anything needs the reference policy."""
         return self.kl_coef > 0.0
@@ -345,9 +319,9 @@ class CriticSection(FiniteSection):
     """Checkpoint to begin from, a reward model with a `score` head or a language model; None takes
     `model.path`. A `reward_scale.json` beside a reward model becomes part of its head, so that it
     predicts the reward of `reward.models`. Relative folders start at the folder of this file."""
-    lora: AdapterSection | None = None
-    """Adapters that are trained instead of the weights of the critic's layers; None trains all. Its
-    value head is trained either way."""
+    lora: int | None = Field(default=None, ge=1)
+    """Rank of adapters, on every linear layer, that are trained instead of the weights of the
+    critic's layers; None trains all. Its value head is trained either way."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate of the critic; the shape is that of `train.schedule`."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -355,6 +329,11 @@ class CriticSection(FiniteSection):
     value_clip: float | None = Field(default=0.2, gt=0)
     """A value may move this far from what it was before the step until its loss no longer falls;
     None does not clip."""
+
+    @property
+    def adapters(self) -> AdapterSection | None:
+        """The adapters of rank `lora`."""
+        return None if self.lora is None else AdapterSection(rank=self.lora)
 
 
 def _at_least_zero(name: str, bounds: Bounds) -> Bounds:

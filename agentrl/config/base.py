@@ -105,3 +105,18 @@ class OneOf:
             value = value.get(first.bare, first.model_fields[first.bare].default)
         found = (name for name, kind in self._kinds.items() if kind.is_kind(value))
         return next(found, str(value))
+
+
+def is_count(value: Any) -> bool:
+    """True for a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_named_count(value: Any) -> bool:
+    """True for a mapping of one name to such a number.
+
+    Example:
+        >>> is_named_count({"mask": 2}), is_named_count({"mask": -1}), is_named_count({})
+        (True, False, False)
+    """
+    return isinstance(value, Mapping) and len(value) == 1 and is_count(*value.values())

@@ -74,12 +74,12 @@ def _penalty(algorithm: AlgorithmSection) -> str:
         return "none: kl_coef is 0 and no reference is loaded"
     where = "added to the loss" if algorithm.use_kl_loss else "taken off the reward of each token"
     text = f"{algorithm.kl_coef:g} * KL ({algorithm.kl_estimator}), {where}"
-    controller, update = algorithm.kl_controller, algorithm.reference_update
-    if controller.kind == "proportional":
-        text += f"; the weight steers it to {controller.target:g}"
-    elif controller.kind == "window":
-        low, high = controller.target
+    target, update = algorithm.kl_target, algorithm.reference_update
+    if isinstance(target, tuple):
+        low, high = target
         text += f"; the weight keeps it in [{low:g}, {high:g}]"
+    elif target is not None:
+        text += f"; the weight steers it to {target:g}"
     if update is not None:
         text += f"; every {update.every_steps} steps the reference takes over "
         text += f"{update.polyak:g} of the policy"
@@ -140,7 +140,7 @@ def _critic(algorithm: AlgorithmSection, critic: CriticSection) -> str:
     start = critic.path or "model.path"
     moved = "" if critic.value_clip is None else f", moved at most {critic.value_clip:g} a step"
     warm = f"; alone for {critic.warmup_steps} steps" if critic.warmup_steps else ""
-    low = "" if critic.lora is None else f" with adapters of rank {critic.lora.rank}"
+    low = "" if critic.lora is None else f" with adapters of rank {critic.lora}"
     return f"squared error of V{moved}; from {start}{low}{warm}"
 
 

@@ -232,7 +232,7 @@ class FitEvalSection(Section):
     """Name to data of the same kind; the name labels the numbers."""
     rollouts: RolloutEval | None = None
     """Also roll the policy out, as `agentrl eval` does: `eval/NAME/score`, `eval/NAME/pass@k`. With
-    `checkpoint.keep_best` and `best_by: eval/NAME/pass@k` they decide which checkpoint is kept. The
+    `checkpoint.keep_best: {eval/NAME/pass@k: 1}` they decide which checkpoint is kept. The
     model is loaded a second time for it."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate after every so many steps; 0 only before and after training."""
@@ -266,15 +266,15 @@ class FitConfig(Section):
     def _check_best(self) -> None:
         """Something has to choose the best checkpoint, and has to be higher for a better one."""
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
-        if self.checkpoint.keep_best and not names:
+        if self.checkpoint.best_count and not names:
             raise ValueError(
-                f"checkpoint.keep_best is {self.checkpoint.keep_best}, but eval.datasets is empty: "
-                "nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
+                f"checkpoint.keep_best is {self.checkpoint.best_count}, but eval.datasets is "
+                "empty: nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
             )
         fallen = by.endswith(("loss", "nll", "perplexity"))
         if by and (fallen or not any(by.startswith(f"eval/{name}/") for name in names)):
             raise ValueError(
-                f"checkpoint.best_by is {by!r}; expected a metric that is higher for a better "
+                f"checkpoint.keep_best names {by!r}; expected a metric that is higher for a better "
                 "model, as in eval/NAME/score (minus the loss) or eval/NAME/pref/accuracy with a "
                 f"NAME of eval.datasets: {', '.join(names) or 'none'}"
             )

@@ -7,7 +7,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from agentrl.config.base import KindSection, Names, OneOf, Section
+from agentrl.config.base import (
+    KindSection,
+    Names,
+    OneOf,
+    Section,
+    is_count,
+    is_named_count,
+)
 
 WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
 """Options of a vLLM server that make it several processes, which all receive weights."""
@@ -24,13 +31,8 @@ class EmbeddedServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    max_prefill_tokens: int = Field(default=4096, ge=16)
-    """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
-    lanes: int | None = Field(default=None, ge=1)
-    """Threads of each engine that decode a share of the sequences each, without waiting for each
-    other; None is one for each core, as long as each has 16 sequences."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -49,15 +51,10 @@ class VllmServing(KindSection):
     """vLLM servers to start."""
     args: dict[str, Any] = Field(default_factory=dict)
     """More options of each vLLM server, as `tensor_parallel_size: 2`; win over ours."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
-    only new tokens; `auto` is `lean` for the servers that are started here."""
     max_batch_size: int = Field(default=64, ge=1)
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    max_prefill_tokens: int = Field(default=4096, ge=16)
-    """Prompt tokens computed in one forward pass."""
     kv_cache_gb: float = Field(default=4.0, gt=0)
     """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
     outage_limit_s: float = Field(default=900.0, gt=0)
@@ -99,9 +96,6 @@ class ExternalServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """How turns reach a vLLM server: `http` works with any; `lean` keeps one connection and sends
-    only new tokens; `auto` is `lean` for the servers that are started here."""
     outage_limit_s: float = Field(default=900.0, gt=0)
     """Seconds that a run waits while no server takes requests; then it ends with an error, and
     `--resume` goes on with the tasks it was at."""
@@ -157,19 +151,35 @@ class ScheduleSection(Section):
     partial_rollout: bool = False
     """At a sync, interrupt rollouts in flight and go on with the new weights, instead of waiting
     for them to end."""
-    max_version_lag: int | None = Field(default=None, ge=0)
-    """Most versions between a sampled token and the weights it trains; what is older is dropped or
-    masked. None waits for late rollouts instead, so that nothing exceeds the bound that the other
-    keys imply."""
-    stale: Literal["drop", "mask"] = "drop"
-    """What happens beyond `max_version_lag`: `drop` the rollout, or `mask` the old tokens."""
-    dispatch: Literal["auto", "step", "mini_batch"] = "auto"
-    """When a synchronous step of several minibatches begins to train: when the groups of its first
-    `mini_batch` have ended, or all of the `step`. The numbers are the same; `auto` takes the first
-    where it can be done."""
+    max_version_lag: int | dict[str, int] | None = None
+    """Most versions between a sampled token and the weights it trains: a rollout with an older one
+    is dropped; `{mask: N}` masks the older tokens instead. None waits for late rollouts, so that
+    nothing exceeds the bound that the other keys imply."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
     their own, so every task still comes once an epoch. On-policy only."""
+
+    @field_validator("max_version_lag", mode="before")
+    @classmethod
+    def _dropped_or_masked(cls, lag: Any) -> Any:
+        named = is_named_count(lag) and lag.keys() <= {"drop", "mask"}
+        if lag is None or is_count(lag) or named:
+            return lag
+        raise ValueError(
+            f"max_version_lag is {lag}; expected a number of versions, or one of {{drop: N}} and "
+            "{mask: N}"
+        )
+
+    @property
+    def lag_limit(self) -> int | None:
+        """Most versions of `max_version_lag`, whatever is done with older tokens."""
+        lag = self.max_version_lag
+        return next(iter(lag.values())) if isinstance(lag, dict) else lag
+
+    @property
+    def masks_stale(self) -> bool:
+        """True if tokens beyond `lag_limit` are masked; their rollout is not dropped then."""
+        return isinstance(self.max_version_lag, dict) and "mask" in self.max_version_lag
 
 
 class LocalRuntime(KindSection):
@@ -193,10 +203,9 @@ class RayRuntime(KindSection):
     """CPU processes that run agent loops, hundreds of them each."""
     trainer_ranks: int = Field(default=1, ge=1)
     """Processes that train, each on a part of every batch."""
-    gpus_per_trainer: float = Field(default=0.0, ge=0)
-    """GPUs of each trainer rank; 0 trains on the CPU."""
-    gpus_per_engine: float = Field(default=0.0, ge=0)
-    """GPUs of each engine; 0 samples on the CPU."""
+    gpus: float | dict[str, float] = 0.0
+    """GPUs of each trainer rank, and of each engine that is started here: one number for both, or
+    `{trainer: 1, engine: 2}`. Without any it trains, or samples, on the CPU."""
     placement: Literal["disaggregated", "colocated"] = "disaggregated"
     """Engines on devices of their own, or on those of the trainer ranks."""
     rank_restarts: int = Field(default=3, ge=0)
@@ -205,6 +214,28 @@ class RayRuntime(KindSection):
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds without a sign of life after which a rollout worker or a trainer rank is ended as if
     it had died: longer than anything blocks its event loop. Waiting is a sign of life."""
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _of_ranks_and_engines(cls, gpus: Any) -> Any:
+        named = isinstance(gpus, dict) and gpus.keys() <= {"trainer", "engine"}
+        numbers = list(gpus.values()) if named else [gpus]
+        if all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers):
+            return gpus
+        raise ValueError(
+            f"gpus is {gpus}; expected a number of at least 0, or one for each of trainer and "
+            "engine, as {trainer: 1, engine: 2}"
+        )
+
+    @property
+    def gpus_per_trainer(self) -> float:
+        """GPUs of each trainer rank."""
+        return self.gpus.get("trainer", 0.0) if isinstance(self.gpus, dict) else self.gpus
+
+    @property
+    def gpus_per_engine(self) -> float:
+        """GPUs of each engine that is started here."""
+        return self.gpus.get("engine", 0.0) if isinstance(self.gpus, dict) else self.gpus
 
 
 RuntimeSection = Annotated[LocalRuntime | RayRuntime, OneOf(LocalRuntime, RayRuntime)]

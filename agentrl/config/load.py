@@ -16,7 +16,7 @@ from agentrl.config.keys import copy_of, keep_kind, put, sections_at
 from agentrl.config.paths import PathStart, absolute_paths
 from agentrl.config.renamed import old_keys
 from agentrl.config.schema import RunConfig, RunSection
-from agentrl.config.stored import translate
+from agentrl.config.stored import lost_settings, translate
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
 
@@ -56,6 +56,10 @@ class ConfigFile(Generic[Config]):
         if base is not None:
             data = absolute_paths(data, self.root, PathStart(base=base, no_file=True))
         return self.parse(data, where=str(path))
+
+    def lost(self, path: Path) -> dict[str, str]:
+        """Settings of the config of a run directory that cannot be had any more, with sentences."""
+        return dict(lost_settings(_read(path)))
 
     def whole(self, config: Config, base: Path) -> Config:
         """A config made in Python, with every path in it absolute; what a file gave stays.

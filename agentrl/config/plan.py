@@ -75,6 +75,8 @@ class RolloutPlan(RewardPlan):
 class EnginePlan:
     """The engines, the processes of the run, and the way of new weights to the engines."""
 
+    base: Path
+    """As in `TaskPlan`: `sync.backend` may be an import string."""
     model: ModelSection
     rollout: RolloutSection
     serving: ServingSection
@@ -98,6 +100,8 @@ class TrainerPlan:
     rollout: RolloutSection
     algorithm: AlgorithmSection
     """Every None filled in from the preset and the limits of a rollout."""
+    asked_horizon: int | None
+    """`algorithm.horizon` as it was written, of which the resolved one does not tell a default."""
     critic: CriticSection
     train: TrainSection
     runtime: RuntimeSection
@@ -108,6 +112,8 @@ class TrainerPlan:
 class SchedulePlan:
     """The order of rollouts, steps, evaluations and checkpoints: what a driver follows."""
 
+    base: Path
+    """As in `TaskPlan`: the estimator, the loss and a labeller may be import strings."""
     run: RunSection
     rollout: RolloutSection
     reward: RewardSection
@@ -128,7 +134,6 @@ class Plan:
 
     base: Path
     """As in `TaskPlan`."""
-    config: RunConfig
     tasks: TaskPlan
     rollouts: RolloutPlan
     engines: EnginePlan
@@ -148,7 +153,6 @@ class Plan:
             rollouts=replace(self.rollouts, model=model),
             engines=replace(self.engines, model=model),
             trainer=replace(self.trainer, model=model),
-            config=self.config.model_copy(update={"model": model}),
         )
 
 
@@ -168,7 +172,6 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
     algorithm = config.resolved_algorithm()
     return Plan(
         base=base,
-        config=config,
         tasks=TaskPlan(base=base, dataset=config.dataset, evals=config.eval.datasets),
         rollouts=RolloutPlan(
             base=base,
@@ -180,6 +183,7 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
             reward=config.reward,
         ),
         engines=EnginePlan(
+            base=base,
             model=config.model,
             rollout=config.rollout,
             serving=config.serving,
@@ -191,12 +195,14 @@ def plan_run(config: RunConfig, base: Path) -> Plan:
             model=config.model,
             rollout=config.rollout,
             algorithm=algorithm,
+            asked_horizon=config.algorithm.horizon,
             critic=config.critic,
             train=config.train,
             runtime=config.runtime,
             log=config.log,
         ),
         schedule=SchedulePlan(
+            base=base,
             run=config.run,
             rollout=config.rollout,
             reward=config.reward,

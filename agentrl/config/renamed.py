@@ -46,14 +46,16 @@ def _unless(*defaults: Any) -> Callable[[Any, Tree], Any]:
     return lambda value, tree: NOTHING if value in defaults else value
 
 
-def _kl_target(value: Any, tree: Tree) -> Any:
-    name = value_at(tree, "algorithm.kl_controller")
-    name = name.get("kind") if isinstance(name, Mapping) else name
-    if name == "proportional" and isinstance(value, int | float):
-        return value
-    if name in (None, "fixed") or not isinstance(value, list | tuple) or not value:
+def kl_target(value: Any, tree: Tree) -> Any:
+    """The `algorithm.kl_target` of what `algorithm.kl_controller` was."""
+    section = value if isinstance(value, Mapping) else {"kind": value}
+    kind = section.get("kind", "fixed")
+    if kind not in ("proportional", "window"):
         return NOTHING
-    return value[0] if name == "proportional" else value
+    target = section.get("target", value_at(tree, "algorithm.kl_target"))
+    if kind == "proportional" and isinstance(target, list | tuple) and target:
+        target = target[0]  # the oldest runs have two numbers for either
+    return target or (0.05 if kind == "proportional" else [0.05, 0.2])
 
 
 def _only_mean(value: Any, tree: Tree) -> Any:
@@ -64,6 +66,24 @@ def _only_mean(value: Any, tree: Tree) -> Any:
     return "mean" if value and whitens else NOTHING
 
 
+def _masking(value: Any, tree: Tree) -> Any:
+    limit = value_at(tree, "schedule.max_version_lag")
+    return {"mask": limit} if value == "mask" and limit is not None else NOTHING
+
+
+def _best_by(value: Any, tree: Tree) -> Any:
+    return {value: value_at(tree, "checkpoint.keep_best") or 0} if value else NOTHING
+
+
+def _with_args(value: Any, tree: Tree) -> Any:
+    target = value_at(tree, "reward.refresh.labeller")
+    return {"target": target, "args": value} if value else NOTHING
+
+
+def _detectors(value: Any, tree: Tree) -> Any:
+    return False if value is False else NOTHING
+
+
 def _one_step(value: Any, tree: Tree) -> Any:
     return 1.0 if value else NOTHING
 
@@ -72,8 +92,6 @@ _RAY = (
     "address",
     "rollout_workers",
     "trainer_ranks",
-    "gpus_per_trainer",
-    "gpus_per_engine",
     "placement",
 )
 
@@ -106,6 +124,19 @@ _GONE_KEYS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("serving.stuck_after_s", (60.0,), "a server that produces nothing for 60 s is asked for a "
      "token, and has as long again"),
     ("serving.restarts_per_hour", (6,), "a server is started again six times an hour at most"),
+    ("serving.transport", ("auto",), "turns take the lean way where a server offers it and its "
+     "secret is known, and else HTTP"),
+    ("schedule.dispatch", ("auto",), "minibatches are trained as soon as their rollouts have "
+     "ended, wherever the numbers are those of a step that waits"),
+    ("critic.lora.alpha", (32.0,), "the adapters of the critic have alpha 32; its learning rate is "
+     "critic.learning_rate"),
+    ("critic.lora.targets", (["all-linear"],), "the adapters of the critic are on every linear "
+     "layer but the head"),
+    ("rollout.turn_limit_s", (3600.0,), "an engine may decode one turn for an hour"),
+    ("serving.max_prefill_tokens", (4096,), "4096 tokens of prompts are computed in one pass; for "
+     "vLLM servers write serving.args: {max_num_batched_tokens: N}"),
+    ("serving.lanes", (None,), "each core decodes a share of the sequences, as long as "
+     "serving.max_batch_size has 16 for each"),
 )  # fmt: skip
 """Removed keys: the values that change nothing, and why each is gone."""
 
@@ -114,6 +145,14 @@ _DIFFICULTY = {"pass_rate": "keep", "pass_rate_from": "source", "weight_by": "we
 
 RENAMED: tuple[RenamedKey, ...] = (
     *(RenamedKey(old=f"ray.{name}", new=f"runtime.{name}") for name in _RAY),
+    RenamedKey(old="rollout.side_model", new="rollout.side_calls", value=_unless({})),
+    *(
+        RenamedKey(
+            old=f"{section}.gpus_per_{part}", new=f"runtime.gpus.{part}", value=_unless(0.0)
+        )
+        for section in ("ray", "runtime")
+        for part in ("trainer", "engine")
+    ),
     RenamedKey(old="train.zero_stage", new="train.backend.zero_stage"),
     RenamedKey(old="train.offload", new="train.backend.offload"),
     *(
@@ -122,21 +161,17 @@ RENAMED: tuple[RenamedKey, ...] = (
         )
         for where in ("dataset", "eval.datasets.*")
         for old, new in _DIFFICULTY.items()
+        if (where, old) != ("dataset", "weight_by")
     ),
     RenamedKey(
         old="reward.overlong_buffer_len", new="reward.overlong.buffer_len", value=_unless(None)
     ),
     RenamedKey(old="reward.overlong_penalty_factor", new="reward.overlong.penalty_factor"),
     RenamedKey(old="reward.filter_rounds", new="reward.dynamic_filtering.rounds"),
+    RenamedKey(old="algorithm.kl_controller", new="algorithm.kl_target", value=kl_target),
     RenamedKey(
-        old="algorithm.kl_target",
-        new="algorithm.kl_controller.target",
-        value=_kl_target,
-        form="write algorithm.kl_controller: {kind: window, target: [0.05, 0.2]} for the lowest "
-        "and the highest KL, or {kind: proportional, target: 0.05} for one; both in nats a token, "
-        "where trainers that add the KL up over a rollout have numbers like 6",
+        old="algorithm.kl_controller.horizon", new="algorithm.kl_horizon", value=_unless(10000)
     ),
-    RenamedKey(old="algorithm.kl_horizon", new="algorithm.kl_controller.horizon"),
     RenamedKey(
         old="algorithm.ref_update_every",
         new="algorithm.reference_update.every_steps",
@@ -148,6 +183,16 @@ RENAMED: tuple[RenamedKey, ...] = (
     RenamedKey(
         old="serving.devices_per_server", new="serving.args.tensor_parallel_size", value=_unless(1)
     ),
+    RenamedKey(old="schedule.stale", new="schedule.max_version_lag", value=_masking),
+    RenamedKey(old="health.watch", new="health.thresholds", value=_detectors),
+    RenamedKey(old="checkpoint.best_by", new="checkpoint.keep_best", value=_best_by),
+    RenamedKey(old="reward.refresh.args", new="reward.refresh.labeller", value=_with_args),
+    RenamedKey(old="sandbox.namespace", new="sandbox.pod.namespace", value=_unless("")),
+    RenamedKey(old="dataset.weight_by", new="dataset.selection", value=_unless("none")),
+    RenamedKey(
+        old="dataset.difficulty.weight_by", new="dataset.selection", value=_unless("none")
+    ),
+    RenamedKey(old="critic.lora.rank", new="critic.lora"),
     *(RenamedKey(old=old, new="", reason=reason, defaults=defaults)
       for old, defaults, reason in _GONE_KEYS),
 )  # fmt: skip

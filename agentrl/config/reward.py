@@ -80,12 +80,11 @@ class RefreshSection(FiniteSection):
     """Refresh after every so many steps, before the rollouts of the next one; 0 never."""
     pairs: int = Field(default=512, ge=2)
     """Most new pairs of a refresh, of the newest rollouts first."""
-    labeller: Annotated[str | None, Names.CODE] = None
+    labeller: Annotated[str | dict[str, Any] | None, Names.CODE] = None
     """Decides which of two rollouts is better: `verifier` (the environment's own reward), `human`
     (files in `refresh/queue/` of the run directory), or the import string of a function
-    `(task, a, b) -> P(a better)`, plain or async, as `agentrl.judges:pair_labeller`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """More keyword arguments of that function."""
+    `(task, a, b) -> P(a better)`, plain or async; `{target: agentrl.judges:pair_labeller, args:
+    {...}}` gives it keyword arguments."""
     old_pairs: Annotated[str | None, Names.PAIRS] = None
     """Source of old pairs, which are mixed with the new ones 1 : 1; None takes those of the fit
     that made the model, and `none` takes none."""
@@ -97,6 +96,30 @@ class RefreshSection(FiniteSection):
     """Learning rate of these steps."""
     guard: float = Field(default=0.02, ge=0, le=1)
     """The new model is taken unless its accuracy on held-out pairs is lower by more than this."""
+
+    @field_validator("labeller")
+    @classmethod
+    def _target_and_args(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        args = value.get("args", {})
+        known = isinstance(value.get("target"), str) and isinstance(args, dict)
+        if not known or value.keys() - {"target", "args"}:
+            raise ValueError(
+                f"labeller is {value}; expected an import string, or a mapping with target, which "
+                "is one, and args, which are its keyword arguments"
+            )
+        return value
+
+    @property
+    def labelled_by(self) -> str | None:
+        """`verifier`, `human` or the import string of a function."""
+        return self.labeller["target"] if isinstance(self.labeller, dict) else self.labeller
+
+    @property
+    def labeller_args(self) -> dict[str, Any]:
+        """More keyword arguments of that function."""
+        return self.labeller.get("args", {}) if isinstance(self.labeller, dict) else {}
 
 
 class OverlongSection(Section):

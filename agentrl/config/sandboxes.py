@@ -104,14 +104,12 @@ class PodSandbox(KindSection):
     """Container image of tasks that name none; it needs Python 3.9 or newer and no VOLUME."""
     runtime: str = ""
     """A `RuntimeClass` of the cluster, as one for gVisor; empty takes its default."""
-    namespace: str = ""
-    """Namespace of the pods; empty takes that of the context."""
     network: Literal["policy", "none"] = "policy"
     """`policy`: a network policy keeps the network away, as the first pod tries out; `none`:
     programs have no internet sockets at all, for clusters that follow no policies."""
     pod: dict[str, Any] = Field(default_factory=dict)
-    """More fields of every pod, as in its `spec`: `nodeSelector`, `tolerations`,
-    `imagePullSecrets` and others that say where it runs."""
+    """Where pods run: `namespace`, without which they are in that of the context, and fields of
+    their `spec`, as `nodeSelector`, `tolerations` and `imagePullSecrets`."""
     limits: ContainerLimits = ContainerLimits()
     """Hard limits of every sandbox."""
     pool: ContainerPool = ContainerPool()

@@ -6,12 +6,12 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
-from agentrl.config.base import Names, Section
+from agentrl.config.base import Names, Section, is_count, is_named_count
 from agentrl.config.fleet import (
     EmbeddedServing,
     LocalRuntime,
@@ -135,37 +135,12 @@ class DifficultySection(Section):
     measured stay."""
 
     @model_validator(mode="after")
-    def _decides_something(self) -> DifficultySection:
+    def _shares(self) -> DifficultySection:
         if self.keep is not None and not 0 <= self.keep[0] <= self.keep[1] <= 1:
             raise ValueError(
                 f"keep is {list(self.keep)}, expected [low, high], 0 <= low <= high <= 1"
             )
-        if self.idle:
-            names = [name for name in type(self).model_fields if name != "source"]
-            raise ValueError(
-                f"source is {self.source!r}, but nothing is decided by it; set "
-                f"{' or '.join(names)}, or remove difficulty"
-            )
         return self
-
-    @property
-    def idle(self) -> bool:
-        """True if no task is left out or weighed."""
-        return self.keep is None
-
-
-class TrainDifficulty(DifficultySection):
-    """Tasks left out, or trained on less, by how often they were solved."""
-
-    weight_by: Literal["none", "variance"] = "none"
-    """How often a task is trained on: `none` once an epoch; `variance` in proportion to how much
-    rewards of its groups are expected to differ by `source`, so that tasks solved half of the time
-    come most often and none is lost."""
-
-    @property
-    def idle(self) -> bool:
-        """True if no task is left out or weighed."""
-        return self.keep is None and self.weight_by == "none"
 
 
 class DatasetSection(Section):
@@ -185,33 +160,71 @@ class DatasetSection(Section):
     difficulty: DifficultySection | None = None
     """How measured pass rates decide which tasks come; None takes all equally often."""
 
+    @model_validator(mode="after")
+    def _difficulty_decides(self) -> Self:
+        found = self.difficulty
+        if found is not None and found.keep is None and not self.weighs:
+            raise ValueError(
+                f"difficulty.source is {found.source!r}, but nothing is decided by it; set "
+                "difficulty.keep, of tasks that are trained on also selection: variance, or remove "
+                "difficulty"
+            )
+        return self
+
+    @property
+    def weighs(self) -> bool:
+        """True if tasks come more or less often by what `difficulty.source` has."""
+        return False
+
 
 class SelectionSection(Section):
     """Tasks chosen by what the run has seen of them, so that few groups are flat."""
 
     by: str | None = None
-    """Metadata key whose values are learned of as one, as in `family`: for runs that meet most
-    tasks once or never. None learns of each task alone."""
+    """Metadata key whose values are learned of as one; None learns of each task alone."""
 
 
 class TrainDatasetSection(DatasetSection):
     """Source and selection of the tasks that are trained on."""
 
-    difficulty: TrainDifficulty | None = None
-    """How measured pass rates decide which tasks come, and how often; None takes all equally
-    often."""
-    selection: SelectionSection | None = None
-    """How groups of this run decide which tasks come next; None decides nothing."""
+    selection: Literal["variance"] | dict[str, str | None] | None = None
+    """How often a task comes: None once an epoch; `variance` in proportion to how much rewards of
+    its groups are expected to differ by `difficulty.source`, so that tasks solved half of the time
+    come most often and none is lost; `{}` by what groups of this run have shown, so that few are
+    flat, and `{by: KEY}` with the values of a metadata key, as `family`, learned of as one: for
+    runs that meet most tasks once or never."""
+
+    @field_validator("selection", mode="before")
+    @classmethod
+    def _one_way(cls, value: Any) -> Any:
+        if value is None or value == "variance":
+            return value
+        by = value.get("by") if isinstance(value, dict) else 0
+        if not isinstance(by, str | None) or value.keys() - {"by"}:
+            raise ValueError(
+                f"selection is {value!r}; expected 'variance', {{}} or a metadata key, as "
+                "{by: family}"
+            )
+        return {"by": by}
 
     @model_validator(mode="after")
-    def _one_choice(self) -> TrainDatasetSection:
-        weight_by = self.difficulty.weight_by if self.difficulty else "none"
-        if self.selection is not None and weight_by != "none":
+    def _measured(self) -> Self:
+        if self.weighs and self.difficulty is None:
             raise ValueError(
-                f"selection and difficulty.weight_by: {weight_by} both decide how often a task "
-                "comes; remove one of them (difficulty.keep can stay)"
+                "selection is 'variance', but no pass rates are known; set difficulty.source"
             )
         return self
+
+    @property
+    def weighs(self) -> bool:
+        """True if tasks come more or less often by what `difficulty.source` has."""
+        return self.selection == "variance"
+
+    @property
+    def chosen(self) -> SelectionSection | None:
+        """The choice by what groups of this run have shown; None without one."""
+        found = self.selection
+        return SelectionSection(by=found["by"]) if isinstance(found, dict) else None
 
 
 class RolloutSection(Section):
@@ -238,9 +251,6 @@ class RolloutSection(Section):
     timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that environment and tools may take in one rollout. Turns of the model, and waits for
     engines, weights and sandboxes, do not count."""
-    turn_limit_s: float = Field(default=3600.0, gt=0)
-    """Seconds that an engine may decode one model turn. Waits for an engine, the queue of the
-    embedded one and pauses for new weights do not count."""
     env_timeout_s: float = Field(default=60.0, gt=0)
     """Wall clock of one `reset` or `step` in seconds."""
     retries: int = Field(default=1, ge=0)
@@ -249,29 +259,22 @@ class RolloutSection(Section):
     """Sampling temperature in training; the trainer divides logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus bound. Below 1 the trainer's distribution is wider than the sampler's: it warns."""
-    side_calls: Literal["train", "context", "frozen"] = "train"
+    side_calls: Literal["train", "context"] | dict[str, Any] = "train"
     """What an agent asks for beside its own conversation (titles, summaries, agents of its own):
-    `train` trains on it as on the rest of the rollout, `context` does not, `frozen` lets
-    `side_model` answer it."""
-    side_model: dict[str, Any] = Field(default_factory=dict)
-    """With `side_calls: frozen`: the served model that answers, as a judge's: `url`, `model`,
-    `api`, `api_key_env`, prices and limits."""
+    `train` trains on it as on the rest of the rollout, `context` does not. Or the served model that
+    answers it, as a judge's: `{url: ..., model: ...}` with `api`, `api_key_env`, prices and
+    limits."""
 
-    @model_validator(mode="after")
-    def _side_model_given(self) -> RolloutSection:
-        frozen = self.side_calls == "frozen"
-        if frozen and not self.side_model:
-            raise ValueError(
-                "side_calls is 'frozen', but side_model is empty; give url and model of the server "
-                "that answers side calls, or use 'context', which samples them from the policy and "
-                "does not train on them"
-            )
-        if self.side_model and not frozen:
-            raise ValueError(
-                f"side_model is given, but side_calls is {self.side_calls!r}; set side_calls: "
-                "frozen, or leave side_model out"
-            )
-        return self
+    @field_validator("side_calls", mode="before")
+    @classmethod
+    def _policy_or_model(cls, value: Any) -> Any:
+        if (isinstance(value, dict) and value) or value in ("train", "context"):
+            return value
+        raise ValueError(
+            f"side_calls is {value!r}; expected 'train', 'context' (which samples them from the "
+            "policy and does not train on them), or url and model of the server that answers them, "
+            "as {url: 'http://HOST:8000/v1', model: NAME}"
+        )
 
 
 class EvalSection(Section):
@@ -294,12 +297,31 @@ class CheckpointSection(Section):
     """Full checkpoint after every so many steps, and after the last."""
     keep_last: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, but for the best."""
-    keep_best: int = Field(default=0, ge=0)
+    keep_best: int | dict[str, int] = 0
     """So many checkpoints with the best evaluations stay besides; a step whose evaluation is among
-    them is saved at once."""
-    best_by: str = ""
-    """Metric that is higher for better checkpoints, as in `eval/NAME/score`; empty takes the mean
-    of all `eval/NAME/score`."""
+    them is saved at once. The best have the highest mean of all `eval/NAME/score`; with
+    `{METRIC: N}`, as `{eval/NAME/pass@4: 1}`, the highest of that one, and so has `agentrl export
+    --best`."""
+
+    @field_validator("keep_best", mode="before")
+    @classmethod
+    def _number_or_metric(cls, best: Any) -> Any:
+        if is_count(best) or is_named_count(best):
+            return best
+        raise ValueError(
+            f"keep_best is {best}; expected a number of checkpoints, or one metric with it, as "
+            "{eval/NAME/score: 1}"
+        )
+
+    @property
+    def best_count(self) -> int:
+        """Checkpoints with the best evaluations that stay."""
+        return sum(self.keep_best.values()) if isinstance(self.keep_best, dict) else self.keep_best
+
+    @property
+    def best_by(self) -> str:
+        """Metric that is higher for better checkpoints; empty for the mean of all scores."""
+        return next(iter(self.keep_best)) if isinstance(self.keep_best, dict) else ""
 
 
 class LogSection(Section):
@@ -445,14 +467,14 @@ class RunConfig(Section):
         names, by = sorted(self.eval.datasets), self.checkpoint.best_by
         if self.train.steps == 0:
             return self  # nothing is saved
-        if self.checkpoint.keep_best and not names:
+        if self.checkpoint.best_count and not names:
             raise ValueError(
-                f"checkpoint.keep_best is {self.checkpoint.keep_best}, but eval.datasets is empty: "
-                "nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
+                f"checkpoint.keep_best is {self.checkpoint.best_count}, but eval.datasets is "
+                "empty: nothing says which checkpoint is best; add a dataset, or set keep_best: 0"
             )
         if by and not any(by.startswith(f"eval/{name}/") for name in names):
             raise ValueError(
-                f"checkpoint.best_by is {by!r}, which no evaluation gives; expected as in "
+                f"checkpoint.keep_best names {by!r}, which no evaluation gives; expected as in "
                 f"eval/NAME/score with a NAME of eval.datasets: {', '.join(names) or 'none'}"
             )
         return self

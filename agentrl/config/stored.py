@@ -6,7 +6,7 @@ So that a run or a fit that an older version began resumes, opens and replays.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.config.base import Section
@@ -23,7 +23,7 @@ from agentrl.config.keys import (
     put,
     value_at,
 )
-from agentrl.config.renamed import NOTHING, RENAMED, new_path
+from agentrl.config.renamed import NOTHING, RENAMED, kl_target, new_path
 from agentrl.config.schema import RolloutSection, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -39,20 +39,33 @@ def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
     _split_serving(tree)
     _without_rank_0(tree)
     _clip_before_normalize(tree)
+    _kl_by_target(tree)
     found = [
         (renamed, path, value) for renamed in RENAMED for path, value in found_at(tree, renamed.old)
     ]
     moved = [(renamed, path, renamed.value(value, tree)) for renamed, path, value in found]
-    for renamed, path, value in found:
+    for name, sentence in lost_settings(tree):
+        logger.warning("%s %s", name, sentence)
+    for _, path, _ in found:
         drop(tree, path)
-        if not renamed.new and value not in renamed.defaults:
-            name = ".".join(path)
-            logger.warning("%s was %s and has no effect now: %s", name, value, renamed.reason)
     for renamed, path, value in moved:
         if renamed.new and value is not NOTHING:
             put(tree, new_path(renamed, path), value)
     _overlong_of_sampled(tree)
     return _pruned(tree, root, incomplete=bool(found))
+
+
+def lost_settings(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The removed keys of a stored config whose values cannot be had any more, with a sentence.
+
+    Example:
+        >>> list(lost_settings({"algorithm": {"std_eps": 0.5}}))[0][0]
+        'algorithm.std_eps'
+    """
+    for renamed in RENAMED:
+        for path, value in found_at(data, renamed.old):
+            if not renamed.new and value not in renamed.defaults:
+                yield ".".join(path), f"was {value} and has no effect now: {renamed.reason}"
 
 
 def _split_serving(tree: Tree) -> None:
@@ -81,6 +94,20 @@ def _clip_before_normalize(tree: Tree) -> None:
     reward = tree.get("reward")
     if isinstance(reward, dict) and "clip_raw" not in reward and reward.get("normalize"):
         reward["clip_raw"] = reward.pop("clip", None)
+
+
+def _kl_by_target(tree: Tree) -> None:
+    """A word once chose how the KL weight is moved; now the form of `algorithm.kl_target` does."""
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, dict) or "kl_controller" not in algorithm:
+        return
+    target = kl_target(algorithm["kl_controller"], tree)
+    controller = algorithm.pop("kl_controller")
+    if isinstance(controller, dict) and "horizon" in controller:
+        algorithm["kl_horizon"] = controller["horizon"]
+    if isinstance(target, list | tuple) or target is NOTHING:
+        algorithm.pop("kl_horizon", None)
+    algorithm["kl_target"] = None if target is NOTHING else target
 
 
 def _overlong_of_sampled(tree: Tree) -> None:

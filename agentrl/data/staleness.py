@@ -72,7 +72,7 @@ class Pace:
             prompts_per_step=prompts_per_step,
             trigger=trigger,
             limit=math.ceil(ahead * prompts_per_step),
-            lag_bound=math.ceil(ahead) - 1 if section.max_version_lag is None else None,
+            lag_bound=math.ceil(ahead) - 1 if section.lag_limit is None else None,
             partial=section.partial_rollout,
         )
 
@@ -163,7 +163,7 @@ def choose_batch(
 
 def oldest_allowed(section: ScheduleSection, version: int) -> int | None:
     """The oldest version that may be trained from `version`; None if there is no bound."""
-    return None if section.max_version_lag is None else version - section.max_version_lag
+    return None if section.lag_limit is None else version - section.lag_limit
 
 
 def drop_stale(group: TrajectoryGroup, *, oldest_version: int, version: int) -> TrajectoryGroup:

@@ -55,7 +55,7 @@ class CheckpointState:
         """The score of this checkpoint; None without an evaluation.
 
         Args:
-            best_by: as `checkpoint.best_by`: a metric, or empty for the mean of all
+            best_by: as `CheckpointSection.best_by`: a metric, or empty for the mean of all
                 `eval/NAME/score`.
         """
         if best_by:
@@ -178,7 +178,7 @@ def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
 
 def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection) -> bool:
     """A checkpoint of this state would be among the best that are kept."""
-    if section.keep_best == 0 or state.score(section.best_by) is None:
+    if section.best_count == 0 or state.score(section.best_by) is None:
         return False
     found = [item for item in list_checkpoints(root) if item.state.step != state.step]
     ours = Checkpoint(path=root / f"step-{state.step}", state=state)
@@ -186,10 +186,10 @@ def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection
 
 
 def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Checkpoint]:
-    """The best by score, at most `keep_best`; of equal scores the later steps."""
+    """The best by score, at most `best_count`; of equal scores the later steps."""
     scored = [item for item in found if item.state.score(section.best_by) is not None]
     scored.sort(key=lambda item: (item.state.score(section.best_by), item.state.step), reverse=True)
-    return scored[: section.keep_best]
+    return scored[: section.best_count]
 
 
 def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
@@ -199,7 +199,7 @@ def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
         RunError: none below `root` has that score.
     """
     found = list_checkpoints(root)
-    best = _best(found, CheckpointSection(keep_best=1, best_by=best_by))
+    best = _best(found, CheckpointSection(keep_best={best_by: 1} if best_by else 1))
     if not best:
         known = sorted({name for item in found for name in item.state.scores})
         raise RunError(

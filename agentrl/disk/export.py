@@ -39,7 +39,7 @@ class Exported:
     step: int
     """Training steps behind it."""
     score: float | None
-    """Of the evaluation at that step, by `checkpoint.best_by`; None if there was none."""
+    """Of the evaluation at that step, by `checkpoint.keep_best`; None if there was none."""
 
 
 def export(
@@ -53,7 +53,7 @@ def export(
         run: a run directory, also one of `agentrl fit`.
         out: where to write; must not exist, or be an empty folder.
         step: of the checkpoint; None takes the latest one.
-        best: take the one with the best evaluation, by `checkpoint.best_by` of the run.
+        best: take the one with the best evaluation, by `checkpoint.keep_best` of the run.
         adapter: write the adapters alone, in peft's format.
 
     Raises:

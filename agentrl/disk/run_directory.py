@@ -104,6 +104,15 @@ _MAY_CHANGE = (
 another would go on with."""
 
 
+_LOST_IN_SILENCE = (
+    *_MAY_CHANGE,
+    "algorithm.distill.teacher.",
+    "rollout.turn_limit_s",
+    "schedule.dispatch",
+)
+"""Keys whose removal does not alter what later steps are trained on either."""
+
+
 class RunDir(RunPaths):
     """A locked run directory. Make one with `create`, `resume` or `open_or_create`."""
 
@@ -144,14 +153,17 @@ class RunDir(RunPaths):
 
         Raises:
             RunError: it is not a run directory, or another process runs there.
+            ConfigError: an older agentrl trained it with a setting that cannot be had any more.
         """
         config, base = read_identity(path)
+        _refuse_lost(path)
         return cls._locked(path), config, base
 
     @classmethod
     def resume_fit(cls, path: Path) -> tuple[RunDir, FitConfig, Path]:
         """As `resume`, of a run directory of `agentrl fit`."""
         config, base = read_fit_identity(path)
+        _refuse_lost(path)
         return cls._locked(path), config, base
 
     def adopt(self, config: RunConfig | FitConfig, *, base: Path) -> None:
@@ -260,6 +272,27 @@ class RunDir(RunPaths):
         }
         write_whole(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
         write_whole(self.config_file, dump_config(config).encode())
+
+
+def _refuse_lost(path: Path) -> None:
+    """Refuse a run whose later steps would be trained with another setting than its finished ones.
+
+    Raises:
+        ConfigError: such a setting, and why it is gone.
+    """
+    lost = RUN_FILE.lost(path / "config.yaml")
+    lines = [
+        f"  {key} {text}"
+        for key, text in lost.items()
+        if not key.startswith(_LOST_IN_SILENCE) and not key.endswith(".batch_tokens")
+    ]
+    if lines:
+        raise ConfigError(
+            f"--resume: the run in {path} was begun by an older agentrl:\n"
+            + "\n".join(lines)
+            + "\nstart another run without it, or go on with the agentrl that began this one "
+            "(run.json names its version)"
+        )
 
 
 def _forget_requests(path: Path) -> None:

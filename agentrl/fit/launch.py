@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import build_chat
-from agentrl.config.fit import FitConfig, FitDataSection
+from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
@@ -19,9 +19,9 @@ from agentrl.disk.logs import log_to
 from agentrl.disk.metric_sinks import check_sinks, open_metrics
 from agentrl.disk.model_source import model_source
 from agentrl.disk.run_directory import RunDir
-from agentrl.errors import AgentrlError, DataError, RunError
+from agentrl.errors import AgentrlError, ConfigError, DataError, RunError
 from agentrl.fit.crew import FitCrew, of_rank
-from agentrl.fit.data.fit_data import FitData, digest_of, load_centered, load_fit_data
+from agentrl.fit.data.fit_data import FitEncoding, digest_of, load_centered, load_fit_data
 from agentrl.fit.data.vocabulary import check_same_tokens, vocabulary_of
 from agentrl.fit.doubts import fit_doubts
 from agentrl.fit.ensemble import fit_members
@@ -33,7 +33,7 @@ from agentrl.fit.model import (
     reference_section,
 )
 from agentrl.fit.progress import FitProgress, FitResult
-from agentrl.fit.rollouts import rollout_plan
+from agentrl.fit.rollouts import CheckpointScorer, rollout_plan
 from agentrl.fit.session import (
     DATA,
     REFERENCE,
@@ -47,50 +47,49 @@ from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing_fit
-from agentrl.runtime.launch import check_parts
 
 logger = logging.getLogger(__name__)
 
 
-def load_fit_sets(config: FitConfig, *, base: Path) -> FitSets:
+def load_fit_sets(
+    config: FitConfig, *, base: Path, scorer: CheckpointScorer | None = None
+) -> FitSets:
     """Read and encode all data of a fit; needs the tokenizer, and no weights.
+
+    Args:
+        config: names the data.
+        base: where relative paths of the config start.
+        scorer: as for `fit`.
 
     Raises:
         AgentrlError: whatever does not fit, named.
     """
     from agentrl.models.vision.reader import load_reader
 
-    check_fit(config, base=base)
+    check_fit(config, base=base, scorer=scorer)
     tokenizer = _tokenizer(config.model)
     if config.objective.kind != "rm":
         refuse_scoring_model(model_source(config.model))
     images = load_reader(model_source(config.model), tokenizer)
     if images is not None:
         check_seeing_fit(config)
-    chat = build_chat(tokenizer, config.chat, images=images)
-    vocabulary = vocabulary_of(model_source(config.model))
-
-    def load(section: FitDataSection, name: str = "") -> FitData:
-        return load_fit_data(
-            section,
-            config.objective,
-            config.train,
-            chat,
-            base=base,
-            name=name,
-            vocabulary=vocabulary,
-        )
-
-    sets = FitSets(
-        train=with_head_weights(load(config.data), config),
-        evals={name: load(section, name) for name, section in config.eval.datasets.items()},
-    )
     objective = config.objective
+    encoding = FitEncoding(
+        objective=objective,
+        train=config.train,
+        chat=build_chat(tokenizer, config.chat, images=images),
+        base=base,
+        vocabulary=vocabulary_of(model_source(config.model)),
+    )
+    sets = FitSets(
+        train=with_head_weights(load_fit_data(config.data, encoding), config),
+        evals={
+            name: load_fit_data(section, encoding, name=name)
+            for name, section in config.eval.datasets.items()
+        },
+    )
     if objective.kind == "rm" and objective.center_data is not None:
-        centered = load_centered(
-            objective.center_data, objective, config.train, chat, base=base, vocabulary=vocabulary
-        )
-        sets = replace(sets, centered=centered)
+        sets = replace(sets, centered=load_centered(objective.center_data, encoding))
     doubled = [name for name, times in Counter(e.id for e in sets.every).items() if times > 1]
     if doubled:
         raise DataError(
@@ -110,15 +109,21 @@ def _tokenizer(section: ModelSection) -> Any:
     return load_tokenizer(section.model_copy(update={"path": model_source(section)}))
 
 
-def check_fit(config: FitConfig, *, base: Path) -> None:
+def check_fit(config: FitConfig, *, base: Path, scorer: CheckpointScorer | None) -> None:
     """Refuse sinks and a loss that are not there, before anything is read.
 
     Raises:
-        ConfigError: one that is not there.
+        ConfigError: one that is not there, or `eval.rollouts` without what rolls out.
     """
     check_sinks(config.log)
     if config.eval.rollouts is not None:
-        check_parts(rollout_plan(config.eval.rollouts, base=base))
+        if scorer is None:
+            raise ConfigError(
+                "eval.rollouts is set, but this fit was called without a scorer, which rolls "
+                "checkpoints out; start it with `agentrl fit`, or pass scorer="
+                "agentrl.runtime.sampling.checkpoint_scores.RolloutScorer()"
+            )
+        scorer.check(rollout_plan(config.eval.rollouts, base=base))
     if config.objective.kind == "dpo" and not config.objective.unpaired:
         from agentrl.fit.losses.pair_registry import find_pair_loss
 
@@ -126,7 +131,12 @@ def check_fit(config: FitConfig, *, base: Path) -> None:
 
 
 async def fit(
-    config: FitConfig, *, base: Path, run_dir: RunDir | None = None, progress: FitProgress
+    config: FitConfig,
+    *,
+    base: Path,
+    run_dir: RunDir | None = None,
+    progress: FitProgress,
+    scorer: CheckpointScorer | None = None,
 ) -> FitResult:
     """Train on data from the first step, or go on with the fit in `run_dir`.
 
@@ -135,6 +145,7 @@ async def fit(
         base: where relative paths of the config start.
         run_dir: the locked directory of a fit to resume; None begins a new one.
         progress: notified of what happens.
+        scorer: rolls checkpoints out for `eval.rollouts`; without it that must not be set.
 
     Raises:
         AgentrlError: anything wrong with config, data, model or run directory. Of a fit that has
@@ -150,7 +161,7 @@ async def fit(
     with stop.on_signals():
         config = run_dir.resolve_models(config) if run_dir else config
         try:
-            sets = await stop.guard(run_computing(load_fit_sets, config, base=base))
+            sets = await stop.guard(run_computing(load_fit_sets, config, base=base, scorer=scorer))
             directory = run_dir or RunDir.create(config, base=base)
         except BaseException:
             if run_dir is not None:
@@ -169,6 +180,7 @@ async def fit(
                         directory,
                         base=base,
                         progress=progress,
+                        scorer=scorer,
                         stack=stack,
                         stop=stop,
                     )
@@ -195,6 +207,7 @@ def _open(
     *,
     base: Path,
     progress: FitProgress,
+    scorer: CheckpointScorer | None,
     stack: ExitStack,
     stop: StopSwitch,
 ) -> FitSession:
@@ -268,6 +281,7 @@ def _open(
         directory=directory,
         metrics=metrics,
         progress=progress,
+        scorer=scorer,
         done=done,
         elapsed_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
         cursor={

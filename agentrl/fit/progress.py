@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.runtime.progress import Progress
 
-
-class FitProgress(Protocol):
-    """Callbacks of a fit for a view."""
+class PhaseNotes(Protocol):
+    """Callbacks that the views of fits and runs have alike."""
 
     def note(self, text: str) -> None:
         """Something the user should read."""
@@ -20,6 +18,10 @@ class FitProgress(Protocol):
     def phase(self, name: str) -> None:
         """A stage begins: `train`, `eval NAME`, `checkpoint`."""
         ...
+
+
+class FitProgress(PhaseNotes, Protocol):
+    """Callbacks of a fit for a view."""
 
     def step_done(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
         """A step is complete."""
@@ -31,10 +33,6 @@ class FitProgress(Protocol):
 
     def trained(self, done: int, total: int) -> None:
         """So many micro-batches of the step are done. Called from any thread."""
-        ...
-
-    def rollouts(self) -> Progress:
-        """Takes the progress of rollouts of an evaluation."""
         ...
 
 

@@ -4,13 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from agentrl.config import load_config, parse_config
 from agentrl.config.fit import RolloutEval
 from agentrl.config.plan import Plan, plan_run
 from agentrl.machine.processes.stop import StopSwitch
-from agentrl.runtime.progress import Progress
-from agentrl.runtime.sampling.sample import score_policy
+
+
+class CheckpointScorer(Protocol):
+    """Rolls checkpoints of a fit out on the held-out tasks of a run; a fit does not know how."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse what does not resolve, before anything is loaded.
+
+        Raises:
+            AgentrlError: the first thing that does not.
+        """
+        ...
+
+    async def score(
+        self, plan: Plan, *, model_path: str, run_dir: Path, step: int, stop: StopSwitch
+    ) -> Mapping[str, float]:
+        """Roll a checkpoint out on the held-out tasks of a run file.
+
+        Args:
+            plan: of the run file, by `rollout_plan`.
+            model_path: the checkpoint.
+            run_dir: gets the trajectories, as `eval/NAME` of this step.
+            step: steps done.
+            stop: ends it.
+
+        Returns:
+            `eval/NAME/score`, `eval/NAME/pass@k` and what else an evaluation of a run gives.
+
+        Raises:
+            AgentrlError: anything that does not fit, or not one rollout could be scored.
+            Interrupted: `stop` was asked to stop.
+        """
+        ...
 
 
 def rollout_plan(section: RolloutEval, *, base: Path) -> Plan:
@@ -30,42 +62,3 @@ def rollout_plan(section: RolloutEval, *, base: Path) -> Plan:
             dataset["limit"] = section.limit
     config = parse_config(data, where=f"eval.rollouts.config ({path})")
     return plan_run(config, path.parent)
-
-
-async def rollout_scores(
-    section: RolloutEval,
-    *,
-    base: Path,
-    model_path: str,
-    run_dir: Path,
-    step: int,
-    progress: Progress,
-    stop: StopSwitch,
-) -> Mapping[str, float]:
-    """Roll a checkpoint out on the held-out tasks of a run file.
-
-    Args:
-        section: which file, how often.
-        base: folder that relative paths of the fit file start from.
-        model_path: the checkpoint.
-        run_dir: gets the trajectories, as `eval/NAME` of this step.
-        step: steps done.
-        progress: notified of rollouts.
-        stop: ends it.
-
-    Returns:
-        `eval/NAME/score`, `eval/NAME/pass@k` and what else an evaluation of a run gives.
-
-    Raises:
-        AgentrlError: anything that does not fit, or not one rollout could be scored.
-        Interrupted: `stop` was asked to stop.
-    """
-    summaries = await score_policy(
-        rollout_plan(section, base=base),
-        model_path=model_path,
-        out=run_dir,
-        step=step,
-        progress=progress,
-        stop=stop,
-    )
-    return {key: value for found in summaries for key, value in found.metrics().items()}

@@ -25,7 +25,7 @@ from agentrl.errors import AgentrlError, DataError, RunError
 from agentrl.fit.crew import FitCrew
 from agentrl.fit.model import FitModel
 from agentrl.fit.progress import FitProgress, FitResult
-from agentrl.fit.rollouts import rollout_scores
+from agentrl.fit.rollouts import CheckpointScorer, rollout_plan
 from agentrl.fit.shown import ShownExamples
 from agentrl.fit.updates import FitUpdate, FitUpdates
 from agentrl.machine.compute_threads import run_computing
@@ -58,6 +58,7 @@ class FitSession:
     directory: RunDir
     metrics: MetricsLog
     progress: FitProgress
+    scorer: CheckpointScorer | None
     done: int
     elapsed_s: float
     cursor: dict[str, str]
@@ -212,17 +213,15 @@ class FitSession:
             again: of a step that an earlier process has scored: nothing is logged twice.
         """
         section = self.config.eval.rollouts
-        if section is None or (self.done and self.saved != self.done):
+        if section is None or self.scorer is None or (self.done and self.saved != self.done):
             return {}  # the message on a checkpoint that failed has said enough
         checkpoint = self.directory.checkpoints / f"step-{self.done}"
         source = model_source(self.config.model) if not self.done else str(checkpoint)
-        found = await rollout_scores(
-            section,
-            base=self.base,
+        found = await self.scorer.score(
+            rollout_plan(section, base=self.base),
             model_path=source,
             run_dir=self.directory.path,
             step=self.done,
-            progress=self.progress.rollouts(),
             stop=stop,
         )
         if not again:

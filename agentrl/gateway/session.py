@@ -301,7 +301,7 @@ class GatewaySession(SessionRecord):
                 stop=request.stop,
             )
         except ServedModelError as error:
-            self.failure = crash("rollout.side_model", error).reached
+            self.failure = crash("rollout.side_calls", error).reached
             self._check_open()
             raise
         finally:

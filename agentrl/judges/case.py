@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from agentrl.judges import quote
 from agentrl.judges.material import Shown, Work, task_parts, work_parts
@@ -22,6 +22,30 @@ MAX_CHARS = 24_000
 """Default of `max_chars` where a case has one or two works."""
 
 
+class CaseOptions(TypedDict, total=False):
+    """Options that every kind of judge has."""
+
+    show: Shown
+    """Part of a rollout that is judged: `answer` unless given."""
+    with_label: bool
+    """Whether the judge sees the label of the task: no unless given."""
+    max_chars: int
+    """Most characters of each work, and as many of the task; of longer ones the middle is left
+    out."""
+    where: str
+    """Key of the run file, for messages."""
+
+
+def options_of(args: Mapping[str, Any]) -> CaseOptions:
+    """The options among the arguments of a run file."""
+    return {
+        "show": args["show"],
+        "with_label": bool(args["with_label"]),
+        "max_chars": args["max_chars"],
+        "where": "model",
+    }
+
+
 class CaseJudge:
     """Asks a served model for a verdict on the works of a case; each kind of judge sets which."""
 
@@ -30,21 +54,17 @@ class CaseJudge:
         settings: ServedSettings,
         instructions: str,
         *,
-        show: Shown,
-        with_label: bool,
-        max_chars: int,
-        where: str,
+        show: Shown = "answer",
+        with_label: bool = False,
+        max_chars: int = MAX_CHARS,
+        where: str = "",
     ) -> None:
         """Set who judges, by which instructions; nothing is asked yet.
 
         Args:
             settings: of the model.
             instructions: the system message.
-            show: what of a rollout is judged.
-            with_label: whether the judge sees the label of the task.
-            max_chars: most characters of each work, and as many of the task; the middle of longer
-                texts is left out.
-            where: key of the run file, for messages.
+            show, with_label, max_chars, where: see `CaseOptions`.
 
         Raises:
             ConfigError: the variable with the key is not set.

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_standard, one_for_each
-from agentrl.judges.case import MAX_CHARS, CaseJudge, all_verdicts, verdict_schema
+from agentrl.judges.case import (
+    MAX_CHARS,
+    CaseJudge,
+    CaseOptions,
+    all_verdicts,
+    options_of,
+    verdict_schema,
+)
 from agentrl.judges.material import Shown, Work
 from agentrl.served import ServedSettings, read_settings
 from agentrl.types import Task
@@ -46,33 +53,20 @@ class PairwiseJudge(CaseJudge):
         self,
         settings: ServedSettings,
         standard: str,
-        *,
-        show: Shown = "answer",
-        with_label: bool = False,
-        max_chars: int = MAX_CHARS,
-        where: str = "",
+        **options: Unpack[CaseOptions],
     ) -> None:
         """Set who compares, by which standard; nothing is asked yet.
 
         Args:
             settings: of the model.
             standard: what makes an answer better, as text.
-            show: what of a rollout is compared.
-            with_label: whether the judge sees the label of the task.
-            max_chars: most characters of each work, and as many of the task.
-            where: key of the run file, for messages.
+            options: see `CaseOptions`.
 
         Raises:
             ConfigError: the variable with the key is not set.
         """
-        super().__init__(
-            settings,
-            _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard),
-            show=show,
-            with_label=with_label,
-            max_chars=max_chars,
-            where=where,
-        )
+        instructions = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
+        super().__init__(settings, instructions, **options)
 
     async def __call__(self, task: Task, a: Work, b: Work) -> float:
         """Probability that `a` is the better one: 1, 0, or 0.5 for a tie.
@@ -185,8 +179,5 @@ def _pairwise_of(args: dict[str, Any]) -> PairwiseJudge:
     return PairwiseJudge(
         read_settings(args["model"], "model"),
         args["standard"],
-        show=args["show"],
-        with_label=bool(args["with_label"]),
-        max_chars=args["max_chars"],
-        where="model",
+        **options_of(args),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl.errors import ConfigError
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_labelled, check_standard, one_for_each
-from agentrl.judges.case import CaseJudge, all_verdicts, verdict_schema
+from agentrl.judges.case import CaseJudge, CaseOptions, all_verdicts, options_of, verdict_schema
 from agentrl.judges.material import Shown, Work, work_parts
 from agentrl.judges.places import digest_of, parts_in_which_all_meet, scores_of, shuffled
 from agentrl.served import ServedSettings, read_settings
@@ -66,34 +66,23 @@ class RankingJudge(CaseJudge):
         settings: ServedSettings,
         standard: str,
         *,
-        show: Shown = "answer",
-        with_label: bool = False,
-        max_chars: int = MAX_WORK_CHARS,
         at_once: int = MOST_AT_ONCE,
-        where: str = "",
+        **options: Unpack[CaseOptions],
     ) -> None:
         """Set who ranks, by which standard; nothing is asked yet.
 
         Args:
             settings: of the model.
             standard: what makes a work better, as text.
-            show: what of a rollout is compared.
-            with_label: whether the judge sees the label of the task.
-            max_chars: most characters of each work, and as many of the task.
             at_once: most works in one prompt; more are ranked in parts in which any two meet.
-            where: key of the run file, for messages.
+            options: see `CaseOptions`.
 
         Raises:
             ConfigError: the variable with the key is not set.
         """
-        super().__init__(
-            settings,
-            _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard),
-            show=show,
-            with_label=with_label,
-            max_chars=max_chars,
-            where=where,
-        )
+        options.setdefault("max_chars", MAX_WORK_CHARS)
+        instructions = _SYSTEM.format(quoting=quote.INSTRUCTIONS, standard=standard)
+        super().__init__(settings, instructions, **options)
         self._at_once = at_once
 
     async def values(self, task: Task, works: Sequence[Work]) -> list[RewardValue]:
@@ -253,9 +242,6 @@ def _ranking_of(args: dict[str, Any]) -> RankingJudge:
     return RankingJudge(
         read_settings(args["model"], "model"),
         args["standard"],
-        show=args["show"],
-        with_label=bool(args["with_label"]),
-        max_chars=args["max_chars"],
         at_once=at_once,
-        where="model",
+        **options_of(args),
     )

@@ -6,12 +6,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl.errors import ConfigError, choices
 from agentrl.judges import quote
 from agentrl.judges.arguments import check_labelled, one_for_each
-from agentrl.judges.case import MAX_CHARS, CaseJudge, closed_object, verdict_schema
+from agentrl.judges.case import (
+    MAX_CHARS,
+    CaseJudge,
+    CaseOptions,
+    closed_object,
+    options_of,
+    verdict_schema,
+)
 from agentrl.judges.material import Shown, Work
 from agentrl.served import ServedSettings, read_settings
 from agentrl.types import Explanation, RewardValue, Task, Trajectory
@@ -67,22 +74,14 @@ class RubricJudge(CaseJudge):
         self,
         settings: ServedSettings,
         criteria: Sequence[Criterion],
-        *,
-        show: Shown = "answer",
-        with_label: bool = False,
-        max_chars: int = MAX_CHARS,
-        where: str = "",
+        **options: Unpack[CaseOptions],
     ) -> None:
         """Set who judges, by which criteria; nothing is asked yet.
 
         Args:
             settings: of the model.
             criteria: one or more, of different names.
-            show: what of a rollout is judged.
-            with_label: whether the judge sees the label of the task.
-            max_chars: most characters of the work, and as many of the task; the middle of longer
-                texts is left out.
-            where: key of the run file, for messages.
+            options: see `CaseOptions`.
 
         Raises:
             ConfigError: the variable with the key is not set.
@@ -98,14 +97,7 @@ class RubricJudge(CaseJudge):
             top=TOP,
             form=form,
         )
-        super().__init__(
-            settings,
-            instructions,
-            show=show,
-            with_label=with_label,
-            max_chars=max_chars,
-            where=where,
-        )
+        super().__init__(settings, instructions, **options)
 
     async def verdict(self, task: Task, work: Work) -> RubricVerdict:
         """Grades of an answer.
@@ -230,10 +222,7 @@ def _rubric_of(args: dict[str, Any]) -> RubricJudge:
     return RubricJudge(
         settings,
         _criteria(args["criteria"]),
-        show=args["show"],
-        with_label=bool(args["with_label"]),
-        max_chars=args["max_chars"],
-        where="model",
+        **options_of(args),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from agentrl.config.plan import Plan
 from agentrl.config.schema import RolloutSection
+from agentrl.engine import TURN_LIMIT_S
 from agentrl.preflight.checks import machine, parts, prompts, setup, trials
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
@@ -90,9 +91,11 @@ class _Checks:
     def parts(self) -> list[Step]:
         """What the run is made of."""
         run, found = self.run, self.found
-        config, rollouts, base = run.config, run.rollouts, run.base
-        models: list[Step] = [("reward models", lambda: reward_models(config, base, found))]
-        taught: list[Step] = [("teacher", lambda: teacher(config, base, found))]
+        rollouts = run.rollouts
+        models: list[Step] = [
+            ("reward models", lambda: reward_models(run.rewards, run.schedule, found))
+        ]
+        taught: list[Step] = [("teacher", lambda: teacher(run.trainer, found))]
         return [
             ("model", lambda: parts.model(rollouts.model, found)),
             ("tools", lambda: parts.tools(rollouts)),
@@ -103,9 +106,9 @@ class _Checks:
             ("sandbox", lambda: parts.sandbox(rollouts, found)),
             ("rewards", lambda: parts.rewards(run.rewards)),
             *(models if rollouts.reward.models else []),
-            ("algorithm", lambda: algorithm_checks.algorithm(config, base=base)),
-            *(taught if teacher_section(config) is not None else []),
-            ("trainer", lambda: parts.trainer(config, base, found)),
+            ("algorithm", lambda: algorithm_checks.algorithm(run.trainer, run.schedule)),
+            *(taught if teacher_section(run.trainer) is not None else []),
+            ("trainer", lambda: parts.trainer(run.trainer, found)),
         ]
 
     def trials(self) -> list[Step]:
@@ -122,7 +125,7 @@ class _Checks:
             ("grading time", lambda: trials.grading_time(limits, found)),
             ("sandbox run", lambda: trials.sandbox_run(rollouts, found)),
             *(judged if judges_with_labels(rollouts.reward) else []),
-            *(asked if limits.side_model else []),
+            *(asked if not isinstance(limits.side_calls, str) else []),
         ]
 
     def samples(self, request: SampleRequest) -> Step:
@@ -149,18 +152,18 @@ class _Checks:
     def places(self) -> list[Step]:
         """Where it runs, and how much it needs there."""
         plan, trainer, found = self.run.schedule, self.run.trainer, self.found
-        config, base, serving = self.run.config, self.run.base, self.run.engines.serving
+        engines = self.run.engines
         model, tokens = trainer.model, plan.rollout.max_context_tokens
         return [
-            ("schedule", lambda: fleet_checks.schedule(config)),
-            ("engines", lambda: fleet_checks.engines(config, base=base, tokenizer=found.tokenizer)),
-            ("cluster", lambda: fleet_checks.cluster(config)),
+            ("schedule", lambda: fleet_checks.schedule(plan, engines.serving)),
+            ("engines", lambda: fleet_checks.engines(engines, tokenizer=found.tokenizer)),
+            ("cluster", lambda: fleet_checks.cluster(engines)),
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),
             ("metrics", lambda: parts.metrics(trainer.log)),
             ("disk", lambda: machine.disk(plan, model)),
             ("context", lambda: machine.context(model, tokens)),
-            ("memory", lambda: machine.memory(config, trainer, serving)),
+            ("memory", lambda: machine.memory(trainer, engines.serving, self.run.rewards)),
             ("budget", lambda: parts.budget(plan.rollout, plan.train, found)),
         ]
 
@@ -183,9 +186,9 @@ def _limits(rollout: RolloutSection) -> dict[str, Limit]:
 
 def _sample_limit(rollout: RolloutSection, samples: int, *, at_once: int) -> Limit:
     """Only samples wait for a model; the reward test plays written answers."""
-    turns_s = rollout.max_assistant_turns * rollout.turn_limit_s * (1 + rollout.retries)
+    turns_s = rollout.max_assistant_turns * TURN_LIMIT_S * (1 + rollout.retries)
     samples_s = _LOAD_S + -(-samples // at_once) * (_episode_s(rollout) + turns_s)
-    return Limit(still_s=max(_LOAD_S, rollout.turn_limit_s), total_s=samples_s)
+    return Limit(still_s=max(_LOAD_S, TURN_LIMIT_S), total_s=samples_s)
 
 
 def _episode_s(rollout: RolloutSection) -> float:

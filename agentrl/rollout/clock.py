@@ -1,7 +1,7 @@
 """The clock of one rollout, and whom to blame when it runs out.
 
 It counts what the environment and the model's own actions take, and nothing else: neither the
-turns of the model, which have a limit each (`rollout.turn_limit_s`), nor the wait for a sandbox.
+turns of the model, which have a limit each (`TURN_LIMIT_S`), nor the wait for a sandbox.
 Only the model's own actions may cost the model something. A rollout that ran out of time is a
 `TOOL_TIMEOUT` if tools and sandboxed commands took the larger part of it; if the environment did,
 it is an infrastructure failure.

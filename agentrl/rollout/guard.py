@@ -191,7 +191,7 @@ async def bounded_turn(
             raise crash("engine", error, Termination.ENGINE_FAILED) from error
         raise ended(
             Termination.ENGINE_FAILED,
-            f"turn_limit_s: a turn of at most {sampling.max_tokens} tokens was not done after "
+            f"limit of a turn: a turn of at most {sampling.max_tokens} tokens was not done after "
             f"{limit_s:g} s of decoding, {time.monotonic() - started:.1f} s after it "
             "was asked for",
         ) from error

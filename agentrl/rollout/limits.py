@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.config.schema import RolloutSection
+from agentrl.engine import TURN_LIMIT_S
 from agentrl.types import Termination
 
 MIN_FEEDBACK_TOKENS = 16
@@ -84,7 +85,7 @@ class RolloutLimits:
             max_parallel_calls=section.max_parallel_calls,
             max_tool_tokens=section.max_tool_tokens,
             timeout_s=section.timeout_s,
-            turn_limit_s=section.turn_limit_s,
+            turn_limit_s=TURN_LIMIT_S,
             env_timeout_s=section.env_timeout_s,
             delta_overhead=delta_overhead,
         )

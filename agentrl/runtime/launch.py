@@ -43,7 +43,6 @@ from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.drivers.choose import (
     check_schedule,
-    early_plan,
     is_synchronous,
     make_run,
     runs_ahead,
@@ -83,15 +82,15 @@ async def train(
         config = run_dir.resolve_models(config) if run_dir else config
         plan = plan_run(config, base)
         check_parts(plan)
-        check_learner(plan.config, base=base)
+        check_learner(plan.trainer)
         find_loss(plan.trainer.algorithm.policy_loss, base=base)
         datasets = dataset_sections(plan.tasks)
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(plan.tasks, chosen=chosen)
-        if (hint := hint_section(plan.config)) is not None:
+        if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
-        await require_fleet(plan.config)
-        await ask_server(plan.config)
+        await require_fleet(plan.engines)
+        await ask_server(plan.trainer)
         directory = run_dir or RunDir.create(config, base=base)
         try:
             config = directory.resolve_models(config)
@@ -127,12 +126,11 @@ def check_parts(plan: Plan, *, model_path: str | None = None) -> None:
         AgentrlError: the first thing that does not resolve.
     """
 
-    config, base = plan.config, plan.base
+    base = plan.base
     rollouts, schedule = plan.rollouts, plan.schedule
     shared = plan.engines.serving.engine == "embedded"
     check_schedule(schedule.schedule, shares_weights=shared)
-    early_plan(schedule, shares_weights=shared)
-    check_estimator(config, base=base)
+    check_estimator(plan.trainer)
     check_sinks(plan.trainer.log)
     check_health(schedule.health, datasets=plan.tasks.evals)
     key = "--model" if model_path else "model.path"
@@ -142,9 +140,9 @@ def check_parts(plan: Plan, *, model_path: str | None = None) -> None:
     make_tools(rollouts.env, base=base)
     make_env_factory(rollouts.env, base=base, rollout=rollouts.rollout)
     load_reward_functions(rollouts.reward, base=base, timeout_s=rollouts.rollout.env_timeout_s)
-    check_reward_models(config, base=base)
-    check_refresh(config, base=base, synchronous=is_synchronous(schedule.schedule))
-    check_teacher(config, base=base)
+    check_reward_models(plan.rewards)
+    check_refresh(schedule, synchronous=is_synchronous(schedule.schedule))
+    check_teacher(plan.trainer)
 
 
 def open_run(config: RunConfig, *, base: Path) -> RunDir | None:
@@ -176,7 +174,7 @@ async def _run_in(
     stop: StopSwitch,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
-    restarts = RankRestarts(plan.config, TrajectoryStore(directory.trajectories))
+    restarts = RankRestarts(plan.engines.runtime, TrajectoryStore(directory.trajectories))
     while True:
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
@@ -240,15 +238,14 @@ async def _run_from_disk(
                     * plan.schedule.rollout.n_samples_per_prompt,
                 )
             )
-            for doubt in doubts(plan.config, base=plan.base):
+            for doubt in doubts(plan.trainer, plan.schedule):
                 progress.note(doubt)
             refresh = make_refresh(
-                plan.config,
+                plan.schedule,
                 directory.path,
-                plan.base,
                 tasks.train,
                 store,
-                opened.stages,
+                opened.stages.reward_models,
                 progress,
                 stop,
             )

@@ -107,7 +107,7 @@ async def open_policy(
         )
         pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
         reader = _reader(pretrained, source, tokenizer)
-        open_images(plan.config, reader, images or logs / "images")
+        open_images(plan.trainer, engine.serving, reader, images or logs / "images")
         engines = await stack.enter_async_context(
             open_engines(
                 engine.serving,
@@ -125,7 +125,7 @@ async def open_policy(
         )
         if here is not None:
             models = await stack.enter_async_context(
-                open_reward_models(plan.config, base=plan.base, tokenizer=tokenizer)
+                open_reward_models(rollouts, tokenizer=tokenizer)
             )
             opened = here.rollouts(rollouts, engines, tokenizer, models, images=reader)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.run_directory import RunDir
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Push
@@ -27,6 +27,7 @@ from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
+from agentrl.runtime.records import OpenStages, find_cluster
 from agentrl.runtime.stages import Stages
 from agentrl.sync import WeightSync, make_sender
 
@@ -38,18 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStages:
-    """The stages of a run, and their descriptions."""
-
-    stages: Stages
-    """For a driver."""
-    model: str
-    """Describes the model."""
-    sandbox: str
-    """Describes the sandboxes."""
-
-
 @contextlib.asynccontextmanager
 async def open_stages(
     directory: RunDir,
@@ -58,21 +47,20 @@ async def open_stages(
     store: TrajectoryStore,
     progress: Progress,
 ) -> AsyncIterator[OpenStages]:
-    """As `runtime` asks: in this process, or on Ray."""
-    if plan.engines.runtime.kind == "ray":
-        from agentrl.runtime.ray.launch import open_ray_stages
-
-        async with open_ray_stages(
+    """As `runtime` asks: in this process, or on a cluster."""
+    cluster = find_cluster(plan.engines.runtime.kind)
+    if cluster is not None:
+        async with cluster.open(
             plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
             note=progress.note,
-            check_server=lambda url, backend: require_server(plan.config, url, backend=backend),
-        ) as ray:
-            for line in ray.actor_lines:
+            check_server=lambda url, backend: require_server(plan.engines, url, backend=backend),
+        ) as opened:
+            for line in opened.actor_lines:
                 logger.info("%s", line)
-            yield OpenStages(stages=ray.stages, model=ray.model, sandbox=ray.sandbox)
+            yield opened
         return
     checkpoint, engine = point.checkpoint, plan.engines
     async with open_policy(
@@ -111,7 +99,7 @@ async def open_stages(
                 engine,
                 policy.engines.client,
                 directory.path,
-                lambda url: require_server(plan.config, url, backend=backend),
+                lambda url: require_server(plan.engines, url, backend=backend),
                 backend=backend,
                 note=progress.note,
                 pictures=policy.engines.pictures,
@@ -140,14 +128,9 @@ def open_learner(
     pretrained = policy.pretrained
     assert pretrained is not None
     begin = checkpoint.path if checkpoint else None
-    trainer = make_trainer(
-        plan.config,
-        pretrained.model,
-        base=plan.base,
-        run_dir=run_dir,
-        checkpoint=begin,
-    )
-    maker = StepMaker(plan.config, base=plan.base, checkpoint=begin)
+    trainer = make_trainer(plan.trainer, pretrained.model, run_dir=run_dir, checkpoint=begin)
+    hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
+    maker = StepMaker(plan.schedule, hints=hints, checkpoint=begin)
     learner = LocalLearner(
         maker, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
     )

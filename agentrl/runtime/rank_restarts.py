@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from agentrl.config import RunConfig
+from agentrl.config.fleet import RuntimeSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import RunError
 
@@ -37,14 +37,14 @@ class RankRestarts:
     does, after `runtime.rank_restarts` tries.
     """
 
-    def __init__(self, config: RunConfig, store: TrajectoryStore) -> None:
+    def __init__(self, runtime: RuntimeSection, store: TrajectoryStore) -> None:
         """Begin with all tries.
 
         Args:
-            config: says how many.
+            runtime: says how many.
             store: steps that were rolled out.
         """
-        self._most = config.runtime.rank_restarts if config.runtime.kind == "ray" else 0
+        self._most = runtime.rank_restarts if runtime.kind == "ray" else 0
         self._store = store
         self._made, self._stored = 0, 0
 

@@ -1,15 +1,21 @@
-"""The records of a run: its parts, what earlier processes left, how it ended."""
+"""The records of a run: its cluster, its parts, what earlier processes left, how it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.config.fleet import RayRuntime, ServingSection
+from agentrl.config.plan import Plan
+from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.rollback import Rollbacks
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.health.rules import Rule, RuleAction, Streak
+from agentrl.plugins.registry import Registry
 from agentrl.runtime.scores import Comparison
 from agentrl.runtime.stages import Stages
 from agentrl.types import Task
@@ -17,6 +23,76 @@ from agentrl.types import Task
 if TYPE_CHECKING:
     from agentrl.data import TaskCursor, TrajectoryStore
     from agentrl.metrics.sinks import MetricsLog
+
+
+CheckServer = Callable[[str, str], Awaitable[None]]
+"""`(url, backend)`: raises for a server that a run cannot use with weights by this backend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStages:
+    """The stages of a run, and their descriptions."""
+
+    stages: Stages
+    """For a driver."""
+    model: str
+    """Describes the model and the engines that sample from it."""
+    sandbox: str
+    """Describes the sandboxes."""
+    actor_lines: Sequence[str] = ()
+    """One line for each actor: `rank 0: process 123 on 10.0.0.1`."""
+
+
+class RunCluster(ABC):
+    """Machines that the stages of a run are opened on, where `runtime` asks for more than one."""
+
+    @abstractmethod
+    async def check(self, section: RayRuntime, serving: ServingSection) -> str:
+        """Check that there is room for the run, and describe what was found; starts nothing.
+
+        Args:
+            section: which cluster, and what the run takes of it.
+            serving: engines of the run.
+
+        Raises:
+            ConfigError: there is no cluster, or it is too small.
+        """
+
+    @abstractmethod
+    def open(
+        self,
+        plan: Plan,
+        *,
+        run_dir: Path,
+        trajectories: Path,
+        checkpoint: Checkpoint | None,
+        note: Callable[[str], None],
+        check_server: CheckServer,
+    ) -> AbstractAsyncContextManager[OpenStages]:
+        """Start what the stages run in; it is ended in every case.
+
+        Args:
+            plan: of the run.
+            run_dir: of the run, with its `run.json`; a folder that all machines share.
+            trajectories: folder of the store; likewise.
+            checkpoint: to go on from.
+            note: called with each line for the user.
+            check_server: refuses a server that asks to join the run.
+
+        Raises:
+            AgentrlError: whatever does not fit, named.
+        """
+
+
+CLUSTERS = Registry[RunCluster](
+    "runtime.kind", own="a cluster", entry=lambda _, found: found(), words=("local",)
+)
+_KNOWN = {"ray": "agentrl.runtime.ray.launch:RayCluster"}
+
+
+def find_cluster(kind: str) -> RunCluster | None:
+    """The cluster that `runtime.kind` names, loaded now; None for this machine alone."""
+    return None if kind == "local" else CLUSTERS.find(_KNOWN.get(kind, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

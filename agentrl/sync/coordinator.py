@@ -71,11 +71,6 @@ class WeightSync:
         self._members: list[Engine] = []
         client.recover = self.catch_up
 
-    @property
-    def newest(self) -> WeightTicket | None:
-        """The ticket of the last push."""
-        return self._newest
-
     async def connect(self) -> None:
         """Introduce the sender to every engine, before training starts.
 

@@ -37,8 +37,8 @@ class EarlyUpdates:
             if whole is None or not same_update(made, whole):
                 raise TrainError(
                     f"update {index} was trained before all rollouts of the step had ended and is "
-                    "not the one of the whole step: rows, advantages or counts differ. Set "
-                    "schedule.dispatch: step and go on with --resume; and please report this"
+                    "not the one of the whole step: rows, advantages or counts differ. "
+                    "Please report this; --resume trains the step again from its stored rollouts"
                 )
 
 

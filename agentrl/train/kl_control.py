@@ -31,35 +31,34 @@ def next_kl_coef(
         measured: mean KL of this step in nats a trained token; None where no token was trained,
             which leaves the weight alone.
         rollouts: n, rollouts of this step.
-        algorithm: resolved; its `kl_controller`.
+        algorithm: resolved; its `kl_target` and `kl_horizon`.
 
     Raises:
         TrainError: a KL that is not finite.
 
     Example:
-        >>> section = AlgorithmSection.model_validate({"kl_controller": "window", "kl_coef": 0.1})
+        >>> section = AlgorithmSection(kl_target=(0.05, 0.2), kl_coef=0.1)
         >>> next_kl_coef(0.1, measured=0.01, rollouts=64, algorithm=section)
         0.06666666666666667
     """
-    controller = algorithm.kl_controller
-    if measured is None or controller.kind == "fixed":
+    target = algorithm.kl_target
+    if measured is None or target is None:
         return kl_coef
     if not math.isfinite(measured):
         raise TrainError(
-            f"the KL controller ({controller.kind}) got a KL of {measured}, expected a "
+            f"the KL controller ({algorithm.kl_control}) got a KL of {measured}, expected a "
             "finite number of nats a token"
         )
-    if controller.kind == "window":
-        low, high = controller.target
+    if isinstance(target, tuple):
+        low, high = target
         if measured > high:
             return kl_coef * WINDOW_FACTOR
         return kl_coef / WINDOW_FACTOR if measured < low else kl_coef
     # A target of 0 would ask for a policy that never moves: every KL above it is too large.
-    target = controller.target
     if target > 0.0:
         error = (measured - target) / target
     else:
         error = measured * math.inf if measured else 0.0
     error = max(-MAX_CORRECTION, min(MAX_CORRECTION, error))
-    share = min(rollouts, controller.horizon) / controller.horizon
+    share = min(rollouts, algorithm.kl_horizon) / algorithm.kl_horizon
     return kl_coef * (1.0 + error * share)

@@ -408,7 +408,7 @@ class Trainer:
                     "under"
                 )
             self._reference.load_state_dict(state.reference)
-        if self._algorithm.kl_controller.kind != "fixed":
+        if self._algorithm.kl_target is not None:
             self._kl_coef = state.kl_coef
         self.backend.load_state_dict(state.optimizer)
         self._version = state.version

@@ -9,14 +9,17 @@ consequences does. A sound run with any warning at all is a false alarm.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from blind.draws import Draw
 from blind.labels import STREAMS, Stream
+from harness import options
 
 from agentrl.health import Status, diagnose
 
@@ -80,16 +83,10 @@ def report(found: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--fresh", action="store_true", help="wider ranges and other run lengths")
-    parser.add_argument("--seed", type=int, default=0, help="of the set")
-    chosen = parser.parse_args(arguments)
-    print(report(judge(chosen.seed, fresh=chosen.fresh)))
-    return 0
+def main() -> None:
+    args = options(__doc__, seed=0, fresh=False)
+    print(report(judge(args.seed, fresh=args.fresh)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,23 +2,26 @@
 
     .venv/bin/python benchmarks/health/detectors.py [--all]
 
-Streams are synthetic (faults/{healthy,ill}.yaml and faults/fits.py beside this file) and recorded
+Streams are synthetic (faults/{healthy,ill,fits}.yaml beside this file) and recorded
 from real small runs with planted faults (record_faults.py). Thresholds were tuned on the odd places
 of each list only; the even places say what that is worth.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from faults.fits import HEALTHY_FITS, ILL_FITS
-from faults.planted import HEALTHY, ILL
+sys.path.append(str(Path(__file__).parents[1]))
+
+from faults.planted import HEALTHY, HEALTHY_FITS, ILL, ILL_FITS
 from faults.scenarios import SCENARIOS
 from faults.streams import RECORDED, load, until
 from faults.synthetic import Stream, drawn
+from harness import options
 
 from agentrl.health import History, diagnose
 
@@ -127,15 +130,13 @@ def all_judged(*, tenths: bool) -> list[Judged]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--all", action="store_true", help="a line for every stream")
-    options = arguments.parse_args()
+    args = options(__doc__, all=False)
     begun = time.monotonic()
     judged = all_judged(tenths=True)
-    if options.all:
+    if args.all:
         print("| stream | half | expected | said | |\n|---|---|---|---|---|")
     for item in judged:
-        if options.all or not item.right:
+        if args.all or not item.right:
             said, wanted = (", ".join(sorted(n)) or "-" for n in (item.spoke, item.stream.expected))
             mark = "" if item.right else "WRONG"
             name = f"{item.source}: {item.stream.name}"

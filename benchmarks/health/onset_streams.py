@@ -12,14 +12,17 @@ are those stored by then of the steps that the whole run samples.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 from faults.streams import until
+from harness import options
 from onset.labels import ONSET_STREAMS, OnsetStream
 from onset.times import Times
 
@@ -181,20 +184,13 @@ def live(seed: int, *, fresh: bool) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the set")
-    parser.add_argument("--fresh", action="store_true", help="wider ranges, onsets moved")
-    parser.add_argument("--live", action="store_true", help="replay blow-ups every two steps")
-    chosen = parser.parse_args(arguments)
-    if chosen.live:
-        print(live(chosen.seed, fresh=chosen.fresh))
+def main() -> None:
+    args = options(__doc__, seed=0, fresh=False, live=False)
+    if args.live:
+        print(live(args.seed, fresh=args.fresh))
     else:
-        print(report(hear(chosen.seed, fresh=chosen.fresh)))
-    return 0
+        print(report(hear(args.seed, fresh=args.fresh)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -43,7 +43,7 @@ from comparisons import (
     score_command,
     train_command,
 )
-from harness import measured_with
+from harness import Choice, measured_with, options
 from score_tables import Point, Scores, plot, score_table
 from snapshot_transfer import RUN
 from snapshots import FINISHED_FILE, SnapshotPlan
@@ -267,22 +267,12 @@ def check_trl(folder: Path | None) -> None:
         )
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", choices=("trl", "turns", "schedule"))
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for both sides")
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
-    parser.add_argument("--minutes", type=float, default=6.0, help="of training, for each piece")
-    parser.add_argument("--tokens", type=int, default=100_000, help="the budget of `turns`")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--marks", type=int, default=4, help="evaluations of each piece")
-    parser.add_argument("--samples", type=int, default=2, help="rollouts of a held-out task")
-    parser.add_argument("--trl", type=Path, help="folder that TRL was installed into")
-    parser.add_argument("--work", type=Path, help="where pieces are kept (runs/learning/WHAT)")
-    parser.add_argument("--out", type=Path, help="path without suffix; writes .md and .svg")
-    args = parser.parse_intermixed_args(words)
+def parse() -> argparse.Namespace:
+    args = options(
+        __doc__, what_=Choice(("trl", "turns", "schedule")), overrides_=[str],
+        config=Path("configs/quickstart.yaml"), minutes=6.0, tokens=100_000, seeds=3, marks=4,
+        samples=2, trl=Path, work=Path, out=Path,
+    )  # fmt: skip
     args.work = args.work or Path("runs/learning") / args.what
     args.out = args.out or Path("benchmarks/results") / f"learning_{args.what}"
     return args

@@ -10,18 +10,19 @@ gateway has with the real agent, with its own system prompt, tools and results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from agentrl_envs.code import make_tasks
 from agentrl_envs.code.env import reference_of
+from harness import answering, options
 
 FILE = "solution.py"
 LAST_WORDS = "Done."
@@ -48,40 +49,27 @@ def reply(body: Mapping[str, Any], solutions: Mapping[str, str]) -> dict[str, An
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def serve(solutions: Mapping[str, str], out: Path) -> ThreadingHTTPServer:
-    """A server at a free port of the loopback that writes finished conversations to a file."""
+def expert(solutions: Mapping[str, str], out: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Answers chat completions, and writes finished conversations to a file."""
     lock = threading.Lock()  # of the file
 
-    class ExpertHandler(BaseHTTPRequestHandler):
-        """Answers chat completions."""
+    def completion(asked: dict[str, Any]) -> dict[str, Any]:
+        message = reply(asked, solutions)
+        calls = bool(message.get("tool_calls"))
+        if not calls:
+            line = {"messages": [*asked["messages"], message], "tools": asked.get("tools")}
+            with lock, out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        finish = "tool_calls" if calls else "stop"
+        return {
+            "id": "expert",
+            "object": "chat.completion",
+            "model": "expert",
+            "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        }
 
-        def do_POST(self) -> None:
-            """Answer one request."""
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            message = reply(body, solutions)
-            if not message.get("tool_calls"):
-                line = {"messages": [*body["messages"], message], "tools": body.get("tools")}
-                with lock, out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-            finish = "tool_calls" if message.get("tool_calls") else "stop"
-            answer = {
-                "id": "expert",
-                "object": "chat.completion",
-                "model": "expert",
-                "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-                "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-            }
-            data = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing."""
-
-    return ThreadingHTTPServer(("127.0.0.1", 0), ExpertHandler)
+    return completion
 
 
 def evaluate(config: Path, url: str, *, seed: int, n: int, out: Path) -> int:
@@ -96,19 +84,12 @@ def evaluate(config: Path, url: str, *, seed: int, n: int, out: Path) -> int:
 
 def main() -> int:
     """Write the conversations, and beside them the rollouts that they were."""
-    parser = argparse.ArgumentParser(description="Write conversations of an expert.")
-    parser.add_argument("config", type=Path, help="run file of the agent")
-    parser.add_argument("--out", type=Path, required=True, help="file of the conversations")
-    parser.add_argument("--seed", type=int, default=7, help="of the tasks")
-    parser.add_argument("--n", type=int, default=48, help="how many of them")
-    given = parser.parse_args()
+    given = options(__doc__, config_=Path, out=Path("runs/expert.jsonl"), seed=7, n=48)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.unlink(missing_ok=True)
-    server = serve(references(given.seed, given.n), given.out)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    rollouts = given.out.with_suffix("")
-    return evaluate(given.config, url, seed=given.seed, n=given.n, out=rollouts)
+    with answering(expert(references(given.seed, given.n), given.out)) as url:
+        rollouts = given.out.with_suffix("")
+        return evaluate(given.config, url, seed=given.seed, n=given.n, out=rollouts)
 
 
 if __name__ == "__main__":

@@ -116,30 +116,16 @@ def page(plan: HackingPlan, seeds: Sequence[Mapping[str, Any]], *, at: str) -> s
         f"| {'' if name == 'single' else cell(found['quality_over_single'])} |"
         for name, found in total.items()
     ]
-    return f"""\
-# Reward models with a planted flaw
-
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_hacking.py --seeds {numbers}
-
-{at}.
-
-{len(seeds)} seeds, each with first weights, pairs, orders and rollouts of its own; mean [95 %
-interval by Student's t]. The settings were chosen with seed 1. Llamas with {plan.layers} layers of
-width {plan.width}, {plan.pairs} pairs a source, {plan.epochs} epochs; {plan.steps} steps of RL of
-{plan.tasks} tasks x {plan.samples} rollouts, at most {plan.words} tokens, no KL penalty. Means over
-{8 * plan.held_out} answers to questions of their own. Accuracy on held-out pairs of the same
-sources: {", ".join(f"{name} {value:.3f}" for name, value in accuracy.items())}.
-
-| paid by | true score before | after | words of praise before | after | reward before | after | true score above one model's |
-|--|--|--|--|--|--|--|--|
-{chr(10).join(rows)}
-
-True score: good words less bad ones. In the pairs of a source the better answer begins with that
-source's phrase of praise with probability {plan.spurious:g}, and the worse does not with the same;
-an answer without it begins with the phrase of another source or with none, all alike. `one reward
-model` has the pairs of the first source; the one on three sources has as many pairs as three members
-with a source each have together. Every member has first weights, a head and an order of its own.
-"""  # noqa: E501
+    template = Path(__file__).with_name("pages") / "reward_hacking.md"
+    return template.read_text(encoding="utf-8").format(
+        plan=plan,
+        at=at,
+        numbers=numbers,
+        count=len(seeds),
+        answers=8 * plan.held_out,
+        accuracy=", ".join(f"{name} {value:.3f}" for name, value in accuracy.items()),
+        rows="\n".join(rows),
+    )
 
 
 def cell(found: Mapping[str, float | None]) -> str:

@@ -149,40 +149,15 @@ def table(found: Sequence[Figure]) -> str:
 
 def page(plan: Plan, found: Sequence[Figure], *, minutes: float, cpu_minutes: float) -> str:
     """The whole text of the results."""
-    return f"""# Reward models on preferences whose odds are known
-
-    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/learning/reward_models.py
-
-{measured_with()}; {datetime.date.today().isoformat()}.
-{minutes:.1f} minutes with {cpu_minutes:.1f} CPU minutes, at a load of {os.getloadavg()[2]:.1f}.
-
-Random Llamas with {plan.layers} layers of width {plan.width} and a token for each word;
-{plan.train} training pairs of grammar A, {plan.epochs} epoch, {plan.pairs_per_step} pairs a step,
-learning rate {plan.learning_rate:g}. T is fitted on {plan.calibrate} pairs with drawn labels; all
-else is measured on {plan.test} pairs of grammar A and {plan.strange} of grammar B, of prompts that
-are in no training pair. {plan.seeds} seeds: of the first weights, the order of training and the
-pairs of T; training and test pairs are the same ones. Settings were chosen by one other seed, on
-training prompts. "Reached" is said of the median, and of how many seeds.
-The demands were written for 5000 training pairs and a pretrained model. While settings were chosen,
-5000 pairs in 2 and 3 epochs gave this random one 0.959 and 0.969 of Bayes accuracy.
-
-{table(found)}
-
-"Drawn labels" are all that a user has, and no ECE can be expected below that of chance with them.
-"Known odds" puts the true probability of each label in its place, where chance gives 0. The words
-of grammar B have tokens whose random embeddings no training pair has touched.
-
-Why the deviation of `purm` by itself misses its demand: its loss asks of the deviation only how
-unsure the label of a pair of grammar A is, and nothing asks for a larger one where no pair has
-been; so for words that it has not seen it is whatever the head says of random embeddings, larger
-with one seed and smaller with another. The paper's own uncertainty, the mean Bhattacharyya
-coefficient of a reward with those of other answers (https://arxiv.org/abs/2503.22480), rests on the
-same deviation; which other answers it is taken over is a choice here. It also asks where the mean
-lies among those of the others, which no loss has asked of words that are in no pair. The posterior
-of the head (`agentrl rm posterior`, Laplace's approximation, on the training pairs, after either
-loss) asks another question, how far an answer is from those of the pairs in what the head reads,
-and needs no other model.
-"""
+    template = Path(__file__).with_name("pages") / RESULTS.name
+    return template.read_text(encoding="utf-8").format(
+        plan=plan,
+        table=table(found),
+        minutes=minutes,
+        cpu_minutes=cpu_minutes,
+        at=f"{measured_with()}; {datetime.date.today().isoformat()}",
+        load=os.getloadavg()[2],
+    )
 
 
 def main() -> None:

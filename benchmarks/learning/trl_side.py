@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import options
 from snapshots import SnapshotPlan, Snapshots, copy_weights, snapshots_in
 
 from agentrl.chat import ChatFormat, build_chat
@@ -210,7 +214,7 @@ def train(config: RunConfig, folder: Path, args: argparse.Namespace) -> None:
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(), use_cpu=True, report_to=[], save_strategy="no",
-            max_steps=1_000_000, logging_steps=1, bf16=args.bf16, disable_tqdm=True,
+            max_steps=1_000_000, logging_steps=1, bf16=not args.no_bf16, disable_tqdm=True,
             gradient_checkpointing=False,
             use_transformers_continuous_batching=args.continuous_batching,
             **settings(
@@ -224,22 +228,11 @@ def train(config: RunConfig, folder: Path, args: argparse.Namespace) -> None:
     trainer.train()
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("config", type=Path)
-    parser.add_argument("folder", type=Path, help="of the plan")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=16, help="answers in a forward pass")
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--continuous-batching", action="store_true")
-    return parser.parse_intermixed_args(words)
-
-
 def main() -> None:
-    args = parse()
+    args = options(
+        __doc__, config_=Path, folder_=Path, overrides_=[str], seed=0, rows=16, no_bf16=False,
+        continuous_batching=False,
+    )  # fmt: skip
     train(load_config(args.config, args.overrides), args.folder, args)
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import json
 import os
 import random
 import shutil
@@ -184,8 +183,7 @@ async def measure(engines: list[Engine], options) -> dict[str, dict[str, list[Me
     return results
 
 
-def summary(results, options) -> dict[str, object]:
-    out: dict[str, object] = {}
+def show_summary(results) -> None:
     for kind, target in (("first token", 5.0), ("turn", 1.8)):
         sticky, robin = results[kind]["sticky"], results[kind]["round-robin"]
         ratios = [r.mean / s.mean for s, r in zip(sticky, robin, strict=True)]
@@ -198,21 +196,10 @@ def summary(results, options) -> dict[str, object]:
             }
             turns = ", ".join(f"turn {turn} {took:.3f}" for turn, took in medians.items())
             print(f"{kind:11s} {name:11s} median {statistics.median(every):.3f} s ({turns})")
-        ratio = statistics.median(ratios)
         print(f"{kind}: round robin takes {spread(ratios)} times as long, target {target}")
-        out[kind] = {
-            "ratio": round(ratio, 3),
-            "range": [round(min(ratios), 3), round(max(ratios), 3)],
-            "target": target,
-            "sticky_mean_s": [round(m.mean, 4) for m in sticky],
-            "round_robin_mean_s": [round(m.mean, 4) for m in robin],
-            "sticky_cached": [round(m.cached_share, 4) for m in sticky],
-            "round_robin_cached": [round(m.cached_share, 4) for m in robin],
-        }
-    return {**out, "options": vars(options)}
 
 
-async def run(options) -> dict[str, object]:
+async def run(options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         servers = await launch_servers(
             commands(options), log_dir=Path(folder), progress=lambda name, text: None
@@ -225,7 +212,7 @@ async def run(options) -> dict[str, object]:
                     await engine.generate(
                         list(range(2_000, 2_000 + length)), SamplingParams(max_tokens=4), "warm"
                     )
-            return summary(await measure(engines, options), options)
+            show_summary(await measure(engines, options))
         finally:
             for engine in engines:
                 await engine.close()
@@ -235,7 +222,7 @@ async def run(options) -> dict[str, object]:
 def main() -> None:
     options = command_options(
         __doc__, repeats=5, conversations=12, concurrent=2, prompt_tokens=1_600, tool_tokens=32,
-        generated_tokens=16, kv_cache_gb=1.0, block_size=32, seed=0, quick=False, json=Path,
+        generated_tokens=16, kv_cache_gb=1.0, block_size=32, seed=0, quick=False,
     )  # fmt: skip
     if options.quick:
         options.repeats, options.conversations = 1, 4
@@ -244,9 +231,7 @@ def main() -> None:
     if longest > CONTEXT:
         raise SystemExit(f"conversations of {longest} tokens do not fit a context of {CONTEXT}")
     print(f"{machine()}, {vars(options)}")
-    numbers = asyncio.run(run(options))
-    if options.json:
-        options.json.write_text(json.dumps(numbers, indent=2) + "\n")
+    asyncio.run(run(options))
 
 
 if __name__ == "__main__":

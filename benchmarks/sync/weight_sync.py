@@ -35,9 +35,11 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 
 from harness import Choice, spread
 from harness import options as command_options
+from parts.models import SHAPE, random_llama
 
 from agentrl.config.fleet import VllmServing
 from agentrl.engine import WeightTicket
@@ -55,26 +57,10 @@ RECEIVERS = 2
 PARTS = ("moves", "vllm", "patches")
 
 
-def config_of(quick: bool) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=4915 if quick else 49152,
-        hidden_size=144 if quick else 576,
-        intermediate_size=384 if quick else 1536,
-        num_hidden_layers=4 if quick else 30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-
-
 def make_model(quick: bool) -> Any:
-    from transformers import LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config_of(quick)).eval()
+    small = {"vocab_size": 4915, "hidden_size": 144, "intermediate_size": 384}
+    shape = {**SHAPE, **small, "num_hidden_layers": 4} if quick else SHAPE
+    return random_llama(shape).eval()
 
 
 def weights_of(model: Any) -> Weights:

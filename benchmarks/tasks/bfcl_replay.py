@@ -13,16 +13,20 @@ be, and the time of an episode without a model.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from agentrl_envs.bfcl import CATEGORIES, BfclTask, expected_calls, multi_turn_tasks
+from harness import options
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -107,10 +111,7 @@ def own_checker(task: Task) -> bool:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=PLAYERS)
-    parser.add_argument("--categories", nargs="+", default=list(CATEGORIES), choices=CATEGORIES)
-    args = parser.parse_args()
+    args = options(__doc__, players=[*PLAYERS], categories=[*CATEGORIES])
     tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
     tasks = multi_turn_tasks("all", tuple(args.categories))
     refused = [task.id for task in tasks if not own_checker(task)]

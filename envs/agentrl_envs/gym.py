@@ -26,6 +26,7 @@ from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.distribution import install_command
 from agentrl.types import Task
+from agentrl_envs.game_end import game_end
 from agentrl_envs.gym_plan import best_moves
 from agentrl_envs.gym_price import IdlePrice, price_of_idling
 from agentrl_envs.marked_text import last_between
@@ -162,19 +163,13 @@ class GymTask(AgentInstance):
 
     def _end(self, reward: float, *, played: bool) -> StepResult:
         self._over = True
-        score = None
-        if self._returns is not None:
-            low, high = self._returns
-            score = min(1.0, max(0.0, (self._total - low) / (high - low))) * played
-        return StepResult(
-            rewards=reward,
-            done=True,
-            scores=score,
-            extra_logs={
-                "return": self._total,
-                "steps": float(self._steps),
-                "invalid_actions": float(self._invalid),
-            },
+        return game_end(
+            reward,
+            total=self._total,
+            returns=self._returns,
+            steps=self._steps,
+            invalid=self._invalid,
+            played=played,
         )
 
     async def _shown(self, observation: Any) -> str:

@@ -37,7 +37,6 @@ async def make_backend(
     image: str = "",
     runtime: str = "",
     read_only: Sequence[str | Path] = (),
-    namespace: str = "",
     pod: Mapping[str, Any] | None = None,
     network: str = "",
 ) -> SupervisedBackend:
@@ -50,8 +49,7 @@ async def make_backend(
         runtime: container runtime; empty takes the daemon's default.
         read_only: directories of this machine that programs see at the same paths, absolute. A
             `process` sees them anyway.
-        namespace: of pods; empty takes that of the kubeconfig's context.
-        pod: more fields of every pod.
+        pod: namespace of pods, and more fields of each.
         network: how it is kept from pods; see `KubernetesBackend`.
 
     Raises:
@@ -71,11 +69,10 @@ async def make_backend(
         "image": image,
         "runtime": runtime,
         "read_only": [_directory(path) for path in map(Path, read_only)],
-        "namespace": namespace,
         "pod": pod,
         "network": network,
     }
-    for option in ("namespace", "pod", "network"):
+    for option in ("pod", "network"):
         if given[option] and (name == "auto" or option not in kinds[name].options):
             raise ConfigError(
                 f"sandbox.{option} is {given[option]!r}, and sandbox.backend is {name!r}: only "

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.batch.advantages import group_advantages, turn_advantages
+from agentrl.batch.advantages import turn_advantages
 from agentrl.batch.returns import rewards_to_go, token_kl
 from agentrl.batch.whitening import whiten
 from agentrl.errors import DataError
 from agentrl.estimators.critic import gae_advantages
+from tests.batch.group_advantages import group_advantages
 
 BASELINES = ("rloo", "reinforce_baseline", "dr_grpo", "group_norm")
 ESTIMATORS = (*BASELINES, "reinforce", "gae")

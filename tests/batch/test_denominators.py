@@ -8,10 +8,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from agentrl.batch.advantages import group_advantages
 from agentrl.batch.denominators import GlobalCounts, count, token_weight
 from agentrl.errors import ConfigError, DataError
 from agentrl.estimators.statistics import group_statistics
+from tests.batch.group_advantages import group_advantages
 
 
 def advantages(rewards, estimator="dr_grpo", ddof=1, eps=1e-6):

@@ -44,8 +44,8 @@ def test_presets_differ_where_their_formulas_do() -> None:
         ({"kl_coef": 0.1}, "B", "0.1 * KL (k3), added to the loss"),
         ({"entropy_coef": 0.01}, "E", "; less 0.01 * entropy of the policy, with the same mean"),
         ({"preset": "ppo", "kl_coef": 0.1}, "B", "0.1 * KL (k1), taken off the reward"),
-        ({"kl_coef": 0.1, "kl_controller": "proportional"}, "B", "steers it to 0.05"),
-        ({"kl_coef": 0.1, "kl_controller": "window"}, "B", "keeps it in [0.05, 0.2]"),
+        ({"kl_coef": 0.1, "kl_target": 0.05}, "B", "steers it to 0.05"),
+        ({"kl_coef": 0.1, "kl_target": [0.05, 0.2]}, "B", "keeps it in [0.05, 0.2]"),
         (
             {"kl_coef": 0.1, "reference_update": {"every_steps": 9, "polyak": 0.6}},
             "B",

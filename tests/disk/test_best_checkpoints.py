@@ -214,8 +214,9 @@ def test_keeping_the_best_needs_a_score(tmp_path: Path) -> None:
     config = fake_config(tmp_path)
     with pytest.raises(ConfigError, match=r"keep_best is 2, but eval\.datasets is empty"):
         changed(config, checkpoint={"keep_best": 2}, eval={"datasets": {}})
-    with pytest.raises(ConfigError, match=r"best_by is 'eval/hold/score', .*eval\.datasets: held"):
-        changed(config, checkpoint={"best_by": "eval/hold/score"})
+    wrong = r"keep_best names 'eval/hold/score', .*eval\.datasets: held"
+    with pytest.raises(ConfigError, match=wrong):
+        changed(config, checkpoint={"keep_best": {"eval/hold/score": 0}})
 
 
 async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:

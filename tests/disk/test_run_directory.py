@@ -16,7 +16,7 @@ from agentrl.disk.checkpoint import (
 )
 from agentrl.disk.run_directory import RunDir
 from agentrl.disk.run_name import holds_a_run
-from agentrl.errors import RunError
+from agentrl.errors import ConfigError, RunError
 
 MINIMAL = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}}
 
@@ -146,6 +146,21 @@ def test_resume_refuses_another_config_and_says_which_key(tmp_path: Path) -> Non
     again, stored, _ = RunDir.resume(tmp_path / "one")
     again.close()
     assert stored.train.steps == 99
+
+
+def test_a_run_of_an_older_version_is_refused_where_a_setting_of_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    """Fails if later steps are trained in another way than the finished ones, unnoticed; or if what
+    changes no number stands in the way."""
+    run = RunDir.create(config(tmp_path), base=tmp_path)
+    run.close()
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("algorithm:\n", "algorithm:\n  std_eps: 0.5\n"))
+    with pytest.raises(ConfigError, match=r"algorithm\.std_eps was 0\.5 and has no effect now: "):
+        RunDir.resume(run.path)
+    run.config_file.write_text(text.replace("serving:\n", "serving:\n  lanes: 3\n"))
+    RunDir.resume(run.path)[0].close()
 
 
 def test_not_a_run_directory(tmp_path: Path) -> None:

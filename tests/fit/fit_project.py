@@ -194,7 +194,7 @@ def kill_at(out: Path, event: str, part: str, times: int, *words: object) -> int
         target=_die_at, args=(event, part, times, tuple(map(str, words)), str(out))
     )
     process.start()
-    process.join(240)
+    process.join(600)
     assert process.exitcode is not None, out.read_text()
     return process.exitcode
 

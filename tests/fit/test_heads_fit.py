@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.errors import ConfigError
 from agentrl.fit.data.preferences.load import load_pairs
@@ -97,4 +98,4 @@ def test_what_heads_cannot_do_is_refused(run: Path, tmp_path: Path) -> None:
     reward = {"models": {"rm": str(run)}, "refresh": refresh}
     config = load_config(write_project(tmp_path, reward=reward))
     with pytest.raises(ConfigError, match="an ensemble of 2 heads, and only a single model can"):
-        check_refresh(config, base=tmp_path, synchronous=True)
+        check_refresh(plan_run(config, tmp_path).schedule, synchronous=True)

@@ -8,6 +8,8 @@ import pytest
 
 from agentrl.config.fit import FitConfig
 from agentrl.disk.checkpoint import list_checkpoints
+from agentrl.errors import ConfigError
+from agentrl.fit.launch import check_fit
 from agentrl.metrics.sinks import read_metrics
 from tests.fit.fit_project import write_fit
 from tests.runtime.tiny_project import agentrl, write_project
@@ -18,7 +20,7 @@ def test_rollouts_are_scored_with_the_weights_of_their_step(tmp_path: Path) -> N
     run_file = write_project(tmp_path / "world")
     path = write_fit(
         tmp_path / "p", data__epochs=1, eval__every_steps=2, checkpoint__every_steps=100,
-        checkpoint__keep_best=1, checkpoint__keep_last=1, checkpoint__best_by="eval/held/pass@2",
+        checkpoint__keep_best={"eval/held/pass@2": 1}, checkpoint__keep_last=1,
         eval__rollouts={"config": str(run_file), "n_samples": 2, "limit": 2},
     )  # fmt: skip
     status, text = agentrl(tmp_path / "out.txt", "fit", path)
@@ -39,3 +41,11 @@ def test_a_reward_model_is_no_policy() -> None:
     data = {"data": {"source": "x"}, "objective": "rm", "eval": {"rollouts": {"config": "r.yaml"}}}
     with pytest.raises(ValueError, match="no policy to roll out"):
         FitConfig.model_validate(data)
+
+
+def test_rollouts_without_what_rolls_out_are_refused_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    data = {"data": {"source": "x"}, "eval": {"rollouts": {"config": "none.yaml"}}}
+    with pytest.raises(ConfigError, match="without a scorer"):
+        check_fit(FitConfig.model_validate(data), base=tmp_path, scorer=None)

@@ -332,8 +332,12 @@ def test_a_target_is_an_agent_or_an_environment(tmp_path):
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"side_calls": "frozen"}, "side_model is empty; give url and model"),
-        ({"side_model": {"url": "http://a/v1", "model": "m"}}, "set side_calls: frozen"),
+        ({"side_calls": "frozen"}, "side_calls is 'frozen'; expected .* or url and model"),
+        ({"side_calls": {}}, "side_calls is {}; expected .* or url and model"),
+        (
+            {"side_model": {"url": "http://a/v1", "model": "m"}},
+            "write rollout.side_calls: {model: m, url: 'http://a/v1'}",
+        ),
     ],
 )
 def test_frozen_side_calls_need_a_model_and_only_they(rollout, message):

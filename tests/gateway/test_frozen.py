@@ -20,7 +20,7 @@ USED = {"prompt_tokens": 100, "completion_tokens": 3}
 
 def frozen(url: str, **more: Any) -> SideModel:
     settings = {"url": url, "model": "m", "price_in": 10.0, "tries": 1, "timeout_s": 120.0, **more}
-    made = side_calls_of(RolloutSection(side_calls="frozen", side_model=settings))
+    made = side_calls_of(RolloutSection(side_calls=settings))
     assert not isinstance(made, str)
     return made
 
@@ -104,9 +104,9 @@ async def test_a_model_that_fails_is_infrastructure(chat):
     async with scripted_server(always=500) as server:
         rows, _ = await row_of(chat, frozen(server.url))
     assert {(row.termination, row.reward) for row in rows} == {(Termination.ENV_CRASHED, None)}
-    assert "rollout.side_model: ServedModelError" in rows[0].termination_detail
+    assert "rollout.side_calls: ServedModelError" in rows[0].termination_detail
 
 
 def test_wrong_settings_are_found_before_a_run():
-    with pytest.raises(ConfigError, match=r"rollout\.side_model: url is missing"):
-        side_calls_of(RolloutSection(side_calls="frozen", side_model={"model": "m"}))
+    with pytest.raises(ConfigError, match=r"rollout\.side_calls: url is missing"):
+        side_calls_of(RolloutSection(side_calls={"model": "m"}))

@@ -70,7 +70,8 @@ def test_a_step_trains_and_its_gradient_norm_is_that_of_the_cpu(device, dtype):
 async def greedy(device: str) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     engine = EmbeddedEngine(
         peaked_model().to(device),
-        section=EmbeddedServing(max_batch_size=4, max_prefill_tokens=64),
+        section=EmbeddedServing(max_batch_size=4),
+        max_prefill=64,
         max_context_tokens=96,
     )
     prompts = [[3, 5, 7], [11] * 20, list(range(1, 60))]

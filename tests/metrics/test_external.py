@@ -46,7 +46,7 @@ def log_steps(run: Path, steps: list[int], **sinks: dict[str, object]) -> str:
         [sys.executable, "-W", "error", "-c", textwrap.dedent(PROGRAM), *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "TRACKIO_DIR": str(run / "trackio"), "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr

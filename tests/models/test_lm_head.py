@@ -138,7 +138,8 @@ def test_the_engine_rounds_nothing_behind_hidden_states_and_follows_the_weights(
         async def ask():
             engine = EmbeddedEngine(
                 model,
-                section=EmbeddedServing(max_batch_size=2, max_prefill_tokens=64),
+                section=EmbeddedServing(max_batch_size=2),
+                max_prefill=64,
                 max_context_tokens=64,
             )
             try:

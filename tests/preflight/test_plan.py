@@ -74,15 +74,15 @@ async def test_what_is_wrong_is_named(
             [
                 "runtime=ray",
                 "serving.engine=vllm",
-                "runtime.gpus_per_trainer=1",
-                "runtime.gpus_per_engine=1",
+                "runtime.gpus.trainer=1",
+                "runtime.gpus.engine=1",
                 "sync.directory=x",
                 "sync.dense_every=2",
             ],
             "engines",
             ["sync.directory would have no effect", "'collective'"],
         ),
-        (["runtime=ray", "runtime.gpus_per_engine=1"], "cluster", ["gpus_per_engine", "embedded"]),
+        (["runtime=ray", "runtime.gpus.engine=1"], "cluster", ["runtime.gpus.engine", "embedded"]),
         (
             [
                 "runtime=ray",
@@ -96,7 +96,7 @@ async def test_what_is_wrong_is_named(
         (["schedule.staleness_threshold=1"], "schedule", ["partial_rollout: true"]),
         (["schedule.oversample=2", "schedule.staleness_threshold=1"], "schedule", ["oversample"]),
         (["runtime=ray", "runtime.address=127.0.0.1:1"], "cluster", ["127.0.0.1:1", "ray start"]),
-        (["runtime=ray", "runtime.gpus_per_trainer=64"], "cluster", ["too small", "GPU"]),
+        (["runtime=ray", "runtime.gpus=64"], "cluster", ["too small", "GPU"]),
     ],
 )
 async def test_a_fleet_that_cannot_be_had_is_named(

@@ -138,11 +138,12 @@ async def test_cut_turn_without_feedback_is_truncated(bench):
     assert row.termination_detail.startswith("max_turn_tokens")
 
 
-async def test_a_turn_beyond_its_limit_is_infrastructure(bench):
+async def test_a_turn_beyond_its_limit_is_infrastructure(bench, monkeypatch):
     """Fails if a clock that ran out is always `TOOL_TIMEOUT`."""
-    row = await bench(["hi"], chatty, delay_s=600.0, turn_limit_s=0.05).one()
+    monkeypatch.setattr("agentrl.rollout.limits.TURN_LIMIT_S", 0.05)
+    row = await bench(["hi"], chatty, delay_s=600.0).one()
     assert row.termination is T.ENGINE_FAILED
-    assert row.termination_detail.startswith("turn_limit_s: a turn of at most 512 tokens was not")
+    assert row.termination_detail.startswith("limit of a turn: a turn of at most 512 tokens")
     assert row.reward is None
 
 

@@ -340,7 +340,10 @@ async def drive(
                 wait_s=wait_s if broken_sync else 0.0,
             ),
             learner=LocalLearner(
-                StepMaker(config, checkpoint=point.checkpoint.path if point.checkpoint else None),
+                StepMaker(
+                    plan_run(config, Path()).schedule,
+                    checkpoint=point.checkpoint.path if point.checkpoint else None,
+                ),
                 trainer,
                 store,
                 save=save or trainer.save,

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.batch import StepSettings, build_step
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.disk.stored_groups import stored_groups
@@ -85,17 +86,20 @@ def assert_state_is_about_one_pass_over_the_store(project: Path, run: Path) -> N
     import torch
     from transformers import AutoModelForCausalLM
 
+    from agentrl.runtime.assembly.hints import open_hints
     from agentrl.runtime.assembly.step_batch import StepMaker
     from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.checkpoint import load_trainer_state
     from agentrl.train.model.load import load_trained
 
     config = load_config(project, ["runtime=local", "train.backend=torch"])
+    plan = plan_run(config, project.parent)
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
     model = load_trained(config.model, config.train, checkpoint=None).model
-    trainer = make_trainer(config, model, base=project.parent, run_dir=run / "again")
-    maker = StepMaker(config, base=project.parent)
+    trainer = make_trainer(plan.trainer, model, run_dir=run / "again")
+    hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
+    maker = StepMaker(plan.schedule, hints=hints)
     store = TrajectoryStore(run / "trajectories")
     assert store.steps("train") == list(range(1, checkpoint.state.step + 1))
     for step in store.steps("train"):

@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from agentrl.batch.examples import ScoredTokens
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.fit.reward_models.open import open_reward_models
 from agentrl.reward.scale import RewardScale, save_scales
 from agentrl.train.model.reward_checkpoint import save_value_model
@@ -68,9 +69,11 @@ def values_of(
         name: of the model in `reward.models`.
     """
 
+    plan = plan_run(config, base)
+
     async def pay() -> list[RewardValue]:
         tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-        async with open_reward_models(config, base=base, tokenizer=tokenizer) as opened:
+        async with open_reward_models(plan.rewards, tokenizer=tokenizer) as opened:
             (call,) = [target.call for target in opened.targets if target.name == name]
             return [await call(rollout_of(row), Task(id="t", prompt="p")) for row in rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import AlgorithmSection
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.errors import TrainError
@@ -23,7 +25,7 @@ PPO: dict[str, Any] = {
     "algorithm__preset": "ppo",
     "algorithm__kl_coef": 0.05,
     "algorithm__old_log_probs": "recompute",
-    "algorithm__kl_controller": "window",
+    "algorithm__kl_target": [0.05, 0.2],
     "algorithm__reference_update": {"every_steps": 2, "polyak": 0.5},
     "critic__learning_rate": 1e-2,
     "critic__warmup_steps": 1,
@@ -101,13 +103,13 @@ def test_a_run_whose_gradient_is_nan_leaves_a_batch_that_can_be_run_again(tmp_pa
 
     config = load_config(path)
     model = load_trained(config.model, config.train, checkpoint=None).model
-    trainer = make_trainer(config, model, base=path.parent, run_dir=tmp_path)
+    plan = plan_run(config, tmp_path).trainer
+    trainer = make_trainer(plan, model, run_dir=tmp_path)
     with pytest.raises(TrainError, match="gradient norm of the policy is nan"):
         replay_failed_step(kept, trainer)
     plain = make_trainer(
-        config.model_copy(update={"algorithm": AlgorithmSection()}),
+        replace(plan, algorithm=AlgorithmSection().resolved(horizon=8)),
         load_trained(config.model, config.train, checkpoint=None).model,
-        base=path.parent,
         run_dir=tmp_path,
     )
     assert replay_failed_step(kept, plain).result()["train/updates"] == 1

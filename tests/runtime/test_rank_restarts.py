@@ -30,7 +30,7 @@ def restarts(tmp_path: Path, stored: Stored, runtime: Any) -> RankRestarts:
             "runtime": runtime,
         }
     )
-    return RankRestarts(config, cast(TrajectoryStore, stored))
+    return RankRestarts(config.runtime, cast(TrajectoryStore, stored))
 
 
 def test_a_row_of_tries_ends_with_a_step_and_with_the_number_of_the_config(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from agentrl.chat import build_chat
 from agentrl.cli.simulate.fleet.fake_fleet import fake_fleet
 from agentrl.cli.simulate.fleet.fake_servers import FakeTurn
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
@@ -123,7 +124,7 @@ async def test_workers_in_child_processes_load_models_of_their_own(tmp_path: Pat
         path = write_project(
             tmp_path,
             train__steps=1,
-            serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
+            serving={"engine": "external", "urls": list(fakes.urls)},
             runtime={"kind": "local", "worker_processes": 2},
             log={"tensorboard": False},
             reward={"models": {"rm": "rm"}},
@@ -143,12 +144,12 @@ def test_a_dry_run_refuses_what_cannot_work(tmp_path: Path) -> None:
     assert "fail reward models" in said
     assert "agentrl rm report" in said
     raw = "reward.models.rm.scale=none"
-    config = load_config(path, [raw])
-    found = PreflightFacts(tokenizer=load_tokenizer(config.model))
-    warned = asyncio.run(reward_models(config, tmp_path, found))
+    plan = plan_run(load_config(path, [raw]), tmp_path)
+    found = PreflightFacts(tokenizer=load_tokenizer(plan.rewards.model))
+    warned = asyncio.run(reward_models(plan.rewards, plan.schedule, found))
     assert "nothing whitens or clips them" in str(warned)
-    config = load_config(path, [raw, "reward.clip=[-5, 5]"])
-    clipped = asyncio.run(reward_models(config, tmp_path, found))
+    plan = plan_run(load_config(path, [raw, "reward.clip=[-5, 5]"]), tmp_path)
+    clipped = asyncio.run(reward_models(plan.rewards, plan.schedule, found))
     assert isinstance(clipped, str)
     assert "nothing whitens" not in clipped
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.disk.stored_groups import stored_groups
@@ -77,7 +78,7 @@ def tasks_of(run: Path) -> list[list[str]]:
 
 def assert_all_follows_from_the_store(path: Path, run: Path) -> None:
     """One pass over what is stored gives the very bits of the weights and of the statistics."""
-    maker = StepMaker(load_config(path))
+    maker = StepMaker(plan_run(load_config(path), path.parent).schedule)
     checkpoint = assert_weights_are_one_pass_over_the_store(
         path, run, lambda _, step, groups: maker.prepare(step, groups).batch
     )
@@ -169,7 +170,10 @@ def test_two_ranks_shape_as_one_process_does(project: Path, tmp_path: Path) -> N
     run = tmp_path / "runs" / "tiny"
     assert_same_first_step(run, project.parent / "runs" / "tiny")
     config = load_config(path)
-    store, maker = TrajectoryStore(run / "trajectories"), StepMaker(config)
+    store, maker = (
+        TrajectoryStore(run / "trajectories"),
+        StepMaker(plan_run(config, tmp_path).schedule),
+    )
     for step in store.steps("train"):
         maker.prepare(step, stored_groups(store, "train", step))
     maker.save(tmp_path)

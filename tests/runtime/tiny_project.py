@@ -224,7 +224,7 @@ class Agentrl:
         if self._process.is_alive() and self._process.pid:
             os.kill(self._process.pid, number)
 
-    def wait(self, timeout_s: float = 240) -> int:
+    def wait(self, timeout_s: float = 600) -> int:
         """The exit status; negative for a signal."""
         self._process.join(timeout_s)
         if self._process.is_alive():

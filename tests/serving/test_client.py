@@ -296,7 +296,7 @@ def test_importing_the_client_does_not_import_torch():
         "bad = {'torch', 'transformers', 'vllm', 'ray'} & set(sys.modules)\n"
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 async def test_a_message_names_the_first_of_many_engines() -> None:

@@ -105,7 +105,7 @@ def transfer_backend() -> str | None:
 
 def tiny_command(model_dir: Path, *, context: int = CONTEXT) -> ServerCommand:
     """How the tiny server is started."""
-    section = VllmServing(max_batch_size=32, max_prefill_tokens=1024, kv_cache_gb=0.25)
+    section = VllmServing(max_batch_size=32, kv_cache_gb=0.25)
     command = server_command(
         section,
         model_path=model_dir,

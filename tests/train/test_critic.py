@@ -265,7 +265,7 @@ def test_resuming_continues_to_the_bit(tmp_path, dtype):
     """Fails if the critic's moments, the KL weight or the moved reference are left behind."""
     train = TrainSection(learning_rate=1e-2, schedule="linear", steps=4)
     section = ppo(
-        kl_coef=0.05, kl_controller={"kind": "window", "target": (0.0, 1e-4)},
+        kl_coef=0.05, kl_target=(0.0, 1e-4),
         reference_update={"every_steps": 1, "polyak": 0.3}, old_log_probs="recompute",
     )  # fmt: skip
     steps = [make_step(make_groups(seed), algorithm=section, epochs=2) for seed in range(4)]

@@ -20,7 +20,7 @@ from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_
 TRAIN = TrainSection(learning_rate=1e-2, max_grad_norm=0.5)
 SECTION = ppo(
     kl_coef=0.1, old_log_probs="recompute", reference_update={"every_steps": 1, "polyak": 0.5},
-    kl_controller={"kind": "proportional", "horizon": 20},
+    kl_target=0.05, kl_horizon=20,
 )  # fmt: skip
 CUT = {"epochs": 2, "minibatches": 2, "micro_batch_tokens": 32}
 

@@ -11,11 +11,13 @@ from agentrl.config.schema import AlgorithmSection
 from agentrl.errors import TrainError
 from agentrl.train.kl_control import next_kl_coef
 
+TARGETS = {"fixed": None, "proportional": 0.05, "window": (0.05, 0.2)}
 
-def section(controller, **changes):
-    return AlgorithmSection(kl_coef=0.1, kl_controller={"kind": controller, **changes}).resolved(
-        horizon=1
-    )
+
+def section(controller, *, target=None, horizon=10000):
+    return AlgorithmSection(
+        kl_coef=0.1, kl_target=TARGETS[controller] if target is None else target, kl_horizon=horizon
+    ).resolved(horizon=1)
 
 
 def after(measured, controller, *, rollouts=64, **changes):

@@ -102,7 +102,7 @@ def test_what_was_saved_without_a_moving_reference_cannot_move_it(tmp_path):
 
 def test_the_controller_moves_the_weight_that_the_loss_is_made_with():
     """Fails if the loss is made with the weight of the config: it would not fall by 1.5 a step."""
-    section = algorithm(kl_coef=0.3, kl_controller={"kind": "window", "target": (1e3, 1e4)})
+    section = algorithm(kl_coef=0.3, kl_target=(1e3, 1e4))
     trainer = Trainer(
         tiny_model(), train=TrainSection(learning_rate=1e-12), algorithm=section,
         reference=Reference(tiny_model(seed=1)),
@@ -120,7 +120,7 @@ def test_kl_in_the_reward_is_measured_and_steers_too():
     """With one row and one token k1 = d, so the reward falls by kl_coef d."""
     section = algorithm(
         preset="reinforce++", advantage_estimator=None, loss_agg_mode=None, kl_coef=0.2,
-        old_log_probs="recompute", kl_controller={"kind": "window", "target": (0.0, 1e-9)},
+        old_log_probs="recompute", kl_target=(0.0, 1e-9),
     )  # fmt: skip
     trainer = Trainer(
         tiny_model(), train=TRAIN, algorithm=section, reference=Reference(tiny_model(seed=1))

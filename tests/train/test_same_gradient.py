@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl.batch.advantages import group_advantages
 from agentrl.batch.packing import unpack
 from agentrl.config.schema import TrainSection
 from agentrl.estimators import STD_DDOF, STD_EPS
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
+from tests.batch.group_advantages import group_advantages
 from tests.train.tiny_llama import (
     MODES,
     KeepGradient,

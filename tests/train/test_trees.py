@@ -14,10 +14,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl.batch.advantages import group_advantages
 from agentrl.estimators import STD_DDOF, STD_EPS
 from agentrl.train.backends.shares import share
 from agentrl.types import TrajectoryGroup
+from tests.batch.group_advantages import group_advantages
 from tests.rollout.history.history_scripts import Move, by_loop
 from tests.train.tiny_llama import (
     MODES,

@@ -99,7 +99,7 @@ def _stale(table: GapTable, schedule: ScheduleSection, weigh: tuple[Lever, ...])
         why = "Fewer rollouts of older weights."
         levers.append(Lever(key="schedule.staleness_threshold", value=half, why=why))
     if oldest > 1:
-        why = "Drops or masks what is older."
+        why = "Drops what is older, or masks it as {mask: N}."
         levers.append(Lever(key="schedule.max_version_lag", value=oldest // 2, why=why))
     fresh = f"{mean_of(size[~old]):.3g} for the step's own" if (~old).any() else "and all are old"
     return Cause(

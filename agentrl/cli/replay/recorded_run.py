@@ -36,8 +36,6 @@ class RecordedRun:
     """Config of the run, with the model it began with."""
     plan: Plan
     """The same, resolved."""
-    base: Path
-    """Folder from which relative paths of the config start."""
     store: TrajectoryStore
     """Trajectories of the run."""
     tokens: TokenStore
@@ -111,7 +109,6 @@ def open_recorded(path: Path) -> RecordedRun:
         path=path,
         config=config,
         plan=plan_run(config, base),
-        base=base,
         store=TrajectoryStore(RunPaths(path).trajectories),
         tokens=TokenStore(RunPaths(path).tokens),
         checkpoints=tuple(list_checkpoints(RunPaths(path).checkpoints)),

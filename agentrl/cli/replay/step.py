@@ -15,18 +15,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.cli.replay.batch import no_tokens, same_batch, without_model
 from agentrl.cli.replay.compare import Agreement, compare_metrics, compare_tokens
 from agentrl.cli.replay.recorded_run import RecordedRun, pick_step
-from agentrl.config import RunConfig
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.training import TorchTraining
 from agentrl.data import TokenStore
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.errors import AgentrlError, RunError, TrainError
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 
 if TYPE_CHECKING:
@@ -207,7 +208,9 @@ def _again(start: Checkpoint | None, step: int) -> str:
 
 
 def _maker(run: RecordedRun, start: Checkpoint | None) -> StepMaker:
-    return StepMaker(run.config, base=run.base, checkpoint=start.path if start else None)
+    plan = run.plan
+    hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
+    return StepMaker(plan.schedule, hints=hints, checkpoint=start.path if start else None)
 
 
 def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
@@ -227,26 +230,25 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
     from agentrl.runtime.assembly.trainer import make_trainer
     from agentrl.train.model.load import load_trained
 
-    config = _alone(run.config)
+    plan = run.plan
+    trainer = _alone(plan.trainer)
     checkpoint = None if start is None else start.path
     pretrained = load_trained(
-        config.model,
-        config.train,
+        trainer.model,
+        trainer.train,
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
-    open_images(config, pretrained.images, run.path / "images")
-    yield make_trainer(
-        config, pretrained.model, base=run.base, run_dir=scratch, checkpoint=checkpoint
-    )
+    open_images(trainer, plan.engines.serving, pretrained.images, run.path / "images")
+    yield make_trainer(trainer, pretrained.model, run_dir=scratch, checkpoint=checkpoint)
 
 
-def _alone(config: RunConfig) -> RunConfig:
+def _alone(plan: TrainerPlan) -> TrainerPlan:
     """The same training on one process: the number of ranks never changes the result."""
-    own = config.train.backend
+    own = plan.train.backend
     backend = own if own.kind == "torch" else TorchTraining()
-    train = config.train.model_copy(update={"backend": backend})
-    log = config.log.model_copy(update={"tokens": True})
-    return config.model_copy(update={"train": train, "log": log})
+    train = plan.train.model_copy(update={"backend": backend})
+    log = plan.log.model_copy(update={"tokens": True})
+    return replace(plan, train=train, log=log)
 
 
 def _train(

@@ -1,7 +1,7 @@
 """The difficulty of every task, measured before training: `agentrl tasks profile`.
 
 A group whose rollouts all earn the same teaches nothing. So tasks that the policy always or never
-solves are better left out (`difficulty.keep` of a dataset) or drawn less (`difficulty.weight_by`).
+solves are better left out (`difficulty.keep` of a dataset) or drawn less (`selection: variance`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Profile:
         return fmean(p**self.group + (1 - p) ** self.group for p in rates) if rates else None
 
     def flat_weighted(self) -> float:
-        """The same with tasks drawn as `dataset.difficulty.weight_by: variance` does."""
+        """The same with tasks drawn as `dataset.selection: variance` does."""
         weights = [
             variance_weight(PassRate(mean=item.mean or 0.0, n=item.n)) for item in self.measured
         ]
@@ -134,7 +134,7 @@ async def profile(
         tasks = load_tasks(plan.tasks.dataset.model_copy(update=everything), base=plan.base)
         left = _left(tasks, _known(out, model, schedule.rollout), n)
         if left:
-            await stop.guard(require_engines(plan.config, model_path=model_path))
+            await stop.guard(require_engines(plan.engines, model_path=model_path))
             with _owned(out):
                 # Another process may have measured some of them meanwhile.
                 left = _left(tasks, _known(out, model, schedule.rollout), n)

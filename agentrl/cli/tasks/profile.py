@@ -64,11 +64,11 @@ def _lines(found: Profile) -> list[str]:
         f"  too hard (below {low:g}): {hard:.3f} of them   too easy (above {high:g}): {easy:.3f}",
         f"  groups of {found.group} that would teach nothing: {found.flat():.3f} of all tasks, "
         f"{_share(found.flat(low, high))} with difficulty.keep, "
-        f"{found.flat_weighted():.3f} with weight_by: variance",
+        f"{found.flat_weighted():.3f} with selection: variance",
         "use it:",
         "  dataset:",
         "    difficulty:",
-        f"      keep: [{low:g}, {high:g}]    # or weight_by: variance, or both",
+        f"      keep: [{low:g}, {high:g}]    # or dataset.selection: variance, or both",
     ]
     return lines
 

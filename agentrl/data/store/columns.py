@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
 from agentrl.types import (
@@ -448,3 +449,27 @@ def _result(row: Mapping[str, Any]) -> ToolResult:
         truncated=row["truncated"],
         data=None if row["data"] is None else json.loads(row["data"]),
     )
+
+
+def why_foreign(
+    file: pq.ParquetFile, what: str, *, key: str, latest: int, needed: Iterable[str]
+) -> str:
+    """Why a well-formed parquet file is none of a kind; empty if it is one.
+
+    Args:
+        file: to look at.
+        what: the kind, in words.
+        key: of the metadata, with the version of the schema.
+        latest: newest version that is read.
+        needed: columns that must be there.
+    """
+    version = (file.metadata.metadata or {}).get(key.encode())
+    if version is None:
+        return f"not a {what} file"
+    if not version.isdigit() or int(version) > latest:
+        return (
+            f"{what} schema {version.decode(errors='replace')}, and this agentrl reads up to "
+            f"{latest}; upgrade agentrl to see it"
+        )
+    missing = set(needed) - set(file.schema_arrow.names)
+    return f"columns {sorted(missing)} are missing" if missing else ""

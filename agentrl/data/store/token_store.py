@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
-from agentrl.data.store.columns import escape
+from agentrl.data.store.columns import escape, why_foreign
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.token_columns import (
     TOKENS_SCHEMA,
@@ -172,16 +172,9 @@ def _chunks(rows: Sequence[TrainedTokens]) -> Iterator[list[TrainedTokens]]:
 
 def why_unreadable(file: pq.ParquetFile) -> str:
     """Why a well-formed parquet file is not one of ours; empty if it is."""
-    version = (file.metadata.metadata or {}).get(_VERSION_KEY.encode())
-    if version is None:
-        return "not a token file"
-    if not version.isdigit() or int(version) > TOKENS_VERSION:
-        return (
-            f"token schema {version.decode(errors='replace')}, and this agentrl reads up to "
-            f"{TOKENS_VERSION}; upgrade agentrl to see it"
-        )
-    missing = set(TOKENS_SCHEMA.names) - set(file.schema_arrow.names)
-    return f"columns {sorted(missing)} are missing" if missing else ""
+    return why_foreign(
+        file, "token", key=_VERSION_KEY, latest=TOKENS_VERSION, needed=TOKENS_SCHEMA.names
+    )
 
 
 def _tables(file: pq.ParquetFile, rollout_id: str | None) -> Iterator[pa.Table]:

@@ -32,6 +32,7 @@ from agentrl.data.store.columns import (
     encode,
     escape,
     schema_of,
+    why_foreign,
     with_optional,
 )
 from agentrl.data.store.parquet_writer import write_parquet
@@ -333,13 +334,5 @@ def _weight(trajectory: Trajectory) -> int:
 
 def why_unreadable(file: pq.ParquetFile) -> str:
     """Why a well-formed parquet file is not one of ours; empty if it is."""
-    version = (file.metadata.metadata or {}).get(_VERSION_KEY.encode())
-    if version is None:
-        return "not a trajectory file"
-    if not version.isdigit() or int(version) > SCHEMA_VERSION:
-        return (
-            f"trajectory schema {version.decode(errors='replace')}, and this agentrl reads up to "
-            f"{SCHEMA_VERSION}; upgrade agentrl to see it"
-        )
-    missing = set(SCHEMA.names) - OPTIONAL - set(file.schema_arrow.names)
-    return f"columns {sorted(missing)} are missing" if missing else ""
+    needed = set(SCHEMA.names) - OPTIONAL
+    return why_foreign(file, "trajectory", key=_VERSION_KEY, latest=SCHEMA_VERSION, needed=needed)

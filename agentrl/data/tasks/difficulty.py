@@ -84,7 +84,7 @@ def sampling_weights(
         DataError: as `keep_by_pass_rate`.
     """
     difficulty = section.difficulty
-    if difficulty is None or difficulty.weight_by == "none":
+    if difficulty is None or not section.weighs:
         return None
     rates = _known(tasks, section, difficulty.source, base)
     return {task.id: variance_weight(rates.get(task.id)) for task in tasks}

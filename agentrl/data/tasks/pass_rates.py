@@ -182,7 +182,7 @@ def end_torn_line(path: Path) -> None:
 
 
 def variance_weight(rate: PassRate | None) -> float:
-    """Weight of a task with `difficulty.weight_by: variance`, up to a common factor.
+    """Weight of a task with `dataset.selection: variance`, up to a common factor.
 
     Rewards of 0 and 1 have the variance p (1 - p) in a group of a task with pass rate p, and with
     it the size of a group-relative advantage (https://arxiv.org/abs/2502.12272 trains on what it

@@ -48,33 +48,37 @@ class FitData:
         return "; ".join([f"{len(self.examples)} examples with {trained} trained tokens", *parts])
 
 
-def load_fit_data(
-    section: FitDataSection,
-    objective: FitObjective,
-    train: TrainSection,
-    chat: ChatFormat,
-    *,
-    base: Path,
-    name: str = "",
-    vocabulary: int | None = None,
-) -> FitData:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitEncoding:
+    """Rules by which a fit reads and encodes each of its sources."""
+
+    objective: FitObjective
+    """Conversations for `sft`, answers with a verdict for `kto`, else pairs."""
+    train: TrainSection
+    """What a micro-batch holds."""
+    chat: ChatFormat
+    """How the model reads a conversation."""
+    base: Path
+    """Folder that relative paths start from."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows; None does not check ids."""
+
+
+def load_fit_data(section: FitDataSection, encoding: FitEncoding, *, name: str = "") -> FitData:
     """Read and encode the data of a section.
 
     Args:
         section: where it is.
-        objective: conversations for `sft`, answers with a verdict for `kto`, else pairs.
-        train: says what a micro-batch holds.
-        chat: how the model reads a conversation.
-        base: folder that relative paths start from.
+        encoding: of the fit.
         name: of the section in `eval.datasets`, put before the ids, so that data of several
             sections can be told apart.
-        vocabulary: number of tokens that the model knows; None does not check ids.
 
     Raises:
         DataError: no such source, a broken row, or nothing that can be trained on.
         ConfigError: a source that does not fit the objective.
         ChatError: a conversation that the template refuses; names the row.
     """
+    objective, base = encoding.objective, encoding.base
     verdicts = objective.kind == "dpo" and objective.unpaired
     pairs = objective.kind != "sft" and not verdicts
     key = f"eval.datasets.{name}" if name else "data"
@@ -82,79 +86,43 @@ def load_fit_data(
         records, left_out = read_verdicts(section, base=base)
     else:
         records, left_out = read_records(section, pairs=pairs, base=base, key=key)
-    found = _examples(
-        records,
-        left_out,
-        section,
-        objective,
-        train,
-        chat,
-        pairs=pairs,
-        key=key,
-        prefix=f"{name}/" if name else "",
-        vocabulary=vocabulary,
-    )
+    prefix = f"{name}/" if name else ""
+    found = _examples(records, left_out, section, encoding, pairs=pairs, key=key, prefix=prefix)
     if verdicts and not name:
         _require_both(found.examples, section.source)
     return found
 
 
-def load_centered(
-    section: FitDataSection,
-    objective: FitObjective,
-    train: TrainSection,
-    chat: ChatFormat,
-    *,
-    base: Path,
-    vocabulary: int | None = None,
-) -> FitData:
+def load_centered(section: FitDataSection, encoding: FitEncoding) -> FitData:
     """Read and encode the answers of `objective.center_data`, one an example.
 
     Args:
         section: pairs, both answers of which count, conversations, or rollouts of a run.
-        objective: of the fit.
-        train: as for `load_fit_data`.
-        chat: as for `load_fit_data`.
-        base: as for `load_fit_data`.
-        vocabulary: as for `load_fit_data`.
+        encoding: of the fit.
 
     Raises:
         AgentrlError: as `load_fit_data`.
     """
-    key = "objective.center_data"
-    records, left_out = read_single_answers(section, base=base, key=key)
-    return _examples(
-        records,
-        left_out,
-        section,
-        objective,
-        train,
-        chat,
-        pairs=False,
-        key=key,
-        prefix="center_data/",
-        vocabulary=vocabulary,
-    )
+    key, prefix = "objective.center_data", "center_data/"
+    records, left_out = read_single_answers(section, base=encoding.base, key=key)
+    return _examples(records, left_out, section, encoding, pairs=False, key=key, prefix=prefix)
 
 
 def _examples(
     records: Sequence[FitRecord],
     left_out: Counter[str],
     section: FitDataSection,
-    objective: FitObjective,
-    train: TrainSection,
-    chat: ChatFormat,
+    encoding: FitEncoding,
     *,
     pairs: bool,
     key: str,
     prefix: str,
-    vocabulary: int | None,
 ) -> FitData:
     examples, sources = list[Example](), list[str]()
     for item in records:
         said = item.conversation if isinstance(item, LabelledAnswer) else item
         try:
-            example = _encoded(said, chat, prefix=prefix)
+            example = _encoded(said, encoding.chat, prefix=prefix)
         except ChatError as error:
             raise ChatError(f"{said.source or said.id}: {error}") from None
         if isinstance(item, LabelledAnswer):
@@ -162,11 +130,11 @@ def _examples(
                 example, desirable=item.desirable, label_probability=item.label_probability
             )
         why = why_unusable(example, pairs=pairs)
-        why = why or _too_long(example, section, train)
+        why = why or _too_long(example, section, encoding.train)
         if why:
             left_out[why] += 1
             continue
-        _check_usable(example, said.source, objective, key=key, vocabulary=vocabulary)
+        _check_usable(example, said.source, encoding, key=key)
         examples.append(example)
         sources.append(said.source)
     if not examples:
@@ -206,14 +174,8 @@ def _require_both(examples: Sequence[Example], source: str) -> None:
         )
 
 
-def _check_usable(
-    example: Example,
-    source: str,
-    objective: FitObjective,
-    *,
-    key: str,
-    vocabulary: int | None,
-) -> None:
+def _check_usable(example: Example, source: str, encoding: FitEncoding, *, key: str) -> None:
+    objective, vocabulary = encoding.objective, encoding.vocabulary
     where = source or example.id
     pair = len(example.answers) > 1
     if objective.kind == "rm" and objective.margin_scale and pair and example.margin is None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import SchedulePlan
 from agentrl.disk.other_models import member_runs, other_model_source
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.fit.refresh.labels import HUMAN, check_human, load_function
 from agentrl.fit.refresh.origin import old_pairs
 
 
-def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | None:
+def check_refresh(plan: SchedulePlan, *, synchronous: bool) -> str | None:
     """Check the settings of the refresh of a run.
 
     Args:
-        config: of the run.
-        base: folder that relative paths start from.
+        plan: of the schedule.
         synchronous: whether no rollout is under way between steps.
 
     Returns:
@@ -26,8 +25,8 @@ def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | 
         ConfigError: a schedule that runs ahead, an interval that is never reached, a labeller that
             cannot be called, an ensemble, or old pairs that are not there.
     """
-    section, name = config.reward.refresh, config.reward.refreshed
-    if section is None or name is None or not config.train.steps:
+    section, name = plan.reward.refresh, plan.reward.refreshed
+    if section is None or name is None or not plan.train.steps:
         return None
     if not synchronous:
         raise ConfigError(
@@ -36,24 +35,24 @@ def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | 
             "schedule.oversample, staleness_threshold and trigger_parameter_sync_step, or set "
             "every_steps: 0"
         )
-    if section.every_steps >= config.train.steps:
+    if section.every_steps >= plan.train.steps:
         raise ConfigError(
             f"reward.refresh.every_steps is {section.every_steps}, but train.steps is "
-            f"{config.train.steps}, so that no step would be paid by a refreshed model; lower the "
+            f"{plan.train.steps}, so that no step would be paid by a refreshed model; lower the "
             "first"
         )
-    path = config.reward.models[name].path[0]
-    if members := member_runs(base / Path(path).expanduser()):
+    path = plan.reward.models[name].path[0]
+    if members := member_runs(plan.base / Path(path).expanduser()):
         raise ConfigError(
             f"reward.models.{name}.path is {path!r}, an ensemble of {len(members)}, and only a "
             f"single model can be refreshed; give one member, as {members[0]}"
         )
-    if section.labeller == HUMAN:
+    if section.labelled_by == HUMAN:
         check_human(section)
     else:
-        load_function(section, base=base, timeout_s=config.rollout.env_timeout_s)
-    _refuse_heads(name, path, base=base)
-    old = old_pairs(section, path, base=base)
+        load_function(section, base=plan.base, timeout_s=plan.rollout.env_timeout_s)
+    _refuse_heads(name, path, base=plan.base)
+    old = old_pairs(section, path, base=plan.base)
     if old is not None:
         try:
             old.load(most=1)
@@ -64,7 +63,7 @@ def check_refresh(config: RunConfig, *, base: Path, synchronous: bool) -> str | 
     mixed = "no old pairs" if old is None else f"old pairs of {old.source}"
     return (
         f"reward.refresh: {name} after every {section.every_steps} steps, labelled by "
-        f"{section.labeller}, {mixed}"
+        f"{section.labelled_by}, {mixed}"
     )
 
 

@@ -37,7 +37,6 @@ from agentrl.machine.processes.child_main import ChildChannel
 from agentrl.models.source import load_tokenizer
 from agentrl.reward.scale import SCALE_FILE, RewardScale
 from agentrl.reward.temperature import FittedTemperature, fit_regular_temperature
-from agentrl.runtime.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +236,3 @@ class _SentProgress:
 
     def trained(self, done: int, total: int) -> None:
         self._channel.send({"done": done, "total": total})
-
-    def rollouts(self) -> Progress:
-        return Progress()

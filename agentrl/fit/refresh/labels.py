@@ -151,7 +151,7 @@ def load_function(section: RefreshSection, *, base: Path, timeout_s: float) -> F
     Raises:
         ConfigError: it does not resolve, cannot be called, or refuses its arguments.
     """
-    name = section.labeller or ""
+    name = section.labelled_by or ""
     if name == VERIFIER:
         _require_no_args(section)
         return FunctionLabeller(verified, {}, name=name, timeout_s=timeout_s)
@@ -164,29 +164,29 @@ def load_function(section: RefreshSection, *, base: Path, timeout_s: float) -> F
             "function (task, a, b) -> P(a better), as agentrl.judges:pair_labeller"
         ) from None
     try:
-        inspect.signature(call).bind(None, None, None, **section.args)
+        inspect.signature(call).bind(None, None, None, **section.labeller_args)
     except ValueError:  # something built in has no signature: the first call will show
         pass
     except TypeError as error:
-        given = "".join(f", {key}=..." for key in section.args)
+        given = "".join(f", {key}=..." for key in section.labeller_args)
         raise ConfigError(
             f"{where} cannot be called with (task, a, b{given}): {error}; its signature is "
-            f"{inspect.signature(call)}, and reward.refresh.args gives the keywords"
+            f"{inspect.signature(call)}, and args of the labeller gives the keywords"
         ) from None
     check = getattr(call, "check_args", None)
     if check is not None:
         try:
-            check(**section.args)
+            check(**section.labeller_args)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-    return FunctionLabeller(call, section.args, name=name, timeout_s=timeout_s)
+    return FunctionLabeller(call, section.labeller_args, name=name, timeout_s=timeout_s)
 
 
 def _require_no_args(section: RefreshSection) -> None:
-    if section.args:
+    if section.labeller_args:
         raise ConfigError(
-            f"reward.refresh.args has {', '.join(sorted(section.args))}, but labeller "
-            f"{section.labeller!r} takes none; remove them"
+            f"reward.refresh.labeller: args has {', '.join(sorted(section.labeller_args))}, but "
+            f"labeller {section.labelled_by!r} takes none; remove them"
         )
 
 

@@ -20,8 +20,6 @@ class RefreshPlaces:
 
     run: Path
     """Directory of the run."""
-    base: Path
-    """Folder that relative paths of the config start from."""
     store: TrajectoryStore
     """Rollouts of the run."""
     tasks: Sequence[Task]

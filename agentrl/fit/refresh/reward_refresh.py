@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import SchedulePlan
 from agentrl.disk.checkpoint import latest_checkpoint, resolve_model_path
 from agentrl.disk.other_models import other_model_source
 from agentrl.errors import RunError
 from agentrl.fit.data.preferences.files import PairWriter
 from agentrl.fit.data.preferences.from_runs import PairParts
+from agentrl.fit.progress import PhaseNotes
 from agentrl.fit.refresh.candidates import NewestPairs
 from agentrl.fit.refresh.decision import accepts, divided, measured_of, why_no_pairs
 from agentrl.fit.refresh.failures import ModelsParted, RefreshFailed, in_words
@@ -37,11 +38,9 @@ from agentrl.fit.refresh.origin import old_pairs
 from agentrl.fit.refresh.places import RefreshPlaces
 from agentrl.fit.refresh.pruning import prune_versions
 from agentrl.fit.refresh.records import HELD_OUT_PAIRS, NEW_PAIRS, RefreshBook, RefreshRecord
-from agentrl.fit.reward_models.versions import UsedRewardModel
+from agentrl.fit.reward_models.versions import RewardModelUsers, UsedRewardModel
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
-from agentrl.runtime.progress import Progress
-from agentrl.runtime.stages import Stages
 from agentrl.types import Task
 
 if TYPE_CHECKING:
@@ -55,28 +54,28 @@ class ModelRefresh:
 
     def __init__(
         self,
-        config: RunConfig,
+        plan: SchedulePlan,
         places: RefreshPlaces,
         *,
-        progress: Progress,
+        progress: PhaseNotes,
         stop: StopSwitch,
         target: str = TARGET,
     ) -> None:
         """Stand at the model that the run file names.
 
         Args:
-            config: of the run, with `reward.refresh` on.
+            plan: of the schedule, with `reward.refresh` on.
             places: inputs and users.
             progress: notified of what happens.
             stop: ends a refresh that is under way.
             target: function of the process that trains.
         """
-        section, name = config.reward.refresh, config.reward.refreshed
+        section, name = plan.reward.refresh, plan.reward.refreshed
         assert section is not None
         assert name is not None
-        self._config, self._section, self._name, self._places = config, section, name, places
+        self._plan, self._section, self._name, self._places = plan, section, name, places
         self._progress, self._stop, self._target = progress, stop, target
-        self._item = config.reward.models[name]
+        self._item = plan.reward.models[name]
         self._book = RefreshBook(places.run.absolute(), name)
         self._version = self._paying = 0
 
@@ -145,11 +144,11 @@ class ModelRefresh:
         return record
 
     async def _labels(self, step: int) -> PairLabels:
-        places, config = self._places, self._config
+        places = self._places
         last = self._book.last_made(step)
         steps = [n for n in reversed(places.store.steps("train")) if last < n <= step]
         newest = NewestPairs(
-            places.store, steps, {task.id: task for task in places.tasks}, seed=config.run.seed
+            places.store, steps, {task.id: task for task in places.tasks}, seed=self._plan.run.seed
         )
         labels = await self._labeller().label(newest, self._section.pairs)
         if labels.failures:
@@ -157,12 +156,10 @@ class ModelRefresh:
         return labels
 
     def _labeller(self) -> PairLabeller:
-        if self._section.labeller == HUMAN:
+        if self._section.labelled_by == HUMAN:
             return HumanQueue(self._book.queue, self._book.answers_used())
         return load_function(
-            self._section,
-            base=self._places.base,
-            timeout_s=self._config.rollout.env_timeout_s,
+            self._section, base=self._plan.base, timeout_s=self._plan.rollout.env_timeout_s
         )
 
     async def _trained(
@@ -171,7 +168,7 @@ class ModelRefresh:
         """Train on labelled pairs and decide; fills `measured`."""
         version = self._book.next_version()
         folder = self._book.begin(step, version)
-        parts = PairParts(self._section.held_out, self._config.run.seed)
+        parts = PairParts(self._section.held_out, self._plan.run.seed)
         new, held = divided(labels.pairs, parts)
         self._say(
             step,
@@ -208,7 +205,7 @@ class ModelRefresh:
         return self._record(step, "accepted", why, answers=labels.answers)
 
     def _job(self, step: int, version: int, folder: Path) -> RefreshJob:
-        section, base, path = self._section, self._places.base, self._item.path[0]
+        section, base, path = self._section, self._plan.base, self._item.path[0]
         return RefreshJob(
             folder=str(folder),
             step=step,
@@ -220,11 +217,11 @@ class ModelRefresh:
             old=old_pairs(section, path, base=base),
             earlier=tuple(str(file) for file in self._book.earlier_pairs(step)),
             held_out=section.held_out,
-            seed=self._config.run.seed,
+            seed=self._plan.run.seed,
             steps=section.steps,
             learning_rate=section.learning_rate,
             device=self._item.device,
-            longest=self._config.rollout.max_context_tokens,
+            longest=self._plan.rollout.max_context_tokens,
             needs_scale=self._item.scale != "none",
         )
 
@@ -278,35 +275,33 @@ class ModelRefresh:
     def _path(self, version: int) -> str:
         if version:
             return str(self._book.model(version))
-        return other_model_source(self._item.path[0], self._places.base)
+        return other_model_source(self._item.path[0], self._plan.base)
 
     def _say(self, step: int, text: str) -> None:
         self._progress.note(f"refresh of {self._name} after step {step}: {text}")
 
 
 def make_refresh(
-    config: RunConfig,
+    plan: SchedulePlan,
     run: Path,
-    base: Path,
     tasks: Sequence[Task],
     store: TrajectoryStore,
-    stages: Stages,
-    progress: Progress,
+    users: RewardModelUsers | None,
+    progress: PhaseNotes,
     stop: StopSwitch,
 ) -> ModelRefresh | None:
     """The refresher of a run; None where no reward model is refreshed.
 
     Args:
-        config: of the run.
-        run: its directory.
-        base: folder that relative paths of the config start from.
+        plan: of the schedule.
+        run: directory of the run.
         tasks: training tasks.
         store: rollouts of the run.
-        stages: the opened stages, of which those that score load new models.
+        users: processes that score and load new models; None where none can be told.
         progress: notified of what happens.
         stop: ends a refresh that is under way.
     """
-    if config.reward.refreshed is None or stages.reward_models is None:
+    if plan.reward.refreshed is None or users is None:
         return None
-    places = RefreshPlaces(run=run, base=base, store=store, tasks=tasks, users=stages.reward_models)
-    return ModelRefresh(config, places, progress=progress, stop=stop)
+    places = RefreshPlaces(run=run, store=store, tasks=tasks, users=users)
+    return ModelRefresh(plan, places, progress=progress, stop=stop)

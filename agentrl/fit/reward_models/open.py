@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import RewardPlan
 from agentrl.config.reward import NOT_WHITENED, RewardModelSection
 from agentrl.config.schema import ModelSection
 from agentrl.disk.logs import quiet_transformers
@@ -39,21 +39,14 @@ if TYPE_CHECKING:
 class OpenRewardModels:
     """The reward models of a config, loaded in this process."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        loaded: Mapping[str, RolloutRewards],
-        *,
-        base: Path,
-    ) -> None:
+    def __init__(self, plan: RewardPlan, loaded: Mapping[str, RolloutRewards]) -> None:
         """Keep the models that were loaded.
 
         Args:
-            config: of the run.
+            plan: of the rewards.
             loaded: by their names in `reward.models`.
-            base: folder that relative paths start from.
         """
-        self._config, self._loaded, self._base = config, loaded, base
+        self._plan, self._loaded = plan, loaded
         self.targets = tuple(
             RewardTarget(
                 name=name,
@@ -64,7 +57,7 @@ class OpenRewardModels:
                 wants_rows=False,
                 of_group=False,
             )
-            for name, item in config.reward.models.items()
+            for name, item in plan.reward.models.items()
         )
         """Functions of finished rollouts, one for each model."""
 
@@ -76,20 +69,19 @@ class OpenRewardModels:
         """
         if self._loaded[used.name].version == used.version:
             return
-        item = self._config.reward.models[used.name].model_copy(update={"path": (used.path,)})
+        item = self._plan.reward.models[used.name].model_copy(update={"path": (used.path,)})
         key = f"version {used.version} of reward.models.{used.name}"
         members = await run_computing(
-            _members, key, item, base=self._base, longest=_longest(self._config)
+            _members, key, item, base=self._plan.base, longest=_longest(self._plan)
         )
         await self._loaded[used.name].replace(members, used.version)
 
 
-def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None) -> list[str]:
+def check_reward_models(plan: RewardPlan, *, tokenizer: Any = None) -> list[str]:
     """Refuse reward models that cannot be used, before any weight is loaded.
 
     Args:
-        config: of the run.
-        base: folder that relative paths start from.
+        plan: of the rewards.
         tokenizer: of the policy; None does not compare vocabularies.
 
     Returns:
@@ -100,30 +92,29 @@ def check_reward_models(config: RunConfig, *, base: Path, tokenizer: Any = None)
             longer than the model reads, or another vocabulary than the policy's.
     """
     return [
-        _check(f"reward.models.{name}", item, config, base=base, tokenizer=tokenizer)
-        for name, item in config.reward.models.items()
+        _check(f"reward.models.{name}", item, plan, tokenizer=tokenizer)
+        for name, item in plan.reward.models.items()
     ]
 
 
-def reward_model_bytes(config: RunConfig, *, base: Path) -> int:
+def reward_model_bytes(plan: RewardPlan) -> int:
     """Bytes of the weights of all reward models in one process, from their files; hub names 0."""
     folders = [
         Path(source)
-        for item in config.reward.models.values()
-        for source in reward_model_sources(item, base).values()
+        for item in plan.reward.models.values()
+        for source in reward_model_sources(item, plan.base).values()
     ]
     return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
 
 
 @contextlib.asynccontextmanager
 async def open_reward_models(
-    config: RunConfig, *, base: Path, tokenizer: Any
+    plan: RewardPlan, *, tokenizer: Any
 ) -> AsyncIterator[OpenRewardModels]:
-    """Load the reward models of a config as functions of finished rollouts.
+    """Load the reward models of a run as functions of finished rollouts.
 
     Args:
-        config: of the run.
-        base: folder that relative paths start from.
+        plan: of the rewards.
         tokenizer: of the policy.
 
     Raises:
@@ -131,22 +122,22 @@ async def open_reward_models(
     """
     loaded: dict[str, RolloutRewards] = {}
     async with contextlib.AsyncExitStack() as stack:
-        if config.reward.models:
-            check_reward_models(config, base=base, tokenizer=tokenizer)
-        for name, item in config.reward.models.items():
-            version = 0 if name == config.reward.refreshed else None
+        if plan.reward.models:
+            check_reward_models(plan, tokenizer=tokenizer)
+        for name, item in plan.reward.models.items():
+            version = 0 if name == plan.reward.refreshed else None
             key = f"reward.models.{name}"
             rewards = await run_computing(
-                _load, key, item, base=base, version=version, longest=_longest(config)
+                _load, key, item, base=plan.base, version=version, longest=_longest(plan)
             )
             stack.push_async_callback(rewards.queue.close)
             loaded[name] = rewards
-        yield OpenRewardModels(config, loaded, base=base)
+        yield OpenRewardModels(plan, loaded)
 
 
-def _longest(config: RunConfig) -> int:
+def _longest(plan: RewardPlan) -> int:
     """Tokens that a pass of a reward model has to hold: those of a rollout, and one more."""
-    return config.rollout.max_context_tokens + 1
+    return plan.rollout.max_context_tokens + 1
 
 
 def _load(
@@ -184,19 +175,17 @@ def _members(key: str, item: RewardModelSection, *, base: Path, longest: int) ->
         return members
 
 
-def _check(
-    key: str, item: RewardModelSection, config: RunConfig, *, base: Path, tokenizer: Any
-) -> str:
+def _check(key: str, item: RewardModelSection, plan: RewardPlan, *, tokenizer: Any) -> str:
     from agentrl.fit.reward_models.rollout_rewards import check_disagreement
     from agentrl.train.score_model import reward_head
 
     if key.endswith(f".{ENV_PART}"):
         raise ConfigError(f"{key}: {ENV_PART!r} is the environment's own part; rename it")
-    context = config.rollout.max_context_tokens
+    context = plan.rollout.max_context_tokens
     with _named(key):
         pick_device(item.device)
-        sources = reward_model_sources(item, base)
-        refreshed = f"reward.models.{config.reward.refreshed}"
+        sources = reward_model_sources(item, plan.base)
+        refreshed = f"reward.models.{plan.reward.refreshed}"
         heads = {path: reward_head(source) for path, source in sources.items()}
         members = sum(head.heads for head in heads.values())
         check_disagreement(item.disagreement, members)
@@ -228,15 +217,15 @@ def _check(
                 who = f"the reward model {path!r}"
                 check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
                 check_read_ids(tokenizer.get_vocab(), head.vocabulary, who)
-        unread = "" if tokenizer is None else _unread(heads.values(), config)
+        unread = "" if tokenizer is None else _unread(heads.values(), plan.model)
     several = f", an ensemble of {members}" if members > len(item.path) else ""
     return f"{key}: {', '.join(item.path)}{several}, scale {item.scale}{unread}"
 
 
-def _unread(heads: Iterable[RewardHead], config: RunConfig) -> str:
+def _unread(heads: Iterable[RewardHead], model: ModelSection) -> str:
     """Names which ids the policy may sample and a reward model cannot read; empty for none."""
 
-    ours, theirs = vocabulary_of(model_source(config.model)), min(head.vocabulary for head in heads)
+    ours, theirs = vocabulary_of(model_source(model)), min(head.vocabulary for head in heads)
     if ours <= theirs:
         return ""
     return (

@@ -47,11 +47,11 @@ def stronger_kl(config: Config) -> list[Lever]:
             why="The reference still has its entropy and its language: pull towards it.",
         )
     ]
-    if coef and value_of(config, "algorithm.kl_controller.kind", "fixed") == "fixed":
+    if coef and value_of(config, "algorithm.kl_target", None) is None:
         found.append(
             Lever(
-                key="algorithm.kl_controller.kind",
-                value="window",
+                key="algorithm.kl_target",
+                value=[0.05, 0.2],
                 why="A fixed weight does not fit every model: steer it by the measured KL.",
             )
         )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
+from agentrl.config.fleet import ServingSection
+from agentrl.config.plan import TrainerPlan
 from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
 
@@ -15,22 +16,22 @@ if TYPE_CHECKING:
     from agentrl.models.vision.reader import VisionReader
 
 
-def check_seeing(config: RunConfig) -> None:
+def check_seeing(plan: TrainerPlan) -> None:
     """Refuse settings under which a vision-language model is not run yet.
 
     Args:
-        config: of a run whose model reads images.
+        plan: of the trainer of a model that reads images.
 
     Raises:
         ConfigError: names each setting, what it is and what it must be.
     """
-    distill = config.algorithm.distill
+    distill = plan.algorithm.distill
     served = distill is not None and distill.teacher.kind == "served"
     wanted = [
         # Its server is asked about ids alone.
         ("algorithm.distill.teacher.kind", "served", "checkpoint or hint", not served),
     ]
-    _refuse(config.model.path, wanted)
+    _refuse(plan.model.path, wanted)
 
 
 def check_seeing_fit(config: FitConfig) -> None:
@@ -60,11 +61,14 @@ def _refuse(path: str, wanted: Sequence[tuple[str, object, object, bool]]) -> No
         )
 
 
-def open_images(config: RunConfig, reader: VisionReader | None, folder: Path) -> None:
+def open_images(
+    plan: TrainerPlan, serving: ServingSection, reader: VisionReader | None, folder: Path
+) -> None:
     """Open the folder in which the reader of a run's model keeps its images.
 
     Args:
-        config: of the run.
+        plan: of the trainer.
+        serving: of the run.
         reader: None for a model that reads text only.
         folder: made when the first image comes.
 
@@ -72,13 +76,13 @@ def open_images(config: RunConfig, reader: VisionReader | None, folder: Path) ->
         ConfigError: as `check_seeing`, or vLLM servers for a family that they cannot be shown.
     """
     if reader is not None:
-        check_seeing(config)
+        check_seeing(plan)
         family = reader.family
-        if config.serving.engine != "embedded" and family.markers is None:
+        if serving.engine != "embedded" and family.markers is None:
             raise ConfigError(
-                f"model.path {config.model.path!r} is a {family.name}, whose images are not shown "
+                f"model.path {plan.model.path!r} is a {family.name}, whose images are not shown "
                 "to vLLM servers: the line breaks around an image are one token with those of the "
                 "text beside it, so the ids of a prompt do not say what a server would make of it; "
-                f"use serving.engine: embedded (got {config.serving.engine})"
+                f"use serving.engine: embedded (got {serving.engine})"
             )
         reader.folder = ImageFolder(folder.absolute())

@@ -10,10 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
 from agentrl.config.fleet import ServingSection
 from agentrl.config.paths import QUICKSTART
-from agentrl.config.plan import SchedulePlan, TrainerPlan
+from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.model_source import model_source
@@ -56,7 +55,7 @@ async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
     # adapters are too small to count. One checkpoint more than is kept exists while it is written.
     width = 2 if model.dtype == "bfloat16" else 4
     section, trained = plan.checkpoint, 0 if train.lora else 12
-    needed = size * (width + trained) // 2 * (section.keep_last + section.keep_best + 1)
+    needed = size * (width + trained) // 2 * (section.keep_last + section.best_count + 1)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
         f"{free / GIB:.1f} GiB free"
@@ -90,12 +89,12 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
-async def memory(config: RunConfig, plan: TrainerPlan, serving: ServingSection) -> Finding | str:
+async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
     try:
         shape = await asyncio.to_thread(model_shape, plan.model)
-        reward_models = reward_model_bytes(config, base=plan.base)
-        teacher = teacher_bytes(config, base=plan.base)
+        reward_models = reward_model_bytes(rewards)
+        teacher = teacher_bytes(plan)
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",

@@ -122,7 +122,7 @@ def estimate(
     if beside:
         sums = 4 * _moving(plan.train.lora, shape)
         if plan.algorithm.needs_values:
-            sums += 4 * _moving(plan.critic.lora, shape)  # the critic's lanes
+            sums += 4 * _moving(plan.critic.adapters, shape)  # the critic's lanes
         trainer.append(Part(what=f"other lanes ({beside})", size=beside * (sums + activations)))
     if serving.engine == "embedded":
         context = plan.rollout.max_context_tokens
@@ -225,7 +225,7 @@ def _trained(plan: TrainerPlan, shape: ModelShape) -> list[Part]:
     if plan.algorithm.needs_reference:
         parts.append(Part(what="reference", size=shape.parameters * width // weights))
     if plan.algorithm.needs_values:
-        moving = _moving(plan.critic.lora, shape)
+        moving = _moving(plan.critic.adapters, shape)
         state, _ = trained_bytes(train, model, moving, kept=optimizer)
         _, sums = trained_bytes(train, model, moving, kept=gradients)
         size = shape.parameters * width // weights + state + sums

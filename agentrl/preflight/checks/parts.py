@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from pathlib import Path
 
 from agentrl.chat import build_chat, build_parser
-from agentrl.config import RunConfig
 from agentrl.config.health import HealthSection
-from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan
+from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan, TrainerPlan
 from agentrl.config.schema import (
     LogSection,
     ModelSection,
@@ -79,13 +77,13 @@ async def rewards(plan: RewardPlan) -> str:
     return "; ".join([" + ".join(parts), *(f"{name} {value}" for name, value in changed.items())])
 
 
-async def trainer(config: RunConfig, base: Path, found: PreflightFacts) -> str:
+async def trainer(plan: TrainerPlan, found: PreflightFacts) -> str:
     """Check that the trainer can be put together."""
     from agentrl.runtime.assembly.trainer import check_learner
 
     if found.images is not None:
-        check_seeing(config)
-    return check_learner(config, base=base)
+        check_seeing(plan)
+    return check_learner(plan)
 
 
 async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:

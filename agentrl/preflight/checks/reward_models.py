@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from agentrl.config import RunConfig
+from agentrl.config.plan import RewardPlan, SchedulePlan
 from agentrl.fit.refresh.checks import check_refresh
 from agentrl.fit.reward_models.open import check_reward_models
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -12,13 +10,15 @@ from agentrl.runtime.drivers.choose import is_synchronous
 from agentrl.types.finding import Finding, warn
 
 
-async def reward_models(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+async def reward_models(
+    plan: RewardPlan, schedule: SchedulePlan, found: PreflightFacts
+) -> Finding | str:
     """Check reward models without loading them: paths, scales, lengths and vocabularies."""
-    lines = check_reward_models(config, base=base, tokenizer=found.tokenizer)
-    synchronous = is_synchronous(config.schedule)
-    if (refresh := check_refresh(config, base=base, synchronous=synchronous)) is not None:
+    lines = check_reward_models(plan, tokenizer=found.tokenizer)
+    synchronous = is_synchronous(schedule.schedule)
+    if (refresh := check_refresh(schedule, synchronous=synchronous)) is not None:
         lines.append(refresh)
-    reward = config.reward
+    reward = plan.reward
     if reward.normalize or reward.clip is not None or reward.clip_raw is not None:
         return "; ".join(lines)
     raw = [f"reward.models.{n}" for n, item in reward.models.items() if item.scale != "stored"]

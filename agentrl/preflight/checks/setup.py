@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from agentrl.config.algorithm import AlgorithmSection, WindowKl
+from agentrl.config.algorithm import KL_WINDOW, AlgorithmSection
 from agentrl.config.fleet import ScheduleSection
 from agentrl.config.health import HealthSection
 from agentrl.config.plan import TrainerPlan
@@ -117,21 +117,20 @@ async def kl(algorithm: AlgorithmSection, health: HealthSection) -> Finding | st
         return warn(
             "kl",
             "no reference policy: drift is neither measured nor held back",
-            "set algorithm.kl_coef: 0.001 with algorithm.kl_controller: window; or, to save its "
-            f"memory, health.rules: [{_RULES[1]!r}]",
+            f"set algorithm.kl_coef: 0.001 with algorithm.kl_target: {list(KL_WINDOW)}; or, to "
+            f"save its memory, health.rules: [{_RULES[1]!r}]",
         )
     text = (
-        f"weight {algorithm.kl_coef:g}, {algorithm.kl_controller.kind} controller, "
+        f"weight {algorithm.kl_coef:g}, {algorithm.kl_control} controller, "
         f"{'in the loss' if algorithm.use_kl_loss else 'in the reward'} ({algorithm.kl_estimator})"
     )
-    controller = algorithm.kl_controller
-    if controller.kind == "fixed":
+    target = algorithm.kl_target
+    if target is None:
         return warn(
             "kl",
             f"{text}: one weight does not fit every model and stage",
-            f"set algorithm.kl_controller: window (target {list(WindowKl().target)})",
+            f"set algorithm.kl_target: {list(KL_WINDOW)}",
         )
-    target = controller.target
     return f"{text}, target {list(target) if isinstance(target, tuple) else target}"
 
 
@@ -230,9 +229,9 @@ async def asynchrony(plan: TrainerPlan, schedule: ScheduleSection) -> Finding | 
             f"{text}; rollouts keep the weights they began with, however long they take",
             "set schedule.partial_rollout: true",
         )
-    if schedule.max_version_lag is None:
+    if schedule.lag_limit is None:
         return f"{text}; late rollouts are waited for"
-    return f"{text}; at most {schedule.max_version_lag} versions old"
+    return f"{text}; at most {schedule.lag_limit} versions old"
 
 
 async def critic(plan: TrainerPlan) -> Finding | str:

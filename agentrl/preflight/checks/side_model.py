@@ -10,14 +10,14 @@ from agentrl.types import Message
 from agentrl.types.finding import Finding, fail, warn
 
 NAME = "side model"
-_WHERE = "rollout.side_model"
+_WHERE = "rollout.side_calls"
 _MOST_TOKENS = 64
 _ASKED = (Message(role="user", content="Answer with one word: ready."),)
 
 
 async def side_model(section: RolloutSection) -> Finding | str:
     """Ask it for a turn, with and without tools: a failure ends a rollout as `env_crashed`."""
-    settings = read_settings(section.side_model, _WHERE)
+    settings = read_settings(section.side_calls, _WHERE)
     model = ServedModel(settings, where=_WHERE)
     try:
         said = await model.turn(_ASKED, max_tokens=_MOST_TOKENS)

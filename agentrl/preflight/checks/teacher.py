@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agentrl.chat.hint import prompt_ends
-from agentrl.config import RunConfig
+from agentrl.config.plan import TrainerPlan
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.types.finding import Finding, fail
 
 
-async def teacher(config: RunConfig, base: Path, found: PreflightFacts) -> Finding | str:
+async def teacher(plan: TrainerPlan, found: PreflightFacts) -> Finding | str:
     """Check a teacher: path and vocabulary, server, or the hints of all training tasks."""
-    text = check_teacher(config, base=base, tokenizer=found.tokenizer)
-    hint = hint_section(config)
+    text = check_teacher(plan, tokenizer=found.tokenizer)
+    hint = hint_section(plan)
     if hint is not None:
         if found.tasks is None or found.chat is None:
             return not_checked("teacher", found)
@@ -30,5 +28,5 @@ async def teacher(config: RunConfig, base: Path, found: PreflightFacts) -> Findi
         return f"{text} of at most {longest} characters"
     if found.tokenizer is None:
         return f"{text}; vocabularies are not compared, since the policy's tokenizer is missing"
-    answered = await ask_server(config, found.tokenizer)
+    answered = await ask_server(plan, found.tokenizer)
     return f"{text}; {answered}" if answered else text

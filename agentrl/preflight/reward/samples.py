@@ -48,7 +48,7 @@ async def sample_rewards(
     """
     schedule, rollout = run.schedule, run.schedule.rollout
     n = rollout.n_samples_per_prompt
-    await require_engines(run.config, model_path=request.model)
+    await require_engines(run.engines, model_path=request.model)
     async with open_policy(
         run,
         model_path=request.model,

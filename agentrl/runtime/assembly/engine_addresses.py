@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from agentrl.engine import Engine
 from agentrl.errors import AgentrlError, EngineError
@@ -39,8 +39,6 @@ class EngineAddress:
     """`lean://host:port` or `http://host:port`."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listener."""
-    transport: Literal["auto", "http", "lean"] = "auto"
-    """Transport of turns; see `serving.transport`."""
     max_context_tokens: int | None = None
     """Of a vLLM server, most tokens of prompt and turn; None for an embedded engine."""
     start_version: int = UNKNOWN_VERSION
@@ -74,7 +72,6 @@ async def connect(
         entry.address,
         name=entry.name,
         secret=entry.secret or None,
-        transport=entry.transport,
         **options,
     )
 

@@ -38,7 +38,6 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
-    from agentrl.serving.connect import Transport
     from agentrl.serving.vllm.launcher import VllmServer
     from agentrl.serving.vllm.pictures import PictureSource
 
@@ -67,8 +66,6 @@ class OpenEngines:
     """Description of the engines for the log."""
     wait_s: float
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
-    transport: Transport = "auto"
-    """Transport of turns to servers, as in `serving.transport`."""
     pictures: PictureSource | None = None
     """Images of the run, for servers that join it."""
     secret: str = field(default="", repr=False)
@@ -125,7 +122,6 @@ async def open_engines(
         )
         connect = ServerConnection(
             secret=secret,
-            transport=section.transport,
             start_version=version,
             max_context_tokens=max_context_tokens,
             pictures=pictures,
@@ -166,7 +162,6 @@ async def _connected(
         connect_engine(
             url,
             name=f"server-{index}",
-            transport=section.transport,
             start_version=version,
             # What an earlier run left there has a number of that run, often a larger one.
             adopt=version == UNKNOWN_VERSION,
@@ -181,7 +176,6 @@ async def _connected(
         same_host=urls_are_local(section.urls),
         text=f"{len(engines)} vLLM servers that run already",
         wait_s=wait_s,
-        transport=section.transport,
         pictures=pictures,
     )
 
@@ -216,7 +210,6 @@ async def _launched(
                 same_host=True,
                 text=f"{len(servers)} vLLM servers on this machine",
                 wait_s=wait_s,
-                transport=connect.transport,
                 pictures=connect.pictures,
                 secret=connect.secret,
             )
@@ -230,8 +223,6 @@ class ServerConnection:
 
     secret: str
     """Secret of their lean listeners."""
-    transport: Transport
-    """Transport, as in `serving.transport`."""
     start_version: int
     """Version of the weights that they load."""
     max_context_tokens: int
@@ -260,7 +251,6 @@ class _OwnServer:
             self._server.url,
             name=self.name,
             secret=self._connection.secret,
-            transport=self._connection.transport,
             start_version=self._connection.start_version,
             max_context_tokens=self._connection.max_context_tokens,
             pictures=self._connection.pictures,
@@ -308,7 +298,7 @@ def server_commands(
             dtype=policy.dtype,
             head_dtype=policy.head_dtype,
             weight_transfer=transfer_name(backend),
-            middleware=() if section.transport == "http" else (LEAN,),
+            middleware=(LEAN,),
         )
         for replica in range(section.replicas)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +11,14 @@ import numpy as np
 from agentrl.batch.records import IntArray, RowKey
 from agentrl.chat import ChatFormat, build_chat
 from agentrl.chat.hint import prompt_ends, with_hint
-from agentrl.config import RunConfig
 from agentrl.config.distill import HintTeacher, hint_columns
+from agentrl.config.plan import TaskPlan, TrainerPlan
+from agentrl.config.schema import ChatSection
 from agentrl.data import load_tasks
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, DataError
 from agentrl.models.source import load_tokenizer
+from agentrl.runtime.assembly.teacher import teacher_section
 from agentrl.types import Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 _KEY = "algorithm.distill.teacher.hint"
 
 
-def hint_section(config: RunConfig) -> HintTeacher | None:
+def hint_section(plan: TrainerPlan) -> HintTeacher | None:
     """The section of a teacher with a hint; None where the run has no such teacher."""
-    distill = config.algorithm.distill
-    if distill is None or config.train.steps == 0:
-        return None
-    return distill.teacher if isinstance(distill.teacher, HintTeacher) else None
+    distill = teacher_section(plan)
+    teacher = None if distill is None else distill.teacher
+    return teacher if isinstance(teacher, HintTeacher) else None
 
 
 def hint_text(hint: str, task: Task) -> str:
@@ -134,24 +134,25 @@ class HintedPrompts:
         return prompts
 
 
-def open_hints(config: RunConfig, *, base: Path) -> HintedPrompts | None:
+def open_hints(trainer: TrainerPlan, tasks: TaskPlan, chat: ChatSection) -> HintedPrompts | None:
     """Writer of hints into prompts; None where the run has no such teacher.
 
     Args:
-        config: of the run.
-        base: folder that relative paths start from.
+        trainer: of the run.
+        tasks: those that rows may be of.
+        chat: format of the policy's prompts.
 
     Raises:
         ConfigError, DataError: as `HintedPrompts`, or tasks that cannot be read.
     """
 
-    section = hint_section(config)
+    section = hint_section(trainer)
     if section is None:
         return None
     # Pass rates that were measured later would leave out other tasks than the run began with.
-    everything = config.dataset.model_copy(update={"difficulty": None})
-    source = model_source(config.model)
-    tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+    everything = tasks.dataset.model_copy(update={"difficulty": None})
+    source = model_source(trainer.model)
+    tokenizer = load_tokenizer(trainer.model.model_copy(update={"path": source}))
     return HintedPrompts(
-        section, build_chat(tokenizer, config.chat), load_tasks(everything, base=base)
+        section, build_chat(tokenizer, chat), load_tasks(everything, base=tasks.base)
     )

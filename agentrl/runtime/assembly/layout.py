@@ -50,7 +50,7 @@ class Layout:
 
         Example:
             >>> from agentrl.config.fleet import EmbeddedServing
-            >>> section = RayRuntime(rollout_workers=2, gpus_per_trainer=1)
+            >>> section = RayRuntime(rollout_workers=2, gpus=1)
             >>> dict(plan(section, EmbeddedServing()).total)
             {'CPU': 3.0, 'GPU': 1.0}
         """
@@ -157,9 +157,8 @@ def _check_colocated(section: RayRuntime, engines: int) -> None:
             f"on {section.trainer_ranks} trainer ranks; raise runtime.trainer_ranks, lower "
             "serving.replicas, or use disaggregated"
         )
-    for name in ("gpus_per_trainer", "gpus_per_engine"):
-        if (value := getattr(section, name)) > 1:
-            raise ConfigError(
-                f"runtime.placement is colocated with runtime.{name}: {value:g}, but only one "
-                "device can be shared; use at most 1, or disaggregated"
-            )
+    if (most := max(section.gpus_per_trainer, section.gpus_per_engine)) > 1:
+        raise ConfigError(
+            f"runtime.placement is colocated with runtime.gpus: {most:g}, but only one device can "
+            "be shared; use at most 1, or disaggregated"
+        )

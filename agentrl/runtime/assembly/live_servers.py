@@ -244,7 +244,6 @@ async def live_servers(
         return await connect_engine(
             url,
             name=name,
-            transport=section.transport,
             # What an earlier run left there has a number of that run, often a larger one.
             start_version=UNKNOWN_VERSION,
             adopt=True,

@@ -64,10 +64,10 @@ def side_calls_of(section: RolloutSection) -> SideCalls:
     Raises:
         ConfigError: the settings of that model are wrong, or its key is not set.
     """
-    if section.side_calls != "frozen":
+    if isinstance(section.side_calls, str):
         return section.side_calls
-    where = "rollout.side_model"
-    return ServedModel(read_settings(section.side_model, where), where=where)
+    where = "rollout.side_calls"
+    return ServedModel(read_settings(section.side_calls, where), where=where)
 
 
 def make_env_factory(
@@ -234,9 +234,9 @@ def load_task_sets(plan: TaskPlan, *, chosen: Mapping[str, Chosen] | None = None
     for name, tasks in ((TRAIN, train), *((eval_name(k), v) for k, v in scored.items())):
         if not tasks:
             raise ConfigError(f"{name} holds no tasks; check its source, split and limit")
-    if dataset.selection is not None:
-        tasks_by_key(train, dataset.selection.by)  # refused here, before anything is loaded
-    return TaskSets(train=train, evals=scored, weights=weights, selection=dataset.selection)
+    if dataset.chosen is not None:
+        tasks_by_key(train, dataset.chosen.by)  # refused here, before anything is loaded
+    return TaskSets(train=train, evals=scored, weights=weights, selection=dataset.chosen)
 
 
 def eval_name(name: str) -> str:

@@ -140,9 +140,7 @@ class RolloutHost:
             tokenizer: Any = pickle.loads(policy_copy.tokenizer)
         else:
             tokenizer = load_tokenizer(plan.model)
-        models = await stack.enter_async_context(
-            open_reward_models(plan, base=plan.base, tokenizer=tokenizer)
-        )
+        models = await stack.enter_async_context(open_reward_models(plan, tokenizer=tokenizer))
         self._worker, chat = make_worker(
             plan,
             generator=self._client,

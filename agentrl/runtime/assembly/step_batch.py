@@ -23,20 +23,20 @@ from agentrl.batch.minibatches import minibatch_places
 from agentrl.batch.split.build import build_part
 from agentrl.batch.split.outline import CheckedRows, outline_group
 from agentrl.batch.split.planned_step import StepPlan, plan_step, why_not_split
-from agentrl.config import RunConfig
 from agentrl.config.fleet import ScheduleSection
+from agentrl.config.plan import SchedulePlan
 from agentrl.data.staleness import drop_stale, oldest_allowed
 from agentrl.estimators import find_estimator
 from agentrl.metrics import MetricBag
 from agentrl.reward import RewardShaper
 from agentrl.rollout import rollout_metrics
-from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.drivers.groups import batch_seed
 from agentrl.types import TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.batch import PackedBatch, RowKey, StepBatch
     from agentrl.reward import ShapedStep
+    from agentrl.runtime.assembly.hints import HintedPrompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +67,30 @@ class StepMaker:
     """Prepares the steps of a run, in their order."""
 
     def __init__(
-        self, config: RunConfig, *, base: Path | None = None, checkpoint: Path | None = None
+        self,
+        plan: SchedulePlan,
+        *,
+        hints: HintedPrompts | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         """Begin a run, or go on from a checkpoint.
 
         Args:
-            config: of the run.
-            base: folder that relative files in the config's `algorithm` start from.
+            plan: of the schedule.
+            hints: writer of hints into the prompts, where the teacher of the run has them.
             checkpoint: holds the reward statistics of the steps before.
 
         Raises:
             ConfigError: there is no such estimator or loss.
-            DataError: the statistics, or the tasks of a teacher's hints, cannot be read.
+            DataError: the statistics cannot be read.
         """
         from agentrl.train.losses import needs_of
 
-        self._train, self._schedule, self._rollout = config.train, config.schedule, config.rollout
-        self._seed, self._clip_shaped = config.run.seed, config.reward.clip_shaped
-        self._algorithm = config.resolved_algorithm()
-        find_estimator(self._algorithm.advantage_estimator, base=base)
-        self._needs = needs_of(self._algorithm, base=base)
-        self._hints = open_hints(config, base=base or Path())
+        self._plan, self._hints = plan, hints
+        find_estimator(plan.algorithm.advantage_estimator, base=plan.base)
+        self._needs = needs_of(plan.algorithm, base=plan.base)
         self._shaper = RewardShaper(
-            config.reward, max_response_tokens=config.rollout.max_response_tokens
+            plan.reward, max_response_tokens=plan.rollout.max_response_tokens
         )
         if checkpoint is not None:
             self._shaper.load(checkpoint)
@@ -174,12 +175,12 @@ class StepMaker:
             DataError: as `prepare`.
         """
         batch = build_part(planned.plan, [*own, *others], rank=rank, checked=checked)
-        held = drop_too_old(self._schedule, planned.step, own)
+        held = drop_too_old(self._plan.schedule, planned.step, own)
         return PreparedStep(groups=held, batch=batch, metrics=batch.metrics)
 
     def why_not_split(self) -> str:
         """Why every rank has to prepare the whole step; empty if each can prepare its part."""
-        return why_not_split(self._algorithm)
+        return why_not_split(self._plan.algorithm)
 
     def forget(self) -> None:
         """Drop the last prepared step from the statistics: it was not trained."""
@@ -203,10 +204,11 @@ class StepMaker:
         Raises:
             DataError: as `prepare`.
         """
+        rollout = self._plan.rollout
         places = minibatch_places(
-            [self._rollout.n_samples_per_prompt] * self._rollout.prompts_per_step,
-            minibatches=self._train.minibatches,
-            seed=batch_seed(self._seed, step),
+            [rollout.n_samples_per_prompt] * rollout.prompts_per_step,
+            minibatches=self._plan.train.minibatches,
+            seed=batch_seed(self._plan.run.seed, step),
             epoch=0,
         )[index]
         positions = sorted(groups)
@@ -226,7 +228,7 @@ class StepMaker:
     ) -> tuple[list[TrajectoryGroup], ShapedStep, MetricBag]:
         """The groups as they are stored and as they are trained on, and what they measure."""
         self._before = self._shaper.moments
-        held = drop_too_old(self._schedule, step, groups)
+        held = drop_too_old(self._plan.schedule, step, groups)
         bag = rollout_metrics(held)
         shaped = self._shaper.shape(held)
         bag.merge(shaped.metrics)
@@ -238,7 +240,7 @@ class StepMaker:
         step_ledger(
             shaped.groups,
             teaching,
-            algorithm=self._algorithm,
+            algorithm=self._plan.algorithm,
             oldest_version=self._oldest_unmasked(step),
             skip_groups=shaped.skip_groups,
             needs=self._needs,
@@ -247,34 +249,34 @@ class StepMaker:
     def _oldest_unmasked(self, step: int) -> int | None:
         """Tokens of older weights are masked; None masks none."""
 
-        schedule = self._schedule
-        return oldest_allowed(schedule, step - 1) if schedule.stale == "mask" else None
+        schedule = self._plan.schedule
+        return oldest_allowed(schedule, step - 1) if schedule.masks_stale else None
 
     def _settings(self, step: int) -> StepSettings:
-        train = self._train
+        train = self._plan.train
         return StepSettings(
-            algorithm=self._algorithm,
+            algorithm=self._plan.algorithm,
             micro_batch_tokens=train.micro_batch_tokens,
-            seed=batch_seed(self._seed, step),
+            seed=batch_seed(self._plan.run.seed, step),
             minibatches=train.minibatches,
             epochs=train.epochs_per_batch,
             oldest_version=self._oldest_unmasked(step),
             needs=self._needs,
             prefix_sharing=train.prefix_sharing,
             image_tokens=train.micro_batch_image_tokens,
-            clip_shaped=self._clip_shaped,
+            clip_shaped=self._plan.reward.clip_shaped,
         )
 
 
 def drop_too_old(
     schedule: ScheduleSection, step: int, groups: Sequence[TrajectoryGroup]
 ) -> list[TrajectoryGroup]:
-    """The groups of a step as they are stored: what `schedule.stale` drops is `STALE`.
+    """The groups of a step as they are stored: what `schedule.max_version_lag` drops is `STALE`.
 
     Step n is trained from version n - 1.
     """
 
     oldest = oldest_allowed(schedule, step - 1)
-    if oldest is None or schedule.stale != "drop":
+    if oldest is None or schedule.masks_stale:
         return list(groups)
     return [drop_stale(group, oldest_version=oldest, version=step - 1) for group in groups]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
 from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeacher
 from agentrl.config.paths import QUICKSTART
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import (
@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.vision.sizes import model_sizes
 
 if TYPE_CHECKING:
     from agentrl.models.vision.reader import VisionReader
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 KEY = "algorithm.distill.teacher"
 
 
-def teacher_section(config: RunConfig) -> DistillSection | None:
+def teacher_section(plan: TrainerPlan) -> DistillSection | None:
     """The distillation of a run; None where it trains without a teacher."""
-    return config.algorithm.distill if config.train.steps else None
+    return plan.algorithm.distill if plan.train.steps else None
 
 
-def check_teacher(config: RunConfig, *, base: Path, tokenizer: Any = None) -> str:
+def check_teacher(plan: TrainerPlan, *, tokenizer: Any = None) -> str:
     """Refuse a teacher that cannot be used, before any weight is loaded. Asks no server.
 
     Args:
-        config: of the run.
-        base: folder that relative paths start from.
+        plan: of the trainer.
         tokenizer: of the policy; None does not compare vocabularies.
 
     Returns:
@@ -49,12 +49,12 @@ def check_teacher(config: RunConfig, *, base: Path, tokenizer: Any = None) -> st
         ConfigError: a path that holds no model, one of another vocabulary, rows that are longer
             than it reads, or a key that is not set.
     """
-    section = teacher_section(config)
+    section = teacher_section(plan)
     if section is None:
         return "no teacher"
     teacher = section.teacher
     if isinstance(teacher, CheckpointTeacher):
-        _check_checkpoint(teacher, section, config, base=base, tokenizer=tokenizer)
+        _check_checkpoint(teacher, section, plan, tokenizer=tokenizer)
         return f"{teacher.path} beside the policy, {_form(section)}"
     if isinstance(teacher, ServedTeacher):
         _server(teacher, section, vocabulary=section.top_k)
@@ -63,46 +63,44 @@ def check_teacher(config: RunConfig, *, base: Path, tokenizer: Any = None) -> st
     return f"the policy{started}, with a hint, {_form(section)}"
 
 
-async def ask_server(config: RunConfig, tokenizer: Any = None) -> str:
+async def ask_server(plan: TrainerPlan, tokenizer: Any = None) -> str:
     """Ask a served teacher what it has to answer in the run; nothing for other teachers.
 
     Args:
-        config: of the run.
+        plan: of the trainer.
         tokenizer: of the policy; None loads it.
 
     Raises:
         ConfigError: another tokenizer, or rows longer than the server takes.
         ServedModelError: it cannot be asked, or gives no log-probabilities of prompts.
     """
-    section = teacher_section(config)
+    section = teacher_section(plan)
     if section is None or not isinstance(section.teacher, ServedTeacher):
         return ""
     if tokenizer is None:
-        source = model_source(config.model)
-        tokenizer = load_tokenizer(config.model.model_copy(update={"path": source}))
+        source = model_source(plan.model)
+        tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
     server = _server(section.teacher, section, vocabulary=len(tokenizer))
-    await server.check(tokenizer, context=config.rollout.max_context_tokens)
+    await server.check(tokenizer, context=plan.rollout.max_context_tokens)
     return "it answers"
 
 
 def make_teacher(
-    config: RunConfig,
+    plan: TrainerPlan,
     backend: TrainBackend,
     *,
     began: ModelSection,
     vocabulary: int,
-    base: Path,
     ranks: Ranks | None,
     images: VisionReader | None = None,
 ) -> Teacher | None:
     """The teacher of a run; every rank makes its own. A server was asked before (`ask_server`).
 
     Args:
-        config: of the run.
+        plan: of the trainer.
         backend: of the policy.
         began: the model that the run began with.
         vocabulary: tokens that the policy's head has.
-        base: folder that relative paths start from.
         ranks: that train together, joined already; None is this process alone.
         images: of the policy, which the teacher reads, too; None for a policy of text.
 
@@ -116,15 +114,15 @@ def make_teacher(
     """
     from agentrl.train.distill import TeacherModel, load_teacher
 
-    section = teacher_section(config)
+    section = teacher_section(plan)
     if section is None:
         return None
-    teacher, top_k, own = section.teacher, section.top_k, config.train.backend
+    teacher, top_k, own = section.teacher, section.top_k, plan.train.backend
     if teacher.kind == "served":
         return _server(teacher, section, vocabulary=vocabulary)
     if teacher.kind == "checkpoint":
-        check_teacher(config, base=base, tokenizer=load_tokenizer(began))
-        model = began.model_copy(update={"path": other_model_source(teacher.path, base)})
+        check_teacher(plan, tokenizer=load_tokenizer(began))
+        model = began.model_copy(update={"path": other_model_source(teacher.path, plan.base)})
         return load_teacher(
             model, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks, images=images
         )
@@ -143,18 +141,18 @@ def make_teacher(
     )
 
 
-def teacher_bytes(config: RunConfig, *, base: Path) -> int | None:
+def teacher_bytes(plan: TrainerPlan) -> int | None:
     """Bytes of the weights of a teacher in its files; 0 where no other model is loaded.
 
     Returns:
         None where the teacher is the model that the run begins with.
     """
-    section = teacher_section(config)
+    section = teacher_section(plan)
     if section is None or section.teacher.kind == "served":
         return 0
     if section.teacher.kind == "hint":
         return 0 if section.teacher.weights == "current" else None
-    folder = Path(other_model_source(section.teacher.path, base))
+    folder = Path(other_model_source(section.teacher.path, plan.base))
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
@@ -169,16 +167,11 @@ def _server(teacher: ServedTeacher, section: DistillSection, *, vocabulary: int)
 
 
 def _check_checkpoint(
-    teacher: CheckpointTeacher,
-    section: DistillSection,
-    config: RunConfig,
-    *,
-    base: Path,
-    tokenizer: Any,
+    teacher: CheckpointTeacher, section: DistillSection, plan: TrainerPlan, *, tokenizer: Any
 ) -> None:
     from transformers import AutoConfig
 
-    source = other_model_source(teacher.path, base)
+    source = other_model_source(teacher.path, plan.base)
     check_model_path(source, key=f"{KEY}.path")
     source = str(quickstart_checkpoint()) if source == QUICKSTART else source
     refuse_scoring_model(source, key=f"{KEY}.path")
@@ -187,10 +180,8 @@ def _check_checkpoint(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{KEY}.path {teacher.path!r} has no usable config: {error}") from None
     text = getattr(shape, "text_config", None) or shape
-    positions, context = (
-        getattr(text, "max_position_embeddings", None),
-        config.rollout.max_context_tokens,
-    )
+    positions = getattr(text, "max_position_embeddings", None)
+    context = plan.rollout.max_context_tokens
     if positions is not None and positions < context:
         raise ConfigError(
             f"{KEY}.path {teacher.path!r} reads {positions} tokens, but a row may have {context} "
@@ -202,12 +193,12 @@ def _check_checkpoint(
             f"{text.vocab_size} tokens; lower it"
         )
     if tokenizer is not None:
-        _check_images(shape, config, path=teacher.path)
-        theirs = load_tokenizer(config.model.model_copy(update={"path": source}))
+        _check_images(shape, plan.model, path=teacher.path)
+        theirs = load_tokenizer(plan.model.model_copy(update={"path": source}))
         who = f"{KEY}.path {teacher.path!r}"
         check_same_vocabulary(tokenizer.get_vocab(), theirs.get_vocab(), who)
         check_read_ids(tokenizer.get_vocab(), text.vocab_size, who)
-        if text.vocab_size < (ours := vocabulary_of(model_source(config.model))):
+        if text.vocab_size < (ours := vocabulary_of(model_source(plan.model))):
             raise ConfigError(
                 f"{who} has {text.vocab_size} token ids (vocab_size in its config.json), but the "
                 f"policy has {ours}, and may sample one for which the teacher has no probability; "
@@ -216,15 +207,14 @@ def _check_checkpoint(
             )
 
 
-def _check_images(shape: Any, config: RunConfig, *, path: str) -> None:
+def _check_images(shape: Any, model: ModelSection, *, path: str) -> None:
     """Refuse a teacher that cannot be given the images of a vision-language policy."""
     from transformers import AutoConfig
 
     from agentrl.models.vision.families import family_of
     from agentrl.models.vision.reader import check_shared_images
-    from agentrl.models.vision.sizes import model_sizes
 
-    policy = AutoConfig.from_pretrained(model_source(config.model))
-    family = family_of(policy, path=config.model.path)
+    policy = AutoConfig.from_pretrained(model_source(model))
+    family = family_of(policy, path=model.path)
     if family is not None:
         check_shared_images(shape, family, model_sizes(policy), who=f"{KEY}.path {path!r}")

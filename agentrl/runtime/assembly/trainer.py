@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import TrainerPlan
 from agentrl.data import TokenStore
 from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 def make_trainer(
-    config: RunConfig,
+    plan: TrainerPlan,
     model: Any,
     *,
-    base: Path,
     run_dir: Path,
     ranks: Ranks | None = None,
     checkpoint: Path | None = None,
@@ -36,9 +35,8 @@ def make_trainer(
     Every process of a run calls it with the same arguments but for its rank in `ranks`.
 
     Args:
-        config: of the run.
+        plan: of the trainer.
         model: the policy; loaded from the checkpoint if there is one.
-        base: where relative paths of the config start.
         run_dir: gets the batch of a step that fails and, with `log.tokens`, in `tokens/` what each
             rank made of every token; every rank writes there.
         ranks: that train together, joined already and closed by the caller; None is this process
@@ -59,67 +57,60 @@ def make_trainer(
 
     reader = reader_of(model)
     if reader is not None:
-        check_seeing(config)
-    algorithm = config.resolved_algorithm()
-    find_estimator(algorithm.advantage_estimator, base=base)
-    needs = needs_of(algorithm, base=base)
+        check_seeing(plan)
+    algorithm, train = plan.algorithm, plan.train
+    find_estimator(algorithm.advantage_estimator, base=plan.base)
+    needs = needs_of(algorithm, base=plan.base)
     # A sharded backend takes the model apart.
     vocabulary = len(model.get_output_embeddings().weight)
     backend = make_backend(
         model,
-        train=config.train,
-        gradient_checkpointing=config.model.gradient_checkpointing,
+        train=train,
+        gradient_checkpointing=plan.model.gradient_checkpointing,
         ranks=ranks,
         mask_keys=needs.mask_keys,
     )
     # Reference and critic are what the run began with, also when it goes on from a checkpoint.
-    began = config.model.model_copy(update={"path": model_source(config.model)})
+    began = plan.model.model_copy(update={"path": model_source(plan.model)})
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_critic(_critic_section(config.critic, base), began, images=reader),
-            section=config.critic,
-            train=config.train,
-            gradient_checkpointing=config.model.gradient_checkpointing,
+            load_critic(_critic_section(plan), began, images=reader),
+            section=plan.critic,
+            train=train,
+            gradient_checkpointing=plan.model.gradient_checkpointing,
             ranks=ranks,
         )
     trainer = Trainer(
         model,
-        train=config.train,
+        train=train,
         algorithm=algorithm,
         backend=backend,
         reference=load_reference(
             began,
             algorithm,
             mask_keys=needs.mask_keys,
-            backend=config.train.backend,
+            backend=train.backend,
             ranks=ranks,
             images=reader,
         ),
         critic=critic,
         teacher=make_teacher(
-            config,
-            backend,
-            began=began,
-            vocabulary=vocabulary,
-            base=base,
-            ranks=ranks,
-            images=reader,
+            plan, backend, began=began, vocabulary=vocabulary, ranks=ranks, images=reader
         ),
         failures=run_dir,
-        record=_token_record(run_dir, ranks) if config.log.tokens else None,
+        record=_token_record(run_dir, ranks) if plan.log.tokens else None,
     )
     if checkpoint is not None:
         trainer.load(checkpoint)
     return trainer
 
 
-def check_learner(config: RunConfig, *, base: Path) -> str:
+def check_learner(plan: TrainerPlan) -> str:
     """Refuse what `make_trainer` would refuse, as far as it is known before anything is loaded.
 
     Args:
-        config: of the run.
-        base: where relative paths of the config start.
+        plan: of the trainer.
 
     Returns:
         Who trains what, in words.
@@ -128,28 +119,28 @@ def check_learner(config: RunConfig, *, base: Path) -> str:
         ConfigError: a backend that does not fit the optimizer, adapters without peft, or a critic
             from a path that is no checkpoint.
     """
-    train = config.train
+    train = plan.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
     from agentrl.train.backends.choose import check_backend
 
-    check_backend(train, dtype=config.model.dtype)
-    valued = config.resolved_algorithm().needs_values
+    check_backend(train, dtype=plan.model.dtype)
+    valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),
-        ("critic.lora", config.critic.lora if valued else None),
+        ("critic.lora", plan.critic.adapters if valued else None),
     ):
         if section is not None:
             from agentrl.train.model.lora import load_peft
 
             load_peft(key)
-    ranks = config.runtime.trainer_ranks if config.runtime.kind == "ray" else 1
+    ranks = plan.runtime.trainer_ranks if plan.runtime.kind == "ray" else 1
     what = "all weights" if train.lora is None else f"adapters of rank {train.lora.rank}"
     text = f"{train.optimizer} on {what}, backend {train.backend.kind}, ranks: {ranks}"
     if not valued:
         return text
 
-    path = _critic_section(config.critic, base).path
+    path = _critic_section(plan).path
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
@@ -162,9 +153,9 @@ def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
     return partial(TokenStore(run_dir / "tokens").write, ranks=world_size)
 
 
-def _critic_section(section: CriticSection, base: Path) -> CriticSection:
+def _critic_section(plan: TrainerPlan) -> CriticSection:
     """With its path resolved as that of every model beside the policy."""
-    path = section.path
-    if path is None:
+    section = plan.critic
+    if section.path is None:
         return section
-    return section.model_copy(update={"path": other_model_source(path, base)})
+    return section.model_copy(update={"path": other_model_source(section.path, plan.base)})

@@ -1,13 +1,12 @@
-"""Describes a config's algorithm, and finds what about it is allowed but rarely meant."""
+"""Describes the algorithm of a run, and finds what about it is allowed but rarely meant."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
+from agentrl.config.plan import SchedulePlan, TrainerPlan
 from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
@@ -20,24 +19,24 @@ if TYPE_CHECKING:
     from agentrl.train.losses import LossSpec
 
 
-def doubts(config: RunConfig, *, base: Path) -> list[str]:
+def doubts(trainer: TrainerPlan, plan: SchedulePlan) -> list[str]:
     """Combinations of keys that run and most likely do not do what was wanted.
 
     Args:
-        config: of the run.
-        base: where its relative paths start.
+        trainer: of the run.
+        plan: of its schedule.
 
     Raises:
         ConfigError: there is no such advantage estimator or policy loss.
     """
     from agentrl.train.losses import find_loss
 
-    algorithm, reward = config.resolved_algorithm(), config.reward
-    check_estimator(config, base=base)
-    loss = find_loss(algorithm.policy_loss, base=base)
+    algorithm, reward = trainer.algorithm, plan.reward
+    check_estimator(trainer)
+    loss = find_loss(algorithm.policy_loss, base=trainer.base)
     found = [f"algorithm: {text}" for text in [*algorithm.doubts(), *_loss_doubts(algorithm, loss)]]
     if (
-        runs_ahead(config.schedule)
+        runs_ahead(plan.schedule)
         and algorithm.old_log_probs == "recompute"
         and algorithm.is_correction_type == "none"
         and loss.correction == "none"
@@ -48,7 +47,7 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
             "trainer's own; set is_correction_type: tis, or old_log_probs: rollout or decoupled"
         )
     filtering = reward.dynamic_filtering
-    if filtering and config.rollout.n_samples_per_prompt == 1:
+    if filtering and plan.rollout.n_samples_per_prompt == 1:
         found.append(
             "reward.dynamic_filtering with rollout.n_samples_per_prompt 1: a group's mean is one "
             f"score, and only one strictly between {list(filtering.keep)} is trained on"
@@ -67,22 +66,22 @@ def doubts(config: RunConfig, *, base: Path) -> list[str]:
         )
     return (
         found
-        + rarely_meant(config, loss)
-        + _idle_critic(config.critic, algorithm)
-        + _best_checkpoints(config.checkpoint, config.eval, steps=config.train.steps)
+        + rarely_meant(trainer, reward, loss)
+        + _idle_critic(trainer.critic, algorithm)
+        + _best_checkpoints(plan.checkpoint, plan.eval, steps=plan.train.steps)
     )
 
 
-def check_estimator(config: RunConfig, *, base: Path) -> None:
+def check_estimator(plan: TrainerPlan) -> None:
     """Find the advantage estimator of a run, and check that it has the groups it needs.
 
     Raises:
         ConfigError: there is no such estimator, or it compares siblings and there are none.
     """
-    algorithm, section = config.resolved_algorithm(), config.rollout
-    spec = find_estimator(algorithm.advantage_estimator, base=base)
+    algorithm, section = plan.algorithm, plan.rollout
+    spec = find_estimator(algorithm.advantage_estimator, base=plan.base)
     compares = spec.compares_siblings and not algorithm.ignores_rewards
-    if compares and section.n_samples_per_prompt < 2 and config.train.steps > 0:
+    if compares and section.n_samples_per_prompt < 2 and plan.train.steps > 0:
         raise ConfigError(
             f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
             f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "
@@ -123,14 +122,14 @@ def _best_checkpoints(
     checkpoint: CheckpointSection, evaluation: EvalSection, *, steps: int
 ) -> list[str]:
     """Reasons why no checkpoint, or only the last, would be among the best."""
-    kept, by = checkpoint.keep_best, checkpoint.best_by
+    kept, by = checkpoint.best_count, checkpoint.best_by
     if steps == 0 or not (kept or by):
         return []
     found = []
     keys = metric_keys(evaluation.n_samples)
     if by and by not in {f"eval/{name}/{key}" for name in evaluation.datasets for key in keys}:
         found.append(
-            f"checkpoint.best_by {by!r} is no metric of an evaluation; they are called "
+            f"checkpoint.keep_best: {by!r} is no metric of an evaluation; they are called "
             f"eval/NAME/ and {', '.join(keys)}"
         )
     if kept and not evaluation.every_steps:
@@ -141,12 +140,11 @@ def _best_checkpoints(
     return found
 
 
-async def algorithm(config: RunConfig, *, base: Path) -> Finding | str:
+async def algorithm(trainer: TrainerPlan, plan: SchedulePlan) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
-    resolved = config.resolved_algorithm()
-    found = doubts(config, base=base)
-    blocks = describe_blocks(resolved, critic=config.critic, train=config.train)
-    text = "\n".join([f"preset {resolved.preset}", *blocks])
+    found = doubts(trainer, plan)
+    blocks = describe_blocks(trainer.algorithm, critic=trainer.critic, train=trainer.train)
+    text = "\n".join([f"preset {trainer.algorithm.preset}", *blocks])
     if found:
         return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
-from agentrl.config.plan import plan_run
+from agentrl.config.plan import EnginePlan, SchedulePlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
@@ -20,6 +18,7 @@ from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
+from agentrl.runtime.records import find_cluster
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
@@ -29,15 +28,14 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 """Texts that distinguish tokenizers."""
 
 
-async def schedule(config: RunConfig) -> str:
+async def schedule(plan: SchedulePlan, serving: ServingSection) -> str:
     """Describe in words how a schedule runs."""
-    shared = config.serving.engine == "embedded"
-    check_schedule(config.schedule, shares_weights=shared)
-    early = early_plan(plan_run(config, Path.cwd()).schedule, shares_weights=shared)
-    schedule = config.schedule
+    schedule, shared = plan.schedule, serving.engine == "embedded"
+    check_schedule(schedule, shares_weights=shared)
+    early = early_plan(plan, shares_weights=shared)
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
-    if not runs_ahead(config.schedule):
+    if not runs_ahead(schedule):
         text = "on-policy: every step is sampled by the weights it trains"
         return text if early is None else f"{text}; minibatches train as soon as they are complete"
     ways = "go on with new weights" if schedule.partial_rollout else "end before a sync"
@@ -48,39 +46,26 @@ async def schedule(config: RunConfig) -> str:
     )
 
 
-async def engines(
-    config: RunConfig, *, base: Path | None = None, tokenizer: Any = None
-) -> Finding | str:
-    """Check that the engines of the config are available and fit the policy's tokenizer.
+async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
+    """Check that the engines of a run are available and fit the policy's tokenizer.
 
     Args:
-        config: of the run.
-        base: where its relative paths start; needed until `sync.backend` was found once.
+        plan: of the engines.
         tokenizer: of the policy.
     """
-    section = config.serving
-    find_transfer(config.sync.backend, base=base)
-    backend = _backend(config)
-    _refuse_idle_sync(config.sync, backend)
+    section, model, limit = plan.serving, plan.model, plan.rollout.max_context_tokens
+    find_transfer(plan.sync.backend, base=plan.base)
+    backend = _backend(plan)
+    _refuse_idle_sync(plan.sync, backend)
     if section.engine == "embedded":
         return "embedded: samples from the trainer's own weights"
     if section.engine == "external":
         return await _strangers(
-            section.urls,
-            tokenizer,
-            backend,
-            model=config.model,
-            max_context_tokens=config.rollout.max_context_tokens,
+            section.urls, tokenizer, backend, model=model, max_context_tokens=limit
         )
-    limit = config.rollout.max_context_tokens
-    if config.runtime.kind == "local":
+    if plan.runtime.kind == "local":
         server_commands(
-            section,
-            config.sync,
-            config.model,
-            max_context_tokens=limit,
-            source=config.model.path,
-            secret="",
+            section, plan.sync, model, max_context_tokens=limit, source=model.path, secret=""
         )
     else:  # the devices are those of other machines
         server_command(
@@ -88,7 +73,7 @@ async def engines(
             model_path="",
             max_context_tokens=limit,
             device="cpu",
-            head_dtype=config.model.head_dtype,
+            head_dtype=model.head_dtype,
         )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
     cores = os.cpu_count() or 1
@@ -99,7 +84,7 @@ async def engines(
     return text
 
 
-async def require_fleet(config: RunConfig) -> None:
+async def require_fleet(plan: EnginePlan) -> None:
     """Before anything is started: refuse what `--dry-run` would report of engines and cluster.
 
     Raises:
@@ -107,24 +92,24 @@ async def require_fleet(config: RunConfig) -> None:
     """
 
     tokenizer = None
-    if config.serving.urls:
-        section = config.model.model_copy(update={"path": model_source(config.model)})
+    if plan.serving.urls:
+        section = plan.model.model_copy(update={"path": model_source(plan.model)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
-    await engines(config, tokenizer=tokenizer)
-    await cluster(config)
+    await engines(plan, tokenizer=tokenizer)
+    await cluster(plan)
 
 
-def _backend(config: RunConfig) -> str:
+def _backend(plan: EnginePlan) -> str:
     """The weight backend, as far as it is known before the machines of a cluster are."""
-    if config.runtime.kind == "local":
-        return section_backend(config.serving, config.sync, device=config.model.device)
-    section, asked = config.serving, config.sync.backend
+    runtime, section, sync = plan.runtime, plan.serving, plan.sync
+    if runtime.kind == "local":
+        return section_backend(section, sync, device=plan.model.device)
     return resolve_backend(
-        config.sync,
+        sync,
         engine_kind="embedded" if section.engine == "embedded" else "vllm",
-        same_host=not section.urls and (config.ray.address is None or asked != "auto"),
+        same_host=not section.urls and (runtime.address is None or sync.backend != "auto"),
         shared_weights=section.engine == "embedded",
-        cuda=rank_to_engine(config.ray, config.serving, config.sync),
+        cuda=rank_to_engine(runtime, section, sync),
     )
 
 
@@ -147,8 +132,9 @@ def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
     default = RayRuntime()
     if serving.engine == "vllm":
         return
-    keys = ("gpus_per_engine", "placement")
-    idle = [f"runtime.{key}" for key in keys if getattr(section, key) != getattr(default, key)]
+    named = isinstance(section.gpus, dict) and section.gpus_per_engine > 0
+    idle = ["runtime.gpus.engine"] if named else []
+    idle += ["runtime.placement"] if section.placement != default.placement else []
     if idle:
         what = "serving.urls names servers that run already"
         if serving.engine == "embedded":
@@ -156,11 +142,11 @@ def _refuse_idle_ray(section: RayRuntime, serving: ServingSection) -> None:
         raise ConfigError(f"{', '.join(idle)} would have no effect: {what}; remove it")
 
 
-async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
+async def require_engines(plan: EnginePlan, *, model_path: str | None) -> None:
     """Before a policy is sampled from without training: servers that run already must have it.
 
     Args:
-        config: whose `serving` section is meant.
+        plan: of the engines.
         model_path: overrides `model.path`.
 
     Raises:
@@ -168,12 +154,12 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
         EngineError: a server does not answer.
     """
 
-    urls = config.serving.urls
+    urls = plan.serving.urls
     if not urls:
         return
-    path = model_source(config.model, path=model_path)
-    model = config.model.model_copy(update={"path": path})
-    limit = config.rollout.max_context_tokens
+    path = model_source(plan.model, path=model_path)
+    model = plan.model.model_copy(update={"path": path})
+    limit = plan.rollout.max_context_tokens
     await require_first_weights(urls, path=path)
     tokenizer = await asyncio.to_thread(load_tokenizer, model)
     # What is cheap to find is found before the model is loaded.
@@ -182,11 +168,11 @@ async def require_engines(config: RunConfig, *, model_path: str | None) -> None:
     await _strangers(urls, tokenizer, "disk", model=model, max_context_tokens=limit, score=score)
 
 
-async def require_server(config: RunConfig, url: str, *, backend: str) -> None:
+async def require_server(plan: EnginePlan, url: str, *, backend: str) -> None:
     """Do nothing if a server that joins a run while it goes on is one that the run can use.
 
     Args:
-        config: of the run.
+        plan: of the engines.
         url: of the server.
         backend: by which weights will reach it.
 
@@ -194,13 +180,13 @@ async def require_server(config: RunConfig, url: str, *, backend: str) -> None:
         ConfigError: it does not fit.
     """
 
-    model = config.model.model_copy(update={"path": model_source(config.model)})
+    model = plan.model.model_copy(update={"path": model_source(plan.model)})
     await _strangers(
         [url],
         await asyncio.to_thread(load_tokenizer, model),
         backend,
         model=model,
-        max_context_tokens=config.rollout.max_context_tokens,
+        max_context_tokens=plan.rollout.max_context_tokens,
     )
 
 
@@ -240,11 +226,10 @@ def _vocabulary(section: ModelSection) -> int:
     return int(AutoConfig.from_pretrained(model_source(section)).get_text_config().vocab_size)
 
 
-async def cluster(config: RunConfig) -> str:
+async def cluster(plan: EnginePlan) -> str:
     """Check that the cluster of a run has room, and describe it."""
-    if config.runtime.kind == "local":
+    found = find_cluster(plan.runtime.kind)
+    if found is None:
         return "none: everything runs on this machine"
-    from agentrl.runtime.ray.launch import check_cluster
-
-    _refuse_idle_ray(config.ray, config.serving)
-    return await check_cluster(config.ray, config.serving)
+    _refuse_idle_ray(plan.ray, plan.serving)
+    return await found.check(plan.ray, plan.serving)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from agentrl.config import RunConfig
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
+from agentrl.config.plan import TrainerPlan
 from agentrl.config.presets import PRESETS, Bounds
 from agentrl.config.reward import RewardSection
 from agentrl.config.training import TrainSection
@@ -30,22 +30,22 @@ _LARGE_KL = 1.0
 """Nats a token that no policy that still writes the language is away from its reference."""
 
 
-def rarely_meant(config: RunConfig, loss: LossSpec) -> list[str]:
-    """All doubts about the numbers of a config.
+def rarely_meant(trainer: TrainerPlan, reward: RewardSection, loss: LossSpec) -> list[str]:
+    """All doubts about the numbers of a run.
 
     Args:
-        config: of the run.
+        trainer: of the run.
+        reward: its scores.
         loss: that its algorithm names.
     """
-    algorithm = config.resolved_algorithm()
-    budget = config.rollout.max_response_tokens
+    algorithm, budget = trainer.algorithm, trainer.rollout.max_response_tokens
     return [
         *_clip_bounds(algorithm, loss),
-        *_horizon(config.algorithm.horizon, algorithm, budget=budget),
+        *_horizon(trainer.asked_horizon, algorithm, budget=budget),
         *_other_family(algorithm),
         *_kl(algorithm),
-        *_slow_critic(algorithm, config.critic, config.train),
-        *_clips(config.reward, algorithm),
+        *_slow_critic(algorithm, trainer.critic, trainer.train),
+        *_clips(reward, algorithm),
     ]
 
 
@@ -114,18 +114,17 @@ def _kl(algorithm: AlgorithmSection) -> Iterator[str]:
             "(every_steps 1, polyak 1): the KL begins every step at 0, and kl_coef "
             f"{algorithm.kl_coef:g} holds nothing; set every_steps: 100, or polyak: 0.05"
         )
-    controller = algorithm.kl_controller
-    if controller.kind == "fixed":
+    target = algorithm.kl_target
+    if target is None:
         return
-    target = controller.target
     highest = max(target) if isinstance(target, tuple) else target
     if highest > _LARGE_KL:
         shown = list(target) if isinstance(target, tuple) else target
         usual = "[0.05, 0.2]" if isinstance(target, tuple) else "0.05"
         yield (
-            f"algorithm.kl_controller.target is {shown} nats a token, which no useful policy is "
+            f"algorithm.kl_target is {shown} nats a token, which no useful policy is "
             "away from its reference (trainers that add the KL up over a rollout have numbers "
-            f"like 6): the weight would fall to nothing; set target: {usual}"
+            f"like 6): the weight would fall to nothing; set kl_target: {usual}"
         )
 
 

@@ -108,7 +108,6 @@ def _addresses(
                 name=name,
                 address=engine.url,
                 secret=engines.secret,
-                transport=engines.transport,
                 max_context_tokens=max_context_tokens,
                 start_version=version,
             )

@@ -220,7 +220,7 @@ class AsynchronousRun(StepLoop):
     @property
     def _oldest(self) -> int | None:
         """Rollouts with a token of older weights are dropped; None drops none."""
-        dropped = self._schedule.stale == "drop"
+        dropped = not self._schedule.masks_stale
         return oldest_allowed(self._schedule, self._learner_version) if dropped else None
 
     # -- weights ------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class AsynchronousRun(StepLoop):
 
     def _may_stay(self, behind: int) -> bool:
         """Another step may be trained before a sync, by the bound on age and the groups it has."""
-        bound, pace = self._schedule.max_version_lag, self._pace
+        bound, pace = self._schedule.lag_limit, self._pace
         oldest = pace.lag_bound if bound is None else bound
         enough = (behind + 1) * pace.prompts_per_step <= pace.limit
         return enough and oldest is not None and behind <= oldest

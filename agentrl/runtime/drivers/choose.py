@@ -80,28 +80,18 @@ def early_plan(plan: SchedulePlan, *, shares_weights: bool) -> MiniBatchPlan | N
     Args:
         plan: of the schedule.
         shares_weights: engines sample from the learner's own tensors.
-
-    Raises:
-        ConfigError: `schedule.dispatch` insists on it, and the numbers would be others.
     """
     schedule, train = plan.schedule, plan.train
     why = why_whole_steps(
-        schedule,
         train,
         plan.algorithm,
         plan.reward,
         synchronous=is_synchronous(schedule),
         shares_weights=shares_weights,
     )
-    if not why:
-        seed = plan.run.seed
-        return MiniBatchPlan(plan.rollout, minibatches=train.minibatches, seed=seed)
-    if schedule.dispatch == "mini_batch":
-        raise ConfigError(
-            f"schedule.dispatch is 'mini_batch', but this run trains whole steps: {why}; change "
-            "that, or write schedule.dispatch: auto, which trains minibatches early where it can"
-        )
-    return None
+    if why:
+        return None
+    return MiniBatchPlan(plan.rollout, minibatches=train.minibatches, seed=plan.run.seed)
 
 
 def driver_kind(schedule: ScheduleSection) -> type[StepLoop]:
@@ -147,23 +137,19 @@ def _check_partial(schedule: ScheduleSection) -> None:
 
 
 def _check_lag(schedule: ScheduleSection) -> None:
-    if schedule.max_version_lag is None:
-        if schedule.stale == "mask":
-            raise ConfigError(
-                "schedule.stale is 'mask', but without max_version_lag no token is too old; set "
-                "max_version_lag"
-            )
+    limit = schedule.lag_limit
+    if limit is None:
         return
     if not runs_ahead(schedule):
         raise ConfigError(
-            f"schedule.max_version_lag is {schedule.max_version_lag}, but this schedule is "
+            f"schedule.max_version_lag is {limit}, but this schedule is "
             "on-policy and no token is ever older than the weights it trains; remove it, or set "
             "staleness_threshold"
         )
     least = schedule.trigger_parameter_sync_step - 1
-    if schedule.max_version_lag < least:
+    if limit < least:
         raise ConfigError(
-            f"schedule.max_version_lag is {schedule.max_version_lag}, but between two syncs tokens "
+            f"schedule.max_version_lag is {limit}, but between two syncs tokens "
             f"are up to {least} versions old even when no rollout runs ahead: all of them would "
             f"be too old; set it to at least {least}"
         )

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from agentrl.batch.minibatches import minibatch_places, why_not_early
 from agentrl.config.algorithm import AlgorithmSection
-from agentrl.config.fleet import ScheduleSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection, TrainSection
 from agentrl.metrics import MetricBag
@@ -134,7 +133,6 @@ def _failed(task: asyncio.Task[None]) -> bool:
 
 
 def why_whole_steps(
-    schedule: ScheduleSection,
     train: TrainSection,
     algorithm: AlgorithmSection,
     reward: RewardSection,
@@ -145,15 +143,12 @@ def why_whole_steps(
     """Why a step begins to train only when all of its groups have ended; empty if it need not.
 
     Args:
-        schedule: of the run.
         train: updates of a step.
         algorithm: resolved.
         reward: shaping and filter.
         synchronous: rollouts of a step neither run ahead nor are put off.
         shares_weights: engines sample from the learner's own tensors.
     """
-    if schedule.dispatch == "step":
-        return "schedule.dispatch is 'step'"
     if train.minibatches == 1:
         return "train.minibatches is 1: the one update of a step needs all of its groups"
     if not synchronous:

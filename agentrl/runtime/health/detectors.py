@@ -1,4 +1,4 @@
-"""`health.watch`: the detectors after every step, beside the run and never in its way.
+"""The detectors after every step, beside the run and never in its way.
 
     step done -> metrics passed on -> a thread reads the stored rollouts and asks the detectors
                                                |
@@ -54,7 +54,7 @@ class StepWatch:
         Args:
             settings: the config as dotted keys, for the advice.
             run_dir: of the run.
-            on: as `health.watch`; where it is off nothing is looked at.
+            on: as `HealthSection.watch`; where it is off nothing is looked at.
             rollbacks: how often it was rolled back.
             logged: step to its metrics; NaN where one was not finite.
             progress: notified of findings that changed.
@@ -110,7 +110,7 @@ class StepWatch:
             self._on = False
             logger.exception("the detectors failed at step %d", step)
             self._progress.note(
-                f"health.watch is off for the rest of this process: {type(error).__name__}: {error}"
+                f"detectors are off from now on, in this process: {type(error).__name__}: {error}"
             )
         finally:
             self._looking, self._step = None, step

@@ -46,7 +46,7 @@ def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[
     Raises:
         ConfigError: the first that cannot, with what would be right.
     """
-    limits(section.thresholds)
+    limits(section.bounds)
     return parse_rules(section.rules, datasets=datasets)
 
 

@@ -100,7 +100,6 @@ class EngineActor:
             name=spec.name,
             address=self._server.url,
             secret=self._engine.secret,
-            transport=spec.plan.engines.serving.transport,
             max_context_tokens=spec.plan.engines.rollout.max_context_tokens,
         )
         return EngineReport(location=actor_location(), engine=address)
@@ -124,7 +123,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         dtype=spec.plan.engines.model.dtype,
         head_dtype=spec.plan.engines.model.head_dtype,
         weight_transfer=transfer_name(engine.backend),
-        middleware=() if section.transport == "http" else (LEAN,),
+        middleware=(LEAN,),
     )
     more = {SECRET_VARIABLE: engine.secret, "AGENTRL_LEAN_HOST": listening_host(spec)}
     return replace(command, env={**command.env, **more, **transfer_environment(engine.backend)})

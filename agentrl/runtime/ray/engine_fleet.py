@@ -155,6 +155,5 @@ def external_address(plan: EnginePlan, name: str, url: str) -> EngineAddress:
         name=name,
         address=url,
         secret=os.environ.get(SECRET_VARIABLE, ""),
-        transport=section.transport,
         max_context_tokens=plan.rollout.max_context_tokens,
     )

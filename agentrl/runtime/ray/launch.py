@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from agentrl.batch.split.planned_step import why_not_split
 from agentrl.config.algorithm import AlgorithmSection
+from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.config.plan import Plan
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.model_source import model_source
@@ -32,77 +32,54 @@ from agentrl.runtime.ray.heartbeat import Heartbeat
 from agentrl.runtime.ray.rank_failure import RankFailure
 from agentrl.runtime.ray.resource_pool import ResourcePool
 from agentrl.runtime.ray.stages import RayLearner, RayRollouts
+from agentrl.runtime.records import CheckServer, OpenStages, RunCluster
 from agentrl.runtime.stages import Stages
 from agentrl.serving.watch import EngineWatch
-
-__all__ = ["RayStages", "check_cluster", "open_ray_stages"]
 
 logger = logging.getLogger(__name__)
 
 
-CheckServer = Callable[[str, str], Awaitable[None]]
-"""`(url, backend)`: raises for a server that a run cannot use with weights by this backend."""
+class RayCluster(RunCluster):
+    """Ray: one machine, or as many as the cluster has."""
 
+    async def check(self, section: RayRuntime, serving: ServingSection) -> str:
+        """`check` as in `RunCluster.check`."""
+        return await check_cluster(section, serving)
 
-async def _no_check(url: str, backend: str) -> None:
-    """Take any server."""
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        plan: Plan,
+        *,
+        run_dir: Path,
+        trajectories: Path,
+        checkpoint: Checkpoint | None,
+        note: Callable[[str], None],
+        check_server: CheckServer,
+    ) -> AsyncIterator[OpenStages]:
+        """Start the actors of a run; end them in every case.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayStages:
-    """The stages of a run on Ray, with lines that describe them."""
-
-    stages: Stages
-    """For a driver."""
-    model: str
-    """Describes the model and the engines that sample from it."""
-    sandbox: str
-    """Backend of the workers and how strong it is."""
-    actor_lines: Sequence[str]
-    """One line for each actor: `rank 0: process 123 on 10.0.0.1`."""
-
-
-@contextlib.asynccontextmanager
-async def open_ray_stages(
-    plan: Plan,
-    *,
-    run_dir: Path,
-    trajectories: Path,
-    checkpoint: Checkpoint | None = None,
-    note: Callable[[str], None] = logger.warning,
-    check_server: CheckServer = _no_check,
-) -> AsyncIterator[RayStages]:
-    """Start the actors of a run; end them in every case.
-
-    Args:
-        plan: of the run.
-        run_dir: of the run, with its `run.json`; a folder that all machines share.
-        trajectories: folder of the store; likewise.
-        checkpoint: to go on from.
-        note: called with each line for the user.
-        check_server: refuses a server that asks to join the run.
-
-    Raises:
-        ConfigError: no cluster, or too small a one.
-        RankLostAtStart: a rank died before all was open.
-        AgentrlError: whatever does not fit, named.
-    """
-    plan = plan.with_model(model_source(plan.engines.model))
-    engine = plan.engines
-    layout = plan_layout(engine.ray, engine.serving)
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(open_cluster(engine.ray, engine.serving, layout))
-        pool = await ResourcePool.reserve(layout, limit_s=engine.serving.start_timeout_s)
-        stack.callback(pool.release)
-        actors = RunActors(
-            plan,
-            pool,
-            run_dir=run_dir.absolute(),
-            trajectories=trajectories.absolute(),
-            checkpoint=checkpoint.path.absolute() if checkpoint else None,
-            one_machine=len(machines()) == 1,
-        )
-        yield await _open(actors, stack, note, check_server)
+        Raises:
+            ConfigError: no cluster, or too small a one.
+            RankLostAtStart: a rank died before all was open.
+            AgentrlError: whatever does not fit, named.
+        """
+        plan = plan.with_model(model_source(plan.engines.model))
+        engine = plan.engines
+        layout = plan_layout(engine.ray, engine.serving)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(open_cluster(engine.ray, engine.serving, layout))
+            pool = await ResourcePool.reserve(layout, limit_s=engine.serving.start_timeout_s)
+            stack.callback(pool.release)
+            actors = RunActors(
+                plan,
+                pool,
+                run_dir=run_dir.absolute(),
+                trajectories=trajectories.absolute(),
+                checkpoint=checkpoint.path.absolute() if checkpoint else None,
+                one_machine=len(machines()) == 1,
+            )
+            yield await _open(actors, stack, note, check_server)
 
 
 def _live_servers(
@@ -162,7 +139,7 @@ async def _open(
     stack: contextlib.AsyncExitStack,
     note: Callable[[str], None],
     check_server: CheckServer,
-) -> RayStages:
+) -> OpenStages:
     # Closed in the opposite order: no worker asks an engine that is gone.
     ranks, servers = actors.start_ranks(stack), actors.start_servers(stack)
     workers = actors.start_workers(stack)
@@ -206,7 +183,7 @@ async def _open(
     why_whole = _why_whole_steps(actors.plan.trainer.algorithm, len(reports))
     learner = RayLearner(ranks, rank_failure, version=reports[0].version, why_whole=why_whole)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
-    return RayStages(
+    return OpenStages(
         stages=Stages(
             rollouts=rollouts,
             engines=engines,

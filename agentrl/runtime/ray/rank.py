@@ -13,6 +13,7 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
+from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
@@ -58,7 +59,11 @@ class Rank:
         self.store: TrajectoryStore = TrajectoryStore(rank_spec.trajectories)
         """The store that every rank writes its part of a step to."""
         self.steps: StepParts = StepParts(
-            StepMaker(spec.plan.config, base=spec.plan.base, checkpoint=rank_spec.checkpoint),
+            StepMaker(
+                spec.plan.schedule,
+                hints=open_hints(spec.plan.trainer, spec.plan.tasks, spec.plan.rollouts.chat),
+                checkpoint=rank_spec.checkpoint,
+            ),
             self.store,
             rank=rank_spec.rank,
             world_size=rank_spec.world_size,
@@ -88,16 +93,17 @@ class Rank:
         plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
-        open_images(spec.plan.config, pretrained.images, RunPaths(spec.run_dir).images)
+        open_images(
+            plan, spec.plan.engines.serving, pretrained.images, RunPaths(spec.run_dir).images
+        )
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
         layout = _layout(base_weights(pretrained.model))
         trainer = make_trainer(
-            spec.plan.config,
+            plan,
             pretrained.model,
-            base=spec.plan.base,
             run_dir=spec.run_dir,
             ranks=others,
             checkpoint=rank_spec.checkpoint,

@@ -119,7 +119,7 @@ async def score_policy(
 ) -> list[EvalSummary]:
     """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
     check_parts(plan, model_path=model_path)
-    await stop.guard(require_engines(plan.config, model_path=model_path))
+    await stop.guard(require_engines(plan.engines, model_path=model_path))
     opened = open_policy(
         plan,
         model_path=model_path,
@@ -250,7 +250,7 @@ async def collect(
         plan = plan_run(config, base)
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
-        await stop.guard(require_engines(plan.config, model_path=model_path))
+        await stop.guard(require_engines(plan.engines, model_path=model_path))
         chosen = load_task_sets(plan.tasks).train[:tasks]
         n = schedule.rollout.n_samples_per_prompt
         store = TrajectoryStore(out / "trajectories")

@@ -110,7 +110,7 @@ def why_training_stops(
     """
     if shares_weights:
         return "the engines sample from the tensors that training changes"
-    if checkpoint.keep_best:
+    if checkpoint.best_count:
         return "checkpoint.keep_best saves a step by its score, while its weights are there"
     if rules_of_scores:
         return "a rule of health.rules decides by a score before the next step"

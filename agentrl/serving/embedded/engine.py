@@ -28,6 +28,8 @@ from agentrl.serving.embedded.pictures import ImageNumbers
 from agentrl.serving.embedded.request import Request
 from agentrl.types import Generation, ImageSpan, SamplingParams
 
+PREFILL_TOKENS = 4096
+"""Prompt tokens computed in one forward pass."""
 FULL_LANE = 16
 """Sequences a lane should have: with fewer, reading the weights takes longer than the products."""
 SIBLINGS = 8
@@ -48,6 +50,8 @@ class EmbeddedEngine(Engine):
         version: int = 0,
         name: str = "embedded-0",
         receive: Callable[[WeightTicket], Iterable[tuple[str, Any]]] | None = None,
+        lanes: int | None = None,
+        max_prefill: int = PREFILL_TOKENS,
     ) -> None:
         """Allocate the caches and start the threads.
 
@@ -59,6 +63,9 @@ class EmbeddedEngine(Engine):
             name: for the balancer.
             receive: fetches the weights of a ticket; None for an engine that samples from the
                 trainer's own parameters, where only the version moves.
+            lanes: threads that decode a share of the sequences each; None is one for each core, as
+                long as each has `FULL_LANE` sequences.
+            max_prefill: prompt tokens computed in one pass.
 
         Raises:
             ConfigError: the model cannot hold such a context, its architecture is not supported,
@@ -77,7 +84,7 @@ class EmbeddedEngine(Engine):
             )
         self._max_context = max_context_tokens
         cores = usable_cores() if self._model.device.type == "cpu" else 1
-        count = section.lanes or default_lanes(cores, section.max_batch_size)
+        count = lanes or default_lanes(cores, section.max_batch_size)
         self._failure = ""
         self._closing = False
         self._lanes = [
@@ -85,7 +92,7 @@ class EmbeddedEngine(Engine):
                 Batch(
                     self._model,
                     make_cache(self._model, section, max_context_tokens, lanes=count),
-                    max_prefill=section.max_prefill_tokens,
+                    max_prefill=max_prefill,
                     version=version,
                 ),
                 name=f"{name}-lane-{index}",

@@ -21,6 +21,8 @@ from agentrl.plugins.distribution import install_command
 
 Device = Literal["cpu", "cuda"]
 
+PREFILL_TOKENS = 4096
+"""Prompt tokens computed in one forward pass, where `serving.args` has no other number."""
 SERVED_NAME = "policy"
 """Model name in every request; only the server knows the path of the weights."""
 
@@ -118,7 +120,7 @@ def server_command(
         "model": str(model_path),
         "max_model_len": max_context_tokens,
         "max_num_seqs": section.max_batch_size,
-        "max_num_batched_tokens": max(section.max_prefill_tokens, section.max_batch_size),
+        "max_num_batched_tokens": max(PREFILL_TOKENS, section.max_batch_size),
         "kv_cache_memory_bytes": int(section.kv_cache_gb * 2**30),
         "dtype": dtype,
         "logprobs_mode": "processed_logprobs",

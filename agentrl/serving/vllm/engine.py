@@ -80,7 +80,7 @@ class VllmEngine(Engine):
             adopt: whatever weights the server holds, call them `start_version` at `connect`: for
                 a server that ran before the run did, whose number is that of another run.
             turn_limit_s: seconds a turn may take, pauses included; a rollout ends its turn
-                earlier, by `rollout.turn_limit_s`.
+                earlier, by `TURN_LIMIT_S`.
             control_limit_s: seconds for a pause, an update or another change.
             probe_limit_s: seconds for each question of `health`.
             pictures: the images of a run whose model reads images.

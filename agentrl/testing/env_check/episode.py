@@ -29,7 +29,7 @@ from agentrl.tool import Tool
 from agentrl.types import Message, Task
 from agentrl.types.finding import Finding
 
-_COMMANDS_END_S = 10.0
+_COMMANDS_END_S = 60.0
 """Time that commands get to end once their sandbox is closed."""
 
 

@@ -34,8 +34,9 @@ from agentrl.tool import Tool
 from agentrl.types import Task
 from agentrl.types.finding import Finding
 
-_GRACE_S = 0.3
-"""Time that what close has cancelled gets to end."""
+_GRACE_S = 2.0
+"""Time that what close has cancelled gets to end; a loaded machine may need it."""
+_LOOK_S = 0.1
 
 _HOPELESS = frozenset({"E101", "E205", "E206"})
 """After these every further episode would only fail, or wait, in the same way."""
@@ -92,9 +93,8 @@ async def check_env(
     try:
         with watch.armed():
             kept = await _run(setting, tasks[: limits.tasks], findings)
-        await asyncio.sleep(_GRACE_S)
         # One process for all episodes, started by the first, is not left behind by any of them.
-        leaks = list(Belongings.now().leaked_since(kept or before))
+        leaks = await _left_behind(kept or before)
         for finding in leaks:
             setting.add(finding)
         if leaks:
@@ -102,6 +102,17 @@ async def check_env(
     finally:
         await clear_away(kept or before)
     return sorted(findings.values(), key=lambda finding: finding.name)
+
+
+async def _left_behind(before: Belongings) -> list[Finding]:
+    """Findings about what stays after a while."""
+    leaks: list[Finding] = []
+    for _ in range(round(_GRACE_S / _LOOK_S)):
+        await asyncio.sleep(_LOOK_S)
+        leaks = list(Belongings.now().leaked_since(before))
+        if not leaks:
+            break
+    return leaks
 
 
 async def _run(

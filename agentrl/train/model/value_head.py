@@ -21,7 +21,7 @@ from agentrl.config.paths import QUICKSTART
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
-from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.quickstart import quickstart_checkpoint, quiet_loading
 from agentrl.models.source import SCORED, check_model_path
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
@@ -186,8 +186,8 @@ def load_critic(
     made = _in_reward_unit(critic, model, path)
     if images is not None:
         share_reader(made.body, images, who=f"critic.path {path!r}")
-    if critic.lora is not None:
-        add_adapters(made.body, critic.lora, base=path, key="critic.lora")
+    if critic.adapters is not None:
+        add_adapters(made.body, critic.adapters, base=path, key="critic.lora")
     return made
 
 
@@ -254,7 +254,9 @@ def load_value_model(
         kinds = config.architectures or [""]
         scored = kinds[0].endswith(SCORED)
         loader: Any = AutoModelForSequenceClassification if scored else AutoModel
-        loaded, report = _load(loader, source, getattr(torch, model.dtype))
+        dtype = getattr(torch, model.dtype)
+        with quiet_loading():  # the head of a language model is left behind on purpose
+            loaded, report = loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the critic {path!r} cannot be loaded: {error}") from None
     if report["missing_keys"]:
@@ -283,18 +285,3 @@ def _unrounded(source: str, name: str, head: nn.Linear) -> nn.Linear:
             for part in sorted({f"{name}.weight", f"{name}.bias"} & set(stored.keys())):
                 setattr(head, part.removeprefix(f"{name}."), nn.Parameter(stored.get_tensor(part)))
     return head
-
-
-def _load(loader: Any, source: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Quietly: the head of a language model is left behind on purpose."""
-    from transformers.utils import logging as hf_logging
-
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        return loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from typing import Any
+
+from harness import answering
 
 _MARK = re.compile(r"Mark of this case: ([0-9a-f]+)")
 _COLOURS = ("red", "blue", "green", "grey")
@@ -27,38 +27,16 @@ def verdict(prompt: str) -> str:
     return json.dumps({"case": found[1], "criteria": {"style": grade}})
 
 
-class PleasedJudge(BaseHTTPRequestHandler):
-    """Answers every request with its verdict."""
-
-    def do_POST(self) -> None:
-        """One chat completion."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = verdict(body["messages"][-1]["content"])
-        usage = {"prompt_tokens": 1, "completion_tokens": 1}
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        reply = json.dumps({"choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep silent."""
+def completion(asked: dict[str, Any]) -> dict[str, Any]:
+    """A chat completion with the verdict."""
+    text = verdict(asked["messages"][-1]["content"])
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
-@contextmanager
-def pleased_judge() -> Iterator[str]:
+def pleased_judge() -> AbstractContextManager[str]:
     """Serve it on a free port; gives the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), PleasedJudge)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return answering(completion)
 
 
 def judged_by(url: str) -> dict[str, object]:

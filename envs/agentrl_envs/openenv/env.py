@@ -26,6 +26,7 @@ from typing import Any, Literal
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Message, Task
+from agentrl_envs.game_end import game_end
 from agentrl_envs.openenv.actions import Actions, check_observation_form, shown
 from agentrl_envs.openenv.session import ActionRefused, ServerAnswer, ServerError, ServerSession
 
@@ -156,19 +157,13 @@ class OpenEnvTask(AgentInstance):
         )
 
     def _end(self, reward: float, *, played: bool) -> StepResult:
-        score = None
-        if self._returns is not None:
-            low, high = self._returns
-            score = min(1.0, max(0.0, (self._total - low) / (high - low))) * played
-        return StepResult(
-            rewards=reward,
-            done=True,
-            scores=score,
-            extra_logs={
-                "return": self._total,
-                "steps": float(self._steps),
-                "invalid_actions": float(self._invalid),
-            },
+        return game_end(
+            reward,
+            total=self._total,
+            returns=self._returns,
+            steps=self._steps,
+            invalid=self._invalid,
+            played=played,
         )
 
     def _shown(self, answer: ServerAnswer) -> str:

@@ -49,7 +49,6 @@ class DockerBackend(SupervisedBackend):
 
     name = "docker"
     isolation = Isolation.CONTAINER
-    remedy = "See sandboxes/README.md"
     options = ("image", "runtime", "read_only")
     # A container takes ten times as long to start as a namespace, and needs a daemon and an image
     # that only somebody who wants them has.
@@ -90,18 +89,9 @@ class DockerBackend(SupervisedBackend):
 
     async def probe(self) -> Probe:
         """Run a shell in a container of the default image and report how it went."""
-        sandbox: Sandbox | None = None
-        try:
-            sandbox = await self.create(SandboxLimits())
-            result = await sandbox.exec(("sh", "-c", "echo $((40 + 2))"))
-            if result.stdout.strip() != "42":
-                raise SandboxError(f"a test command gave {result}")
-        except (SandboxError, ConfigError) as error:
-            detail = f"docker does not work here: {error}"
-            return Probe(available=False, isolation=self.isolation, detail=detail)
-        finally:
-            if sandbox is not None:
-                await sandbox.close()
+        failure = await self.tried("sh", "-c", "echo $((40 + 2))")
+        if failure is not None:
+            return failure
         ran = f"docker works: a command ran in a container of {self._image!r}"
         detail = f"{ran}; {self.memory_holder()}"
         return Probe(available=True, isolation=self.isolation, detail=detail)

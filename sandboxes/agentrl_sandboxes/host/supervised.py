@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import SandboxError, SandboxUnavailable
+from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox import (
     ExecResult,
     Isolation,
@@ -234,7 +234,7 @@ class SupervisedBackend(SandboxBackend):
 
     isolation: Isolation
     """Strength of the isolation."""
-    remedy: str
+    remedy: str = ""
     """What to install or switch on when it does not."""
     options: tuple[str, ...] = ()
     """Keys of the `sandbox` section that its constructor takes: `image`, `runtime`, `read_only`."""
@@ -260,20 +260,28 @@ class SupervisedBackend(SandboxBackend):
 
     async def probe(self) -> Probe:
         """Run a shell and Python in a sandbox and report how it went."""
+        failure = await self.tried("sh", "-c", "python3 -I -S -c 'print(40 + 2)'")
+        if failure is not None:
+            return failure
+        detail = f"{self.name} works: a command ran inside it; {self.memory_holder()}"
+        return Probe(available=True, isolation=self.isolation, detail=detail)
+
+    async def tried(self, *command: str) -> Probe | None:
+        """The probe of a backend in which a command that prints 42 fails; None where it ran."""
         sandbox: Sandbox | None = None
         try:
             sandbox = await self.create(SandboxLimits())
-            result = await sandbox.exec(("sh", "-c", "python3 -I -S -c 'print(40 + 2)'"))
+            result = await sandbox.exec(command)
             if result.stdout.strip() != "42":
                 raise SandboxError(f"a test command gave {result}")
-        except SandboxError as error:
-            detail = f"{self.name} does not work here: {error}. {self.remedy}"
+        except (SandboxError, ConfigError) as error:
+            remedy = f". {self.remedy}" if self.remedy else ""
+            detail = f"{self.name} does not work here: {error}{remedy}"
             return Probe(available=False, isolation=self.isolation, detail=detail)
         finally:
             if sandbox is not None:
                 await sandbox.close()
-        detail = f"{self.name} works: a command ran inside it; {self.memory_holder()}"
-        return Probe(available=True, isolation=self.isolation, detail=detail)
+        return None
 
     async def glance(self) -> Probe:
         """As `probe`, for a list of all: where a try would be felt elsewhere, it is not made."""

@@ -21,6 +21,7 @@ from agentrl_sandboxes.host.leases import labels
 from agentrl_sandboxes.host.supervised import Started, SupervisedBackend, SupervisedSandbox
 from agentrl_sandboxes.kubernetes.client import IN_CLUSTER, Cluster, in_cluster, kubeconfig
 from agentrl_sandboxes.kubernetes.manifest import (
+    NAMESPACE,
     TERMINATION_LOG,
     WRITABLE,
     PodWish,
@@ -60,8 +61,7 @@ class KubernetesBackend(SupervisedBackend):
 
     name = "kubernetes"
     isolation = Isolation.CONTAINER
-    remedy = "See sandboxes/README.md"
-    options = ("image", "runtime", "namespace", "pod", "network")
+    options = ("image", "runtime", "pod", "network")
     # It needs a cluster, which costs money: taken by name only.
     automatic = False
 
@@ -70,7 +70,6 @@ class KubernetesBackend(SupervisedBackend):
         image: str = IMAGE,
         *,
         runtime: str = "",
-        namespace: str = "",
         pod: Mapping[str, Any] | None = None,
         network: str = "policy",
     ) -> None:
@@ -79,8 +78,8 @@ class KubernetesBackend(SupervisedBackend):
         Args:
             image: what is run by default.
             runtime: a `RuntimeClass` of the cluster, as one for gVisor; empty takes its default.
-            namespace: of the pods; empty takes that of the kubeconfig's context.
-            pod: more fields of every pod, as `nodeSelector`; see `manifest.PLACING`.
+            pod: `namespace` of the pods, without which they are in that of the kubeconfig's
+                context, and more fields of each, as `nodeSelector`; see `manifest.PLACING`.
             network: `policy`: programs have their own loopback, and a network policy keeps the rest
                 away, which the first pod tries. `none`: they have no internet sockets at all.
 
@@ -93,8 +92,9 @@ class KubernetesBackend(SupervisedBackend):
         self._image = image
         self._runtime = runtime
         self._placing = check_placing(pod or {})
+        namespace = check_namespace(self._placing.pop(NAMESPACE, ""))
         self._network = network
-        self._cluster = Cluster(check_namespace(namespace))
+        self._cluster = Cluster(namespace)
         self._fits = False
         self._sweeping: asyncio.Task[None] | None = None
         self._has_policy = network == "none"
@@ -106,18 +106,9 @@ class KubernetesBackend(SupervisedBackend):
 
     async def probe(self) -> Probe:
         """Run a command in a pod of the default image and report how it went."""
-        sandbox: Sandbox | None = None
-        try:
-            sandbox = await self.create(SandboxLimits())
-            result = await sandbox.exec(("python3", "-I", "-S", "-c", "print(40 + 2)"))
-            if result.stdout.strip() != "42":
-                raise SandboxError(f"a test command gave {result}")
-        except (SandboxError, ConfigError) as error:
-            detail = f"kubernetes does not work here: {error}"
-            return Probe(available=False, isolation=self.isolation, detail=detail)
-        finally:
-            if sandbox is not None:
-                await sandbox.close()
+        failure = await self.tried("python3", "-I", "-S", "-c", "print(40 + 2)")
+        if failure is not None:
+            return failure
         place = f"namespace {self._cluster.namespace!r} of {self._cluster.where}"
         ran = f"kubernetes works: a command ran in a pod of {self._image!r} in {place}"
         kept = "there are no internet sockets" if self._network == "none" else "it has no network"

@@ -72,7 +72,7 @@ def as_sandbox_error(what: str, where: str, namespace: str, found: ApiRefusal) -
     if found.status == MISSING and f'namespaces "{namespace}"' in found.message:
         return SandboxUnavailable(
             f"{text}. Make it with `kubectl create namespace {namespace}`, or set "
-            "sandbox.namespace to one that there is"
+            "sandbox.pod.namespace to one that there is"
         )
     if found.status in (400, 405, 415, 422):
         return SandboxUnavailable(text)

@@ -54,6 +54,8 @@ PLACING = (
     *("schedulerName", "serviceAccountName", "tolerations", "topologySpreadConstraints"),
 )
 """Fields of a pod that a config may set: where it runs, and whose it is; none is a wall."""
+NAMESPACE = "namespace"
+"""Field beside `PLACING` that a config may set: no part of a spec, but of where a pod is."""
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Names of namespaces."""
 
@@ -190,20 +192,20 @@ def check_placing(placing: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: one that is not about its place.
     """
     for name in placing:
-        if name not in PLACING:
-            raise ConfigError(f"sandbox.pod: {choices(name, PLACING)}")
+        if name not in (NAMESPACE, *PLACING):
+            raise ConfigError(f"sandbox.pod: {choices(name, [NAMESPACE, *PLACING])}")
     return dict(placing)
 
 
-def check_namespace(namespace: str) -> str:
+def check_namespace(namespace: Any) -> str:
     """The name of a namespace.
 
     Raises:
         ConfigError: no namespace can have it.
     """
-    if namespace and not NAME.fullmatch(namespace):
+    if namespace and not (isinstance(namespace, str) and NAME.fullmatch(namespace)):
         raise ConfigError(
-            f"sandbox.namespace: got {namespace!r}, expected at most 63 of a-z, 0-9 and -, as "
+            f"sandbox.pod.namespace: got {namespace!r}, expected at most 63 of a-z, 0-9 and -, as "
             "'sandboxes'"
         )
-    return namespace
+    return namespace or ""

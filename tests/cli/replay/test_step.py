@@ -210,7 +210,7 @@ def test_a_failed_step_fails_again_and_a_mended_one_does_not(tmp_path: Path) -> 
     run = open_recorded(tmp_path / "runs" / "tiny")
     from agentrl.runtime.assembly.step_batch import StepMaker
 
-    maker = StepMaker(run.config, base=run.base)
+    maker = StepMaker(run.plan.schedule)
     maker.prepare(1, run.groups(1))
     batch = maker.prepare(2, run.groups(2)).batch
     save_failed_step(run.path, batch, version=1, error="it was the disk")

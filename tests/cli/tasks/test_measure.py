@@ -141,7 +141,7 @@ async def test_a_run_draws_tasks_by_weight_and_keeps_to_it(measured: Path, tmp_p
         row["mean"], row["n"] = (0.5, 1000) if solved else (0.0, 1000)
     rates.write_text("".join(json.dumps(row) + "\n" for row in rows))
     weighted = [
-        f"dataset.difficulty.source={rates}", "dataset.difficulty.weight_by=variance",
+        f"dataset.difficulty.source={rates}", "dataset.selection=variance",
         "eval.datasets={}",
         f"run.dir={tmp_path / 'runs'}", "train.steps=2", "log.tensorboard=false",
     ]  # fmt: skip
@@ -171,6 +171,6 @@ async def test_tasks_that_nothing_can_score_are_an_error(measured: Path, tmp_pat
             out=tmp_path / "r",
             progress=Progress(),
         )
-    weights = ["eval.datasets.held.difficulty={source: x, weight_by: variance}"]
-    with pytest.raises(ConfigError, match=r"held\.difficulty\.weight_by: unknown key"):
+    weights = ["eval.datasets.held.selection=variance"]
+    with pytest.raises(ConfigError, match=r"held\.selection: unknown key"):
         load_config(measured, weights)

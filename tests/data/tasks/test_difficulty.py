@@ -129,7 +129,10 @@ def test_no_task_left_and_a_rate_that_is_no_number(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"keep": (0.1, 0.9)}, r"difficulty\.source\n  Field required"),
-        ({"source": "runs/a"}, "nothing is decided by it; set keep or weight_by"),
+        (
+            {"source": "runs/a"},
+            r"nothing is decided .* set difficulty\.keep, .* selection: variance",
+        ),
         ({"keep": (0.9, 0.1), "source": "x"}, "expected .low, high."),
         ({"keep": (0.1, 9.0), "source": "x"}, "expected .low, high."),
     ],

@@ -72,8 +72,10 @@ def test_a_torn_line_loses_only_itself(tmp_path: Path) -> None:
 def test_bounds_and_weights_come_from_a_profile(tmp_path: Path) -> None:
     profile(tmp_path / "rates.jsonl")
     source = write_tasks(tmp_path, EASY, HALF, HARD, NEW)
-    measured = {"keep": (0.05, 0.9), "source": "rates.jsonl", "weight_by": "variance"}
-    section = TrainDatasetSection.model_validate({"source": source, "difficulty": measured})
+    measured = {"keep": (0.05, 0.9), "source": "rates.jsonl"}
+    section = TrainDatasetSection.model_validate(
+        {"source": source, "difficulty": measured, "selection": "variance"}
+    )
     tasks = load_tasks(section, base=tmp_path)
     assert [task.id for task in tasks] == ["half", "new"]
     weights = sampling_weights(tasks, section, base=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -117,11 +118,22 @@ def test_a_selection_that_does_not_fit_is_refused() -> None:
         TaskCursor.restore(TASKS, state, selection=BY_FAMILY)
 
 
-def test_weights_and_a_selection_are_refused_together() -> None:
-    dataset = {
-        "source": "x.jsonl",
-        "selection": {},
-        "difficulty": {"source": "profile", "weight_by": "variance"},
-    }
-    with pytest.raises(ConfigError, match=r"both decide how often a task comes"):
-        parse_config({"env": {"target": "x:Y"}, "dataset": dataset})
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"difficulty": {"source": "profile", "weight_by": "variance"}}, "selection: variance"),
+        ({"selection": "variance"}, "no pass rates are known; set difficulty.source"),
+        ({"selection": {"for": "family"}}, "or a metadata key, as {by: family}"),
+        ({"selection": "often"}, "selection is 'often'; expected 'variance'"),
+    ],
+)
+def test_a_selection_that_decides_nothing_is_refused(dataset: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl", **dataset}})
+
+
+def test_a_selection_of_its_own_groups_may_name_a_key() -> None:
+    for given, by in (({}, None), ({"by": "family"}, "family")):
+        data = {"source": "x.jsonl", "selection": given}
+        chosen = parse_config({"env": {"target": "x:Y"}, "dataset": data}).dataset.chosen
+        assert chosen == SelectionSection(by=by)

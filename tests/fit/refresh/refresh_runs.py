@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.fit.refresh.places import RefreshPlaces
 from agentrl.fit.refresh.records import RefreshBook
@@ -119,13 +120,9 @@ class RefreshRun:
     notes: Notes = field(default_factory=Notes)
 
     def refresh(self) -> ModelRefresh:
-        places = RefreshPlaces(
-            run=self.path, base=self.path.parent.parent, store=self.store, tasks=TASKS,
-            users=self.users,
-        )  # fmt: skip
-        return ModelRefresh(
-            self.config, places, progress=self.notes, stop=StopSwitch(), target=FAKE_FIT
-        )
+        plan = plan_run(self.config, self.path.parent.parent).schedule
+        places = RefreshPlaces(run=self.path, store=self.store, tasks=TASKS, users=self.users)
+        return ModelRefresh(plan, places, progress=self.notes, stop=StopSwitch(), target=FAKE_FIT)
 
     @property
     def book(self) -> RefreshBook:

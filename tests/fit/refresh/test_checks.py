@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import ConfigError
 from agentrl.fit.refresh.checks import check_refresh
 from agentrl.fit.refresh.fit_child import fit_config
@@ -31,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused_or_said(config: RunConfig, base: Path) -> str | None:
     """What the check answers, under the schedule of the run."""
-    return check_refresh(config, base=base, synchronous=is_synchronous(config.schedule))
+    plan = plan_run(config, base).schedule
+    return check_refresh(plan, synchronous=is_synchronous(plan.schedule))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,10 @@ def refused_or_said(config: RunConfig, base: Path) -> str | None:
             "under way between steps",
         ),
         ({"refresh": refresh_section(labeller="nowhere:f")}, r"refresh\.labeller 'nowhere:f'"),
-        ({"refresh": refresh_section(labeller="human", args={"a": 1})}, "'human' takes none"),
+        (
+            {"refresh": refresh_section(labeller={"target": "human", "args": {"a": 1}})},
+            "'human' takes none",
+        ),
         (
             {"refresh": refresh_section(old_pairs=None)},
             r"old_pairs is not set, and '\S+/rm' is no run directory.*`none` to train on new pairs",
@@ -97,6 +102,7 @@ def test_what_works_is_said_in_a_line(folder: Path) -> None:
             "an ensemble of 2, and only a single model can be refreshed",
         ),
         ({"models": {"a": "x"}, "refresh": {"every_steps": 1}}, "labeller is not set; expected"),
+        ({"models": {"a": "x"}, "refresh": {"labeller": {"name": "f"}}}, "a mapping with target"),
         ({"models": {"a": "x"}, "refresh": {"pairs": 1}}, "greater than or equal to 2"),
         ({"models": {"a": "x"}, "refresh": {"guard": -0.1}}, "greater than or equal to 0"),
         ({"models": {"a": "x"}, "refresh": {"held_out": 1.0}}, "less than 1"),

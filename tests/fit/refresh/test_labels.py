@@ -99,10 +99,12 @@ async def test_the_verifier_goes_by_the_reward_of_the_environment(tmp_path: Path
 
 def test_the_judge_that_is_shipped_checks_its_arguments(tmp_path: Path) -> None:
     args = {"model": {"model": "m", "url": "http://localhost:1"}, "standard": "It is short."}
-    section = RefreshSection(labeller="agentrl.judges:pair_labeller", args=args, every_steps=1)
+    target = "agentrl.judges:pair_labeller"
+    section = RefreshSection(labeller={"target": target, "args": args}, every_steps=1)
     load_function(section, base=tmp_path, timeout_s=120.0)
     assert pair_labeller.__name__ == "pairwise_judge"
-    wrong = section.model_copy(update={"args": {**args, "standard": " "}})
+    labeller = {"target": target, "args": {**args, "standard": " "}}
+    wrong = section.model_copy(update={"labeller": labeller})
     with pytest.raises(ConfigError, match=r"pair_labeller'.*standard: got ' ', expected a text"):
         load_function(wrong, base=tmp_path, timeout_s=120.0)
 
@@ -122,7 +124,7 @@ def test_a_labeller_that_cannot_be_called_is_refused(
 ) -> None:
     text = "def two(task, a): ...\ndef three(task, a, b): ...\nnumber = 3\n"
     (tmp_path / "mine.py").write_text(text)
-    section = RefreshSection(labeller=labeller, args=args, every_steps=1)
+    section = RefreshSection(labeller={"target": labeller, "args": args}, every_steps=1)
     with pytest.raises(ConfigError, match=said):
         load_function(section, base=tmp_path, timeout_s=120.0)
 

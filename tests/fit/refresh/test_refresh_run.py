@@ -203,7 +203,7 @@ async def test_workers_in_child_processes_change_their_model(tmp_path: Path) -> 
         config = load_config(
             write_refresh_project(
                 tmp_path,
-                serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
+                serving={"engine": "external", "urls": list(fakes.urls)},
                 runtime={"kind": "local", "worker_processes": 1},
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 
 from agentrl.batch.examples import ScoredTokens
 from agentrl.config import load_config, parse_config
+from agentrl.config.plan import RewardPlan, plan_run
 from agentrl.config.reward import RefreshSection
 from agentrl.errors import ConfigError, GraderError
 from agentrl.fit.reward_models.open import (
@@ -44,34 +46,37 @@ def config_of(project: Path, **model: Any):
     return load_config(write_project(project, reward={"models": {"good": {"path": "rm", **model}}}))
 
 
+def rewards_of(project: Path, **model: Any) -> RewardPlan:
+    return plan_run(config_of(project, **model), project).rewards
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
         ({"path": "raw"}, r"raw.*agentrl rm report .*raw --data PAIRS --store"),
         ({"path": "model"}, "is a LlamaForCausalLM, expected a"),
-        ({"path": "./nowhere"}, r"'\./nowhere' does not exist"),
-        ({"uncertainty": 1.0}, "'rm' gives no deviation"),
+        ({"path": "./nowhere"}, r"/nowhere' does not exist"),
+        ({"uncertainty": 1.0}, "/rm' gives no deviation"),
         ({"disagreement": 1.0}, "one reward model of one head cannot disagree; give path a list"),
         ({"device": "cuda:77"}, "torch sees"),
     ],
 )
 def test_a_model_that_cannot_be_used_is_refused(project: Path, model, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)reward\.models\.good.*{said}"):
-        check_reward_models(config_of(project, **model), base=project)
+        check_reward_models(rewards_of(project, **model))
 
 
 def test_rollouts_longer_than_the_model_reads_are_refused(project: Path) -> None:
-    config = config_of(project)
-    longer = config.rollout.model_copy(update={"max_context_tokens": 513})
-    config = config.model_copy(update={"rollout": longer})
+    plan = rewards_of(project)
+    longer = plan.rollout.model_copy(update={"max_context_tokens": 513})
     with pytest.raises(ConfigError, match="reads 512 tokens, but a rollout may have 513"):
-        check_reward_models(config, base=project)
+        check_reward_models(replace(plan, rollout=longer))
 
 
 def test_the_name_of_the_part_of_the_environment_is_taken(project: Path) -> None:
     config = load_config(write_project(project, reward={"models": {"env": "rm"}}))
     with pytest.raises(ConfigError, match="is the environment's own part; rename it"):
-        check_reward_models(config, base=project)
+        check_reward_models(plan_run(config, project).rewards)
 
 
 async def test_ids_that_a_model_cannot_read_end_only_their_rollout(tmp_path: Path) -> None:
@@ -79,11 +84,11 @@ async def test_ids_that_a_model_cannot_read_end_only_their_rollout(tmp_path: Pat
     path = write_project(tmp_path, reward={"models": {"rm": {"path": "rm", "scale": "none"}}})
     write_reward_model(tmp_path / "rm", tmp_path / "model")
     resize_ids(tmp_path / "model", 264)
-    config = load_config(path)
+    plan = plan_run(load_config(path), tmp_path).rewards
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    (line,) = check_reward_models(config, base=tmp_path, tokenizer=tokenizer)
+    (line,) = check_reward_models(plan, tokenizer=tokenizer)
     assert "it reads 258 token ids and the policy has 264" in line
-    async with open_reward_models(config, base=tmp_path, tokenizer=tokenizer) as opened:
+    async with open_reward_models(plan, tokenizer=tokenizer) as opened:
         (target,) = opened.targets
         rows = [ScoredTokens(prompt_ids=(1,), ids=(2, last)) for last in (263, 257)]
         task = Task(id="t", prompt="p")
@@ -101,27 +106,27 @@ def test_a_model_without_an_embedding_for_a_token_is_refused(tmp_path: Path) -> 
     file = write_reward_model(tmp_path / "rm", tmp_path / "model") / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": 257}))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"'rm' reads 257 token ids .* is id 257 for the policy"):
-        check_reward_models(load_config(path), base=tmp_path, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"/rm' reads 257 token ids .* is id 257 for the policy"):
+        check_reward_models(plan_run(load_config(path), tmp_path).rewards, tokenizer=tokenizer)
 
 
 async def test_another_vocabulary_is_refused(project: Path, tmp_path: Path) -> None:
     """Fails if ids that mean other text to the reward model are scored."""
     tokenizer = AutoTokenizer.from_pretrained(project / "model")
-    assert check_reward_models(config_of(project), base=project, tokenizer=tokenizer) == [
-        "reward.models.good: rm, scale stored"
+    assert check_reward_models(rewards_of(project), tokenizer=tokenizer) == [
+        f"reward.models.good: {project}/rm, scale stored"
     ]
     tokenizer.add_tokens(["extra"])
     with pytest.raises(ConfigError, match=r"token 'extra' is id 258 for the policy and no id"):
-        check_reward_models(config_of(project), base=project, tokenizer=tokenizer)
+        check_reward_models(rewards_of(project), tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="another vocabulary than the policy"):
-        async with open_reward_models(config_of(project), base=project, tokenizer=tokenizer):
+        async with open_reward_models(rewards_of(project), tokenizer=tokenizer):
             pass
     # The reward model may know more than the policy.
     shutil.copytree(project / "rm", tmp_path / "rm")
     tokenizer.save_pretrained(tmp_path / "rm")
     plain = AutoTokenizer.from_pretrained(project / "model")
-    assert check_reward_models(config_of(project), base=tmp_path, tokenizer=plain)
+    assert check_reward_models(rewards_of(project), tokenizer=plain)
 
 
 def test_a_stored_posterior_takes_its_deviation_off(project: Path, tmp_path: Path) -> None:
@@ -150,18 +155,19 @@ def test_a_stored_posterior_takes_its_deviation_off(project: Path, tmp_path: Pat
     rounded = load_score_model(str(base / "rm")).features(rows)
     assert 0 < np.abs(rounded - features).max() < 0.05 * np.abs(features).max()
     refresh = RefreshSection(every_steps=1, labeller="verifier")
-    reward = config.reward.model_copy(update={"refresh": refresh})
+    plan = plan_run(config, base).rewards
+    reward = plan.reward.model_copy(update={"refresh": refresh})
     with pytest.raises(ConfigError, match="a refreshed model has another head"):
-        check_reward_models(config.model_copy(update={"reward": reward}), base=base)
+        check_reward_models(replace(plan, reward=reward))
     (base / "rm" / POSTERIOR_FILE).write_bytes(b"no archive")
     with pytest.raises(ConfigError, match=r"(?s)reward\.models\.good.*cannot be read"):
-        check_reward_models(config, base=base)
+        check_reward_models(plan)
 
 
 def test_the_bytes_of_models_are_those_of_their_files(project: Path) -> None:
     size = (project / "rm" / "model.safetensors").stat().st_size
     assert size > 50_000
-    assert reward_model_bytes(config_of(project, path=["rm", "raw"]), base=project) == 2 * size
+    assert reward_model_bytes(rewards_of(project, path=["rm", "raw"])) == 2 * size
 
 
 @pytest.mark.parametrize(
@@ -184,8 +190,9 @@ async def test_the_version_that_scores_is_not_loaded_again(project: Path) -> Non
     refresh = {"every_steps": 2, "labeller": "verifier", "old_pairs": "none"}
     models = {"good": {"path": "rm", "device": "cpu"}}
     config = load_config(write_project(project, reward={"models": models, "refresh": refresh}))
+    plan = plan_run(config, project).rewards
     tokenizer = AutoTokenizer.from_pretrained(project / "model")
-    async with open_reward_models(config, base=project, tokenizer=tokenizer) as opened:
+    async with open_reward_models(plan, tokenizer=tokenizer) as opened:
         nowhere = str(project / "nowhere")
         with pytest.raises(ConfigError, match=r"version 1 of reward\.models\.good: .*nowhere"):
             await opened.use_reward_model(UsedRewardModel(name="good", version=1, path=nowhere))

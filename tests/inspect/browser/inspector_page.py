@@ -17,7 +17,9 @@ from urllib.parse import quote, urlsplit
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-expect.set_options(timeout=20_000)
+PATIENCE_MS = 120_000
+"""What comes may take its time on a loaded machine; only what never comes costs it."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def proxied(address: str, base: str, name: str) -> Iterator[str]:
             if not self.path.startswith(base):
                 self.send_error(418, "another service")
                 return
-            upstream = HTTPConnection(urlsplit(address).netloc, timeout=20)
+            upstream = HTTPConnection(urlsplit(address).netloc, timeout=120)
             given = {k: v for k, v in self.headers.items() if k.lower() != "host"}
             upstream.request("GET", self.path.removeprefix(base), headers=given | {"Host": name})
             answer = upstream.getresponse()
@@ -82,6 +84,7 @@ def proxied(address: str, base: str, name: str) -> Iterator[str]:
 def watched(browser: Browser, **options: object) -> Iterator[Page]:
     """A page that did nothing wrong by the end."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, **options)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     trouble: list[str] = []
     asked: set[str] = set()

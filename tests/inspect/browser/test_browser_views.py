@@ -46,9 +46,8 @@ def test_from_a_point_of_a_curve_down_to_a_token_and_back(
     for view in ("rollout", "group", "step", "run"):
         page.go_back()
         expect(page.locator("#main")).to_have_attribute("data-ready", re.compile(f"^#/{view}[?]"))
-    # A frame later, when the charts have their size.
-    page.wait_for_timeout(200)
-    assert page.evaluate("scrollY") == pytest.approx(scrolled, abs=3)
+    # Some frames later, when the charts have their size.
+    page.wait_for_function("scrolled => Math.abs(scrollY - scrolled) <= 3", arg=scrolled)
 
 
 def test_the_first_screen_shows_curves_findings_time_and_a_ledger_that_adds_up_to_1(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from agentrl.cli.console.fit_view import FitView
 from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import ModelSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
@@ -138,9 +139,10 @@ def test_a_teacher_behind_a_server_is_refused(tmp_path: Path) -> None:
     teacher = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
     config["algorithm"] = {"distill": {"teacher": teacher}}
     with pytest.raises(ConfigError) as refused:
-        check_seeing(RunConfig.model_validate(config))
+        check_seeing(plan_run(RunConfig.model_validate(config), tmp_path).trainer)
     assert "algorithm.distill.teacher.kind: checkpoint or hint (got served)" in str(refused.value)
-    check_seeing(RunConfig.model_validate(settings(tmp_path)))
+    check_seeing(plan_run(RunConfig.model_validate(settings(tmp_path)), tmp_path).trainer)
     config = settings(tmp_path) | {"serving": {"engine": "vllm"}}
+    plan = plan_run(RunConfig.model_validate(config), tmp_path)
     with pytest.raises(ConfigError, match=r"a Gemma 3, .*serving.engine: embedded \(got vllm\)"):
-        open_images(RunConfig.model_validate(config), reader_for("gemma3", tmp_path), tmp_path)
+        open_images(plan.trainer, plan.engines.serving, reader_for("gemma3", tmp_path), tmp_path)

@@ -81,7 +81,9 @@ async def rolled(model: Any, *, n: int = 2) -> list[Trajectory]:
     engine = EmbeddedEngine(
         model,
         # A prefill in chunks of 16 ends inside images, too.
-        section=EmbeddedServing(max_batch_size=4, lanes=1, max_prefill_tokens=16),
+        section=EmbeddedServing(max_batch_size=4),
+        lanes=1,
+        max_prefill=16,
         max_context_tokens=512,
     )
     worker = RolloutWorker(
@@ -317,7 +319,7 @@ async def test_placeholders_that_do_not_match_are_refused_by_number(tmp_path: Pa
     ids = chat.render_prompt(shown)
     first, second = chat.image_spans(ids, shown)
     engine = EmbeddedEngine(
-        model, section=EmbeddedServing(max_batch_size=1, lanes=1), max_context_tokens=128
+        model, section=EmbeddedServing(max_batch_size=1), lanes=1, max_context_tokens=128
     )
     late = replace(second, start=second.start + 1)
     with pytest.raises(EngineRefused, match=r"image 1 \(\w+\) has 1 placeholders .* expected 2"):

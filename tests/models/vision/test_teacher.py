@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.batch.records import RowKey
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import ModelSection, TrainSection
 from agentrl.errors import ConfigError, TrainError
 from agentrl.models.source import load_tokenizer
@@ -129,6 +130,6 @@ def test_a_teacher_that_cannot_see_is_refused_before_it_is_loaded(
         checkpoint(teacher, tmp_path / "teacher")
     sections = settings(tmp_path)
     sections["algorithm"] = {"distill": {"teacher": {"path": "teacher"}}}
-    config = RunConfig.model_validate(sections)
-    with pytest.raises(ConfigError, match=rf"teacher\.path 'teacher' {words}"):
-        check_teacher(config, base=tmp_path, tokenizer=load_tokenizer(config.model))
+    plan = plan_run(RunConfig.model_validate(sections), tmp_path).trainer
+    with pytest.raises(ConfigError, match=rf"teacher\.path '\S+/teacher' {words}"):
+        check_teacher(plan, tokenizer=load_tokenizer(plan.model))

@@ -1,4 +1,4 @@
-"""The served model of `rollout.side_calls: frozen`, as `agentrl preflight` asks it."""
+"""The served model of `rollout.side_calls`, as `agentrl preflight` asks it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def without_tools(body: dict[str, Any]) -> Reply:
 async def asked(always: Reply, **more: Any) -> Finding | str:
     async with scripted_server(always=always) as server:
         model = {"url": server.url, "model": "m", "tries": 1, "timeout_s": 120.0, **more}
-        return await side_model(RolloutSection(side_calls="frozen", side_model=model))
+        return await side_model(RolloutSection(side_calls=model))
 
 
 async def test_its_answer_and_its_price_are_stated() -> None:
@@ -32,7 +32,7 @@ async def test_its_answer_and_its_price_are_stated() -> None:
 @pytest.mark.parametrize(
     ("always", "more", "status", "words"),
     [
-        (500, {}, Status.FAIL, "rollout.side_model"),
+        (500, {}, Status.FAIL, "rollout.side_calls"),
         (without_tools, {}, Status.WARN, "it refuses tools, so a sub-agent ends its rollout"),
         ("ready", {"api_key_env": "SIDE_KEY"}, Status.WARN, "served/cost stays 0"),
     ],

@@ -114,7 +114,7 @@ def parts(config: RunConfig) -> dict[str, int]:
 
 async def memory(config: RunConfig) -> Finding | str:
     run = plan_run(config, Path())
-    return await machine.memory(config, run.trainer, run.engines.serving)
+    return await machine.memory(run.trainer, run.engines.serving, run.rewards)
 
 
 def test_what_is_kept_is_counted_exactly(project: Path) -> None:

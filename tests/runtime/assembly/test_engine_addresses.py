@@ -55,7 +55,7 @@ async def test_a_server_that_cannot_be_reached_changes_nothing_for_the_others(
     client = TokenClient([engine("old")])
     here = entry("here", urls[0])
     away = entry("away", f"http://127.0.0.1:{unused_tcp_port}")
-    locked = entry("locked", urls[1], transport="lean")
+    locked = entry("locked", urls[1].replace("http://", "lean://"))
     followed = await follow(client, [entry("old", "http://a:1")], [away, here, locked])
     assert client.names() == ["here"]
     assert followed.engines == (here,)

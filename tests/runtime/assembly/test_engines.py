@@ -75,14 +75,14 @@ def test_weights_go_from_device_to_device_where_they_can(
 @pytest.mark.parametrize(
     ("ray", "serving", "apart"),
     [
-        ({"gpus_per_trainer": 1, "gpus_per_engine": 1}, {"engine": "vllm"}, True),
-        ({"gpus_per_trainer": 1}, {"engine": "vllm"}, False),
+        ({"gpus": 1}, {"engine": "vllm"}, True),
+        ({"gpus": {"trainer": 1}}, {"engine": "vllm"}, False),
         (
-            {"gpus_per_trainer": 1, "gpus_per_engine": 1, "placement": "colocated"},
+            {"gpus": 1, "placement": "colocated"},
             {"engine": "vllm"},
             False,
         ),
-        ({"gpus_per_trainer": 1}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, True),
+        ({"gpus": {"trainer": 1}}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, True),
         ({}, {"engine": "external", "urls": ["http://10.1.2.3:8000"]}, False),
     ],
 )

@@ -9,10 +9,11 @@ import pytest
 
 from agentrl.batch.records import RowKey
 from agentrl.chat import build_chat
-from agentrl.config import load_config
+from agentrl.config import RunConfig, load_config
+from agentrl.config.plan import plan_run
 from agentrl.errors import DataError
 from agentrl.models.source import load_tokenizer
-from agentrl.runtime.assembly.hints import check_hints, hint_section, hint_text
+from agentrl.runtime.assembly.hints import check_hints, hint_section, hint_text, open_hints
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.types import Message, Task, Termination, Trajectory, TrajectoryGroup
 from tests.runtime.tiny_project import write_project
@@ -53,6 +54,11 @@ def project(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def maker_of(config: RunConfig, base: Path) -> StepMaker:
+    plan = plan_run(config, base)
+    return StepMaker(plan.schedule, hints=open_hints(plan.trainer, plan.tasks, plan.rollouts.chat))
+
+
 def row_of(chat: Any, task: int, rollout: int, *, index: int = 0) -> Trajectory:
     prompt = chat.render_prompt([Message(role="user", content=f"say {task}")])
     if index:
@@ -80,7 +86,7 @@ def test_every_trained_row_gets_the_hint_of_its_own_task(tmp_path: Path) -> None
         TrajectoryGroup(group_id=f"g{task}", task_id=f"train-{task}", trajectories=own)
         for task, own in rows.items()
     ]
-    batch = StepMaker(config, base=path.parent).prepare(1, groups).batch
+    batch = maker_of(config, tmp_path).prepare(1, groups).batch
     prompts = batch.teacher_prompts
     assert prompts is not None
     assert sorted(prompts) == sorted(
@@ -104,7 +110,7 @@ def test_every_trained_row_gets_the_hint_of_its_own_task(tmp_path: Path) -> None
 
 
 def test_every_task_is_looked_at_before_a_run(tmp_path: Path) -> None:
-    section = hint_section(load_config(project(tmp_path)))
+    section = hint_section(plan_run(load_config(project(tmp_path)), tmp_path).trainer)
     assert section is not None
     tasks = [Task(id=str(i), prompt="x", label=i, metadata={"word": "a" * i}) for i in range(1, 4)]
     assert check_hints(section, tasks) == len("Write aaa and 3.")
@@ -123,7 +129,7 @@ def test_a_row_of_an_unknown_task_is_refused(tmp_path: Path) -> None:
         )
     ]  # fmt: skip
     with pytest.raises(DataError, match=r"train-99, which is not among the 12 tasks"):
-        StepMaker(config, base=path.parent).prepare(1, groups)
+        maker_of(config, tmp_path).prepare(1, groups)
 
 
 def test_a_run_without_a_hint_has_no_prompts(tmp_path: Path) -> None:
@@ -132,4 +138,4 @@ def test_a_run_without_a_hint_has_no_prompts(tmp_path: Path) -> None:
     group = TrajectoryGroup(
         group_id="g3", task_id="train-3", trajectories=(row_of(chat, 3, 0), row_of(chat, 3, 1))
     )
-    assert StepMaker(config, base=tmp_path).prepare(1, [group]).batch.teacher_prompts is None
+    assert maker_of(config, tmp_path).prepare(1, [group]).batch.teacher_prompts is None

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import ExternalServing
+from agentrl.config.plan import plan_run
 from agentrl.engine import WeightTicket
 from agentrl.errors import ConfigError, RunError
 from agentrl.metrics import MetricBag
@@ -50,7 +51,7 @@ class Nothing:
 
 def with_urls(tmp_path: Path, *urls: str) -> RunConfig:
     config = fake_config(tmp_path, engine="vllm")
-    serving = ExternalServing(urls=urls, transport="http")
+    serving = ExternalServing(urls=urls)
     return config.model_copy(update={"serving": serving})
 
 
@@ -104,9 +105,7 @@ async def test_on_ray_the_driver_adopts_and_the_workers_believe_the_server() -> 
     """Fails if workers see the number of an earlier run, or if a worker that is started later makes
     the server forget what the run has brought."""
     async with fake_vllm("26") as server:
-        entry = EngineAddress(
-            name="server-0", address=server.url, transport="http", max_context_tokens=64
-        )
+        entry = EngineAddress(name="server-0", address=server.url, max_context_tokens=64)
         (driver,) = await connect_all([entry], adopt=True)
         worker = await connect(entry)
         assert (driver.version, worker.version) == (UNKNOWN_VERSION, UNKNOWN_VERSION)
@@ -146,9 +145,11 @@ async def test_only_the_weights_of_the_model_are_scored(tmp_path: Path) -> None:
                     progress=Progress(),
                 )
     async with fake_vllm("default", own) as server:
-        await require_engines(at(config, server.url), model_path=None)
+        await require_engines(plan_run(at(config, server.url), tmp_path).engines, model_path=None)
     async with fake_vllm("default", other) as server:
-        await require_engines(at(config, server.url), model_path=str(other))
+        await require_engines(
+            plan_run(at(config, server.url), tmp_path).engines, model_path=str(other)
+        )
 
 
 def surer(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.runtime.assembly.local_stages import LocalLearner, LocalRollouts
 from agentrl.runtime.assembly.step_batch import StepMaker
@@ -23,7 +24,7 @@ async def test_the_event_loop_is_free_while_a_step_is_stored(tmp_path: Path) -> 
             return super().write(step, kind, groups, advantages)
 
     store, trainer = Noting(tmp_path), FakeTrainer(Fuse())
-    maker = StepMaker(fake_config(tmp_path))
+    maker = StepMaker(plan_run(fake_config(tmp_path), tmp_path).schedule)
     learner = LocalLearner(maker, trainer, store, save=trainer.save)  # pyright: ignore[reportArgumentType]
     group = await LocalRollouts(FakeWorker(Fuse())).run_group(
         Task(id="t", prompt="?"), group_id="g", n=2, sampling=SamplingParams(), seed=0

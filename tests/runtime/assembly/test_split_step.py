@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import RunConfig
+from agentrl.config.plan import SchedulePlan
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.ray.worker_group import partition
 from tests.batch.random_groups import random_groups
 from tests.batch.shares import joined
-from tests.runtime.assembly.test_step_batch import config
+from tests.runtime.assembly.test_step_batch import schedule
 
 AHEAD = {"staleness_threshold": 1.0, "partial_rollout": True, "max_version_lag": 1}
 SHAPED = {
@@ -28,7 +28,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "shaped": {"reward": SHAPED},
     "filtered": {"reward": {"dynamic_filtering": (0, 1), "clip_shaped": (-0.5, 1)}},
     "dropped": {"schedule": AHEAD, "serving": {"engine": "vllm"}, "reward": SHAPED},
-    "masked": {"schedule": {**AHEAD, "stale": "mask"}, "serving": {"engine": "vllm"}},
+    "masked": {
+        "schedule": {**AHEAD, "max_version_lag": {"mask": 1}},
+        "serving": {"engine": "vllm"},
+    },
     "turns": {
         "algorithm": {"turn_rewards": "return_to_go", "advantage_estimator": "rloo"},
         "reward": SHAPED,
@@ -39,9 +42,9 @@ RUNS: dict[str, dict[str, Any]] = {
 OWN_COUNTS = {"batch/micro_batches", "batch/tokens", "batch/tokens_measured"}
 
 
-def settings(run: str) -> RunConfig:
+def settings(run: str) -> SchedulePlan:
     sections = RUNS[run]
-    return config(**{**sections, "train": {"prefix_sharing": False, **sections.get("train", {})}})
+    return schedule(**{**sections, "train": {"prefix_sharing": False, **sections.get("train", {})}})
 
 
 @pytest.mark.parametrize("run", RUNS)

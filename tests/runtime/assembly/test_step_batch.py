@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import parse_config
+from agentrl.config.plan import SchedulePlan, plan_run
 from agentrl.errors import ConfigError
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
 
 
-def config(**sections: Any) -> RunConfig:
-    return parse_config({"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}, **sections})
+def schedule(*, base: Path = Path(), **sections: Any) -> SchedulePlan:
+    data = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}, **sections}
+    return plan_run(parse_config(data), base).schedule
 
 
 def group(name: str, *rewards: float, versions: tuple[int, ...] = (0, 0, 0)) -> TrajectoryGroup:
@@ -38,7 +40,7 @@ def group(name: str, *rewards: float, versions: tuple[int, ...] = (0, 0, 0)) -> 
 
 def test_advantages_are_of_shaped_rewards_and_groups_stay_as_measured() -> None:
     groups = [group("a", 0.0, 3.0)]
-    made = StepMaker(config(reward={"clip": (0, 1)})).prepare(1, groups)
+    made = StepMaker(schedule(reward={"clip": (0, 1)})).prepare(1, groups)
     assert made.batch.advantages == {"a/0": -0.5, "a/1": 0.5}
     assert list(made.groups) == groups
     values = made.metrics.result()
@@ -47,13 +49,13 @@ def test_advantages_are_of_shaped_rewards_and_groups_stay_as_measured() -> None:
 
 def test_what_the_group_leaves_is_clipped() -> None:
     """Fails if `clip_shaped` does not reach the batch."""
-    made = StepMaker(config(reward={"clip_shaped": (-0.25, 1)})).prepare(1, [group("a", 0, 1)])
+    made = StepMaker(schedule(reward={"clip_shaped": (-0.25, 1)})).prepare(1, [group("a", 0, 1)])
     assert made.batch.advantages == {"a/0": -0.25, "a/1": 0.5}
 
 
 def test_filtered_groups_are_counted_and_outside_every_denominator() -> None:
     groups = [group("a", 0, 1), group("b", 1, 1), group("c", 0, 0)]
-    made = StepMaker(config(reward={"dynamic_filtering": (0, 1)})).prepare(1, groups)
+    made = StepMaker(schedule(reward={"dynamic_filtering": (0, 1)})).prepare(1, groups)
     assert set(made.batch.advantages) == {"a/0", "a/1"}
     (update,) = made.batch.updates
     assert (update.global_sequences, update.global_tokens) == (2, 6)
@@ -76,30 +78,30 @@ def own(inputs):
 def test_the_loss_says_what_it_needs(tmp_path: Path) -> None:
     """Fails if the needs do not reach the batch, or if a file is looked for in another folder."""
     groups = [group("a", 1, 1)]
-    assert StepMaker(config()).prepare(1, groups).batch.updates[0].micro_batches == ()
+    assert StepMaker(schedule()).prepare(1, groups).batch.updates[0].micro_batches == ()
     (tmp_path / "own_loss.py").write_text(OWN_LOSS)
-    own = config(algorithm={"policy_loss": "own_loss.py:own"})
-    (update,) = StepMaker(own, base=tmp_path).prepare(1, groups).batch.updates
+    own = schedule(base=tmp_path, algorithm={"policy_loss": "own_loss.py:own"})
+    (update,) = StepMaker(own).prepare(1, groups).batch.updates
     assert len(update.micro_batches) == 1
     assert set(update.counts) == {"response_mask", "observation_mask"}
     with pytest.raises(ConfigError, match="did you mean 'gspo'"):
-        StepMaker(config(algorithm={"policy_loss": "gsop"}))
+        StepMaker(schedule(algorithm={"policy_loss": "gsop"}))
 
 
 @pytest.mark.parametrize(("shares", "tokens"), [(True, 4 + 3 + 3 - 2), (False, 2 * 7)])
 def test_prefix_sharing_is_the_configs(shares: bool, tokens: int) -> None:
     """Shared: one prompt of 4 and the first two response tokens, which are the same."""
-    made = StepMaker(config(train={"prefix_sharing": shares})).prepare(1, [group("a", 0, 1)])
+    made = StepMaker(schedule(train={"prefix_sharing": shares})).prepare(1, [group("a", 0, 1)])
     assert made.batch.num_tokens == tokens
 
 
 def test_what_is_too_old_is_dropped_before_anything_is_measured() -> None:
     ahead = {"staleness_threshold": 1.0, "partial_rollout": True, "max_version_lag": 1}
     groups = [group("a", 0, 1, versions=(0, 1, 2)), group("b", 0, 1, versions=(2, 2, 2))]
-    drop = config(schedule=ahead, serving={"engine": "vllm"}, reward={"normalize": True})
+    drop = schedule(schedule=ahead, serving={"engine": "vllm"}, reward={"normalize": True})
     made = StepMaker(drop).prepare(3, groups)
     assert [row.termination for row in made.groups[0].trajectories] == [Termination.STALE] * 2
     assert set(made.batch.advantages) == {"b/0", "b/1"}
-    mask = config(schedule={**ahead, "stale": "mask"}, serving={"engine": "vllm"})
+    mask = schedule(schedule={**ahead, "max_version_lag": {"mask": 1}}, serving={"engine": "vllm"})
     made = StepMaker(mask).prepare(3, groups)
     assert made.metrics.result()["batch/tokens_masked_stale"] == 2

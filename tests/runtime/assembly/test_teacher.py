@@ -23,8 +23,8 @@ def project(folder: Path, teacher: dict[str, Any], **changes: Any) -> Path:
 
 
 def check(path: Path) -> str:
-    config = load_config(path)
-    return check_teacher(config, base=path.parent, tokenizer=load_tokenizer(config.model))
+    plan = plan_run(load_config(path), path.parent).trainer
+    return check_teacher(plan, tokenizer=load_tokenizer(plan.model))
 
 
 def test_a_folder_beside_the_run_file_is_found(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_folder_beside_the_run_file_is_found(tmp_path: Path) -> None:
     path = project(tmp_path, {"path": "big"})
     assert check(path) == f"{tmp_path / 'big'} beside the policy, top_k 0, coef 1"
     size = (tmp_path / "big" / "model.safetensors").stat().st_size
-    assert teacher_bytes(load_config(path), base=tmp_path) == size
+    assert teacher_bytes(plan_run(load_config(path), tmp_path).trainer) == size
 
 
 def test_without_training_there_is_no_teacher(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ async def test_preflight_names_the_task_without_a_hint(tmp_path: Path) -> None:
         tasks=load_task_sets(plan_run(config, tmp_path).tasks),
     )
     with pytest.raises(DataError, match=r"names 'word', but task train-0 has no such column"):
-        await preflight_teacher(config, tmp_path, found)
+        await preflight_teacher(plan_run(config, tmp_path).trainer, found)
     fixed = load_config(project(tmp_path, {"kind": "hint", "hint": "Use vowels."}))
-    text = await preflight_teacher(fixed, tmp_path, found)
+    text = await preflight_teacher(plan_run(fixed, tmp_path).trainer, found)
     assert text == "the policy, with a hint, top_k 0, coef 1 of at most 11 characters"
 
 
@@ -123,9 +123,9 @@ async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 
     served = {"kind": "served", "url": "http://127.0.0.1:9/v1", "model": "big"}
     path = project(tmp_path, served)
-    config = load_config(path)
+    plan = plan_run(load_config(path), tmp_path).trainer
     assert check(path) == "big at http://127.0.0.1:9/v1, top_k 0, coef 1"
     with pytest.raises(
         ServedModelError, match=r"'big' at http://127\.0\.0\.1:9/tokenize could not"
     ):
-        await ask_server(config, load_tokenizer(config.model))
+        await ask_server(plan, load_tokenizer(plan.model))

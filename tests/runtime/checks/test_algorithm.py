@@ -44,7 +44,8 @@ async def check(project: Path, *overrides: str) -> dict[str, Finding]:
 
 
 def doubts_of(project: Path, *overrides: str) -> list[str]:
-    return doubts(load_config(project, overrides), base=project.parent)
+    plan = plan_run(load_config(project, overrides), project.parent)
+    return doubts(plan.trainer, plan.schedule)
 
 
 async def test_the_report_shows_blocks_and_rewards(project: Path) -> None:
@@ -212,7 +213,7 @@ def test_a_loss_of_ones_own_is_found_from_the_run_file(project: Path) -> None:
         (["algorithm.lam=0.9"], "lam has no effect with advantage_estimator dr_grpo"),
         (["algorithm.preset=grpo", "algorithm.turn_rewards=return_to_go"], "use rloo or dr_grpo"),
         (["critic.warmup_steps=2"], "there is no critic"),
-        (["checkpoint.best_by=eval/held/scores"], "'eval/held/scores' is no metric"),
+        (["checkpoint.keep_best={eval/held/scores: 0}"], "'eval/held/scores' is no metric"),
         (["checkpoint.keep_best=1", "eval.every_steps=0"], "only the last step is evaluated"),
     ],
 )
@@ -276,12 +277,12 @@ WHITE = "reward.normalize=true"
             ["every_steps 1, polyak 1", "kl_coef 0.1 holds nothing", "set every_steps: 100"],
         ),
         (
-            [KL, "algorithm.kl_controller={kind: proportional, target: 6}"],
-            ["target is 6.0 nats a token", "set target: 0.05"],
+            [KL, "algorithm.kl_target=6"],
+            ["target is 6.0 nats a token", "set kl_target: 0.05"],
         ),
         (
-            [KL, "algorithm.kl_controller={kind: window, target: [1, 6]}"],
-            ["target is [1.0, 6.0] nats a token", "set target: [0.05, 0.2]"],
+            [KL, "algorithm.kl_target=[1, 6]"],
+            ["target is [1.0, 6.0] nats a token", "set kl_target: [0.05, 0.2]"],
         ),
     ],
 )
@@ -308,8 +309,8 @@ async def test_numbers_that_are_surely_wrong_are_doubted(
         [WHITE, "reward.clip=[-1, 1]"],
         ["reward.clip=[0, 1]"],
         [KL, "algorithm.reference_update={every_steps: 1, polyak: 0.1}"],
-        [KL, "algorithm.kl_controller=window"],
-        [KL, "algorithm.kl_controller=proportional"],
+        [KL, "algorithm.kl_target=[0.05, 0.2]"],
+        [KL, "algorithm.kl_target=0.05"],
     ],
 )
 def test_usual_numbers_are_no_doubt(project: Path, overrides: list[str]) -> None:
@@ -329,7 +330,7 @@ def test_usual_numbers_are_no_doubt(project: Path, overrides: list[str]) -> None
         ["algorithm.preset=ppo", "critic.warmup_steps=2", "train.lora={rank: 1, alpha: 2}"],
         ["reward.overlong.buffer_len=4", "reward.overlong.penalty_factor=0.5"],
         ["algorithm.kl_coef=1", "algorithm.reference_update={every_steps: 3, polyak: 0.5}"],
-        ["checkpoint.keep_best=1", "checkpoint.best_by=eval/held/pass@3", "eval.n_samples=3"],
+        ["checkpoint.keep_best={eval/held/pass@3: 1}", "eval.n_samples=3"],
     ],
 )
 def test_keys_that_are_read_are_no_doubt(project: Path, overrides: list[str]) -> None:

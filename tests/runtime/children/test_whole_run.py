@@ -77,7 +77,7 @@ async def test_a_run_stores_and_syncs_with_child_workers(tmp_path: Path) -> None
         path = write_project(
             tmp_path,
             train__steps=STEPS,
-            serving={"engine": "external", "urls": list(fakes.urls), "transport": "http"},
+            serving={"engine": "external", "urls": list(fakes.urls)},
             runtime={"kind": "local", "worker_processes": 2},
             log={"tensorboard": False},
             reward={"functions": {"places": {"target": "places.py:places", "weight": 0.01}}},

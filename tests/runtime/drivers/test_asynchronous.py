@@ -233,8 +233,7 @@ async def test_masked_tokens_stay_in_the_store_and_leave_the_loss(tmp_path: Path
         schedule={
             "staleness_threshold": 3.0,
             "partial_rollout": True,
-            "max_version_lag": 0,
-            "stale": "mask",
+            "max_version_lag": {"mask": 0},
         },
         engine="vllm",
         steps=8,

@@ -23,7 +23,7 @@ from tests.runtime.driver_fakes import fake_config
         ({"trigger_parameter_sync_step": 2}, AsynchronousRun),
         ({"staleness_threshold": 0.1}, AsynchronousRun),
         ({"staleness_threshold": 1, "partial_rollout": True}, AsynchronousRun),
-        ({"staleness_threshold": 1, "max_version_lag": 3, "stale": "mask"}, AsynchronousRun),
+        ({"staleness_threshold": 1, "max_version_lag": {"mask": 3}}, AsynchronousRun),
         ({"oversample": 1.25}, TailBatchingRun),
     ],
 )
@@ -38,7 +38,6 @@ def test_the_driver_of_a_schedule(tmp_path: Path, schedule: dict[str, Any], kind
     [
         ({"partial_rollout": True}, "no rollout is in flight"),
         ({"partial_rollout": True, "trigger_parameter_sync_step": 2}, "no rollout is in flight"),
-        ({"stale": "mask", "staleness_threshold": 1}, "without max_version_lag no token is too"),
         ({"max_version_lag": 2}, "this schedule is on-policy"),
         ({"max_version_lag": 1, "trigger_parameter_sync_step": 3}, "at least 2"),
         ({"oversample": 2, "staleness_threshold": 1}, "schedule.oversample is 2.0"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig
+from agentrl.config.plan import plan_run
 from agentrl.config.schema import RewardSection
 from agentrl.data import TaskCursor, TrajectoryStore
 from agentrl.disk.run_directory import RunDir
@@ -59,7 +60,7 @@ FILTER = {"dynamic_filtering": (0.15, 0.45)}
 def trained(config: RunConfig) -> str:
     """What the weights stand for after one pass over the store, from its beginning."""
     store = TrajectoryStore(Path(config.run.dir) / config.run.name / "trajectories")
-    maker, digest = StepMaker(config), ""
+    maker, digest = StepMaker(plan_run(config, Path()).schedule), ""
     for step in store.steps("train"):
         digest = chain(digest, maker.prepare(step, stored_groups(store, "train", step)).batch)
     return digest
@@ -284,7 +285,7 @@ async def test_the_statistics_of_a_checkpoint_are_those_of_its_step(tmp_path: Pa
     config = config_with(tmp_path, NORMALIZE, steps=4)
     await drive(config)
     store = TrajectoryStore(tmp_path / "fake" / "trajectories")
-    maker = StepMaker(config)
+    maker = StepMaker(plan_run(config, Path()).schedule)
     for step in range(1, 4):
         maker.prepare(step, stored_groups(store, "train", step))
     saved = tmp_path / "fake" / "checkpoints" / "step-3" / "rewards.json"

@@ -16,10 +16,12 @@ from agentrl.config.schema import RewardSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import list_checkpoints
 from agentrl.disk.stored_groups import stored_groups
-from agentrl.errors import ConfigError, TrainError
+from agentrl.errors import TrainError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import read_metrics
-from agentrl.runtime.drivers.choose import early_plan
+from agentrl.runtime.drivers import choose
+from agentrl.runtime.drivers.choose import early_plan, is_synchronous
+from agentrl.runtime.drivers.mini_batches import why_whole_steps
 from agentrl.runtime.progress import Progress
 from tests.runtime.driver_fakes import (
     FakeTrainer,
@@ -32,11 +34,11 @@ from tests.runtime.driver_fakes import (
     trained_tasks,
 )
 from tests.runtime.drivers.test_driver import digest_of_store, digest_parts, lines
+from tests.runtime.drivers.virtual_runs import virtual_run
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from number_cases import stored_rollouts
-from virtual_runs import virtual_run
 
 EARLY = {"train/updates_early", "timing_s/train_early"}
 
@@ -49,17 +51,16 @@ def early_config(tmp_path: Path, **train: Any) -> RunConfig:
 
 
 def made(
-    folder: Path, dispatch: str, *, groups: int = 6, **train: Any
+    folder: Path, *, waits: bool, groups: int = 6, **train: Any
 ) -> tuple[dict[str, Any], list[Any], list[Any]]:
     """Weights, metrics and stored rollouts of a real tiny model in virtual time."""
-    path, _, weights = virtual_run(
-        folder,
-        schedule={"dispatch": dispatch},
-        engine="vllm",
-        groups=groups,
-        minibatches=3,
-        **train,
-    )
+    why = "this one waits, to be compared with one that does not"
+    with pytest.MonkeyPatch.context() as patch:
+        if waits:
+            patch.setattr(choose, "why_whole_steps", lambda *_, **__: why)
+        path, _, weights = virtual_run(
+            folder, schedule={}, engine="vllm", groups=groups, minibatches=3, **train
+        )
     return weights, list(read_metrics(path / "metrics.jsonl")), stored_rollouts(path)
 
 
@@ -67,8 +68,8 @@ def made(
 def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, epochs: int) -> None:
     """Fails if minibatches are those of the groups that end first, or if weights move under the
     rollouts of the step."""
-    waits = made(tmp_path / "waits", "step", epochs_per_batch=epochs)
-    early = made(tmp_path / "early", "auto", epochs_per_batch=epochs)
+    waits = made(tmp_path / "waits", waits=True, epochs_per_batch=epochs)
+    early = made(tmp_path / "early", waits=False, epochs_per_batch=epochs)
     assert all(torch.equal(early[0][name], tensor) for name, tensor in waits[0].items())
     assert early[2] == waits[2]
     for ours, theirs in zip(early[1], waits[1], strict=True):
@@ -94,7 +95,9 @@ def is_comparable(name: str) -> bool:
 
 def test_a_task_that_comes_twice_in_a_step_keeps_its_seeds(tmp_path: Path) -> None:
     """Fails if seeds go by the order in which groups begin: there are ten tasks."""
-    waits, early = (made(tmp_path / way, way, groups=12, steps=3) for way in ("step", "auto"))
+    waits, early = (
+        made(tmp_path / str(way), waits=way, groups=12, steps=3) for way in (True, False)
+    )
     assert early[2] == waits[2]
     assert all(torch.equal(early[0][name], tensor) for name, tensor in waits[0].items())
 
@@ -207,11 +210,10 @@ def changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
 
 
 def test_where_the_numbers_would_be_others_steps_wait(tmp_path: Path) -> None:
-    """Each with the reason, and refused where the config insists."""
+    """Each with the reason."""
     config = early_config(tmp_path)
     assert early_plan(schedule_of(config), shares_weights=False) is not None
     cases = {
-        "schedule.dispatch is 'step'": changed(config, "schedule", dispatch="step"),
         "minibatches is 1": changed(config, "train", minibatches=1),
         "runs ahead": changed(config, "schedule", staleness_threshold=1.0),
         "puts rollouts off": changed(config, "schedule", oversample=1.5),
@@ -224,17 +226,19 @@ def test_where_the_numbers_would_be_others_steps_wait(tmp_path: Path) -> None:
     }
     for why, case in cases.items():
         assert early_plan(schedule_of(case), shares_weights=False) is None, why
-        if case.schedule.dispatch == "auto":
-            with pytest.raises(ConfigError, match=f"{why}.*schedule.dispatch: auto"):
-                early_plan(
-                    schedule_of(changed(case, "schedule", dispatch="mini_batch")),
-                    shares_weights=False,
-                )
-    with pytest.raises(ConfigError, match="embedded engine"):
-        early_plan(
-            schedule_of(changed(config, "schedule", dispatch="mini_batch")), shares_weights=True
-        )
+        assert why in why_it_waits(case, shares_weights=False)
+    assert "embedded engine" in why_it_waits(config, shares_weights=True)
     assert early_plan(schedule_of(config), shares_weights=True) is None
+
+
+def why_it_waits(config: RunConfig, *, shares_weights: bool) -> str:
+    return why_whole_steps(
+        config.train,
+        config.resolved_algorithm(),
+        config.reward,
+        synchronous=is_synchronous(config.schedule),
+        shares_weights=shares_weights,
+    )
 
 
 async def test_tasks_begin_in_the_order_in_which_they_are_needed(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from tests.runtime.drivers.test_driver import StopAt
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "one step off": {"staleness_threshold": 1.0},
-    "asynchronous": {"staleness_threshold": 1.0, "max_version_lag": 0, "stale": "drop"},
-    "masking": {"staleness_threshold": 1.0, "max_version_lag": 0, "stale": "mask"},
+    "asynchronous": {"staleness_threshold": 1.0, "max_version_lag": 0},
+    "masking": {"staleness_threshold": 1.0, "max_version_lag": {"mask": 0}},
     "tail": {"oversample": 1.5},
 }
 SERVED = ("one step off", "asynchronous", "masking")

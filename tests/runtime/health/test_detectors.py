@@ -72,7 +72,9 @@ async def test_a_run_that_is_well_is_told_nothing(tmp_path: Path) -> None:
 
 async def test_off_is_off(tmp_path: Path) -> None:
     notes = Notes()
-    result, _ = await drive(watched(tmp_path, watch=False), worker=Equal(Fuse()), progress=notes)
+    result, _ = await drive(
+        watched(tmp_path, thresholds=False), worker=Equal(Fuse()), progress=notes
+    )
     assert notes.looks == []
     assert not (result.run_dir / "health.jsonl").exists()
 

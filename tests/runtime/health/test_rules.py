@@ -46,7 +46,7 @@ def ruled(tmp_path: Path, *rules: str, **changes: Any) -> RunConfig:
     """Seven steps, a checkpoint after each, the last two kept."""
     most = changes.pop("max_rollbacks", 1)
     config = fake_config(tmp_path, **changes)
-    health = HealthSection(rules=rules, max_rollbacks=most, watch=False)
+    health = HealthSection(rules=rules, max_rollbacks=most, thresholds=False)
     keeping = config.checkpoint.model_copy(update={"every_steps": 1})
     return config.model_copy(update={"health": health, "checkpoint": keeping})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,11 +20,15 @@ from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.drivers.choose import make_run
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.ray.launch import RayStages, open_ray_stages
-from agentrl.runtime.records import Parts, RunResult
+from agentrl.runtime.ray.launch import RayCluster
+from agentrl.runtime.records import OpenStages, Parts, RunResult
 from tests.runtime.tiny_project import Agentrl
 
-Watch = Callable[[RayStages, RunDir], Awaitable[None]]
+Watch = Callable[[OpenStages, RunDir], Awaitable[None]]
+
+
+async def take_any(url: str, backend: str) -> None:
+    """Let every server join."""
 
 
 async def drive(
@@ -41,11 +46,13 @@ async def drive(
     point = resume_point(directory, tasks, seed=config.run.seed)
     metrics = open_metrics(directory, config)
     try:
-        async with open_ray_stages(
+        async with RayCluster().open(
             plan,
             run_dir=directory.path,
             trajectories=directory.trajectories,
             checkpoint=point.checkpoint,
+            note=logging.getLogger(__name__).warning,
+            check_server=take_any,
         ) as opened:
             parts = Parts(
                 stages=opened.stages,

@@ -15,7 +15,8 @@ from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import ConfigError
-from agentrl.runtime.ray.launch import RayStages, check_cluster
+from agentrl.runtime.ray.cluster import check_cluster
+from agentrl.runtime.records import OpenStages
 from tests.runtime.ray.ray_runs import children, drive, gone
 from tests.runtime.tiny_project import write_project
 
@@ -75,12 +76,12 @@ async def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path
     runtime = {"kind": "ray", "rollout_workers": 2, "address": head}
     path = write_project(tmp_path, train__steps=2, runtime=runtime)
     assert "3 CPU on the cluster" in await check_cluster(*sections(load_config(path)))
-    large = load_config(path, ("runtime.rollout_workers=7", "runtime.gpus_per_trainer=1"))
+    large = load_config(path, ("runtime.rollout_workers=7", "runtime.gpus=1"))
     with pytest.raises(ConfigError, match="needs 8 CPU, found 3; needs 1 GPU, found 0"):
         await check_cluster(*sections(large))
     pids: list[int] = []
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         pids.extend(int(place.split()[3]) for place in opened.actor_lines)
 
     result = await drive(path, watch=watch)

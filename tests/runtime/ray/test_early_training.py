@@ -27,7 +27,6 @@ async def test_the_weights_are_those_of_the_stored_steps(tmp_path: Path) -> None
         runtime={"kind": "ray", "rollout_workers": 1, "trainer_ranks": 2},
         serving={"engine": "vllm", "kv_cache_gb": 0.1, "max_batch_size": 4},
         train={"steps": 3, "learning_rate": 1e-2, "micro_batch_tokens": 512, "minibatches": 3},
-        schedule={"dispatch": "mini_batch"},
         eval={"datasets": {}},
     )
     write_larger_model(tmp_path / "model")

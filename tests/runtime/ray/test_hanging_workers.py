@@ -12,7 +12,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.disk.run_directory import RunDir
 from agentrl.metrics.sinks import read_metrics
 from agentrl.rollout.under_way.in_flight import InFlightReport
-from agentrl.runtime.ray.launch import RayStages
+from agentrl.runtime.records import OpenStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.ray.ray_runs import drive, gone
 from tests.runtime.tiny_project import write_project
@@ -77,7 +77,7 @@ async def test_a_worker_that_stands_still_is_replaced_and_its_groups_are_run_aga
     ended_after: list[float] = []
     in_flight: list[InFlightReport] = []
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         while not any(line["step"] == 1 for line in read_metrics(run / "metrics.jsonl")):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)  # the groups of step 2 are in their `reset`

@@ -14,7 +14,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.disk.run_directory import RunDir
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
-from agentrl.runtime.ray.launch import RayStages
+from agentrl.runtime.records import OpenStages
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.ray.ray_runs import drive, gone
 from tests.runtime.tiny_project import write_larger_model, write_project
@@ -54,7 +54,7 @@ async def test_a_worker_that_dies_costs_a_run_ahead_nothing_but_time(
         write_larger_model(tmp_path / "model")
     killed: list[int] = []
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         store = TrajectoryStore(run_dir.trajectories)
         while 2 not in store.steps("train"):
             await asyncio.sleep(0.02)

@@ -18,8 +18,8 @@ from agentrl.disk.run_directory import RunDir
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.rank_restarts import RankLost
-from agentrl.runtime.ray.launch import RayStages
 from agentrl.runtime.ray.stages import RemoteGroup
+from agentrl.runtime.records import OpenStages
 from agentrl.types import SamplingParams, Task
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.ray.ray_runs import children, drive, gone, line_of, pid_of, wait_until
@@ -106,7 +106,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
 
     niceness: set[int] = set()
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         assert len(opened.actor_lines) == 4
         places = {line.split(":")[0]: int(line.split()[3]) for line in opened.actor_lines}
         pids = [0, *places.values()]
@@ -143,7 +143,7 @@ async def test_two_ranks_and_two_workers_do_what_one_process_does(project: Path)
         assert torch.allclose(a, b, atol=1e-6), name
 
 
-async def machines_that_hold_a_large_group(opened: RayStages) -> int:
+async def machines_that_hold_a_large_group(opened: OpenStages) -> int:
     """Nobody's shared memory holds a group that travelled inside of the answer."""
     from ray.experimental import get_object_locations
 
@@ -177,13 +177,13 @@ async def test_a_worker_and_a_rank_are_killed_in_one_run(project: Path) -> None:
     killed: dict[int, float] = {}
     held: list[int] = []
 
-    async def kill(opened: RayStages, place: str) -> None:
+    async def kill(opened: OpenStages, place: str) -> None:
         line = next(line for line in opened.actor_lines if line.startswith(place))
         pid = int(line.split()[3])
         killed[pid] = time.monotonic()
         os.kill(pid, signal.SIGKILL)
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         held.append(await machines_that_hold_a_large_group(opened))
         store = TrajectoryStore(run_dir.trajectories)
         while 1 not in store.steps("train"):

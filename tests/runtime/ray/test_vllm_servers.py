@@ -11,7 +11,7 @@ import pytest
 from agentrl.data import TrajectoryStore
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
-from agentrl.runtime.ray.launch import RayStages
+from agentrl.runtime.records import OpenStages
 from tests.runtime.ray.ray_runs import children, drive, gone, line_of
 from tests.runtime.tiny_project import write_larger_model, write_project
 
@@ -38,7 +38,7 @@ async def test_a_server_whose_actor_is_killed_comes_back_with_the_newest_weights
     stop = StopSwitch()
     seen: list[int] = []
 
-    async def watch(opened: RayStages, run_dir: RunDir) -> None:
+    async def watch(opened: OpenStages, run_dir: RunDir) -> None:
         try:
             store = TrajectoryStore(run_dir.trajectories)
             engines = opened.stages.engines

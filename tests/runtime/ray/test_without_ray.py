@@ -252,11 +252,11 @@ async def test_every_worker_scores_with_the_reward_model_in_use() -> None:
 
 def test_engines_have_bundles_of_their_own_or_share_those_of_the_ranks() -> None:
     vllm = VllmServing(replicas=2)
-    apart = plan(RayRuntime(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=2), vllm)
+    apart = plan(RayRuntime(trainer_ranks=2, gpus={"trainer": 1, "engine": 2}), vllm)
     assert dict(apart.total) == {"CPU": 6.0, "GPU": 6.0}
     assert not {slot.bundle for slot in apart.engines} & {slot.bundle for slot in apart.ranks}
     together = plan(
-        RayRuntime(trainer_ranks=2, gpus_per_trainer=1, gpus_per_engine=1, placement="colocated"),
+        RayRuntime(trainer_ranks=2, gpus=1, placement="colocated"),
         vllm,
     )
     assert dict(together.total) == {"CPU": 6.0, "GPU": 2.0}
@@ -275,8 +275,8 @@ def test_colocated_engines_that_cannot_share_a_device_are_refused() -> None:
     vllm = VllmServing(replicas=2)
     with pytest.raises(ConfigError, match=r"2 engines .* 1 trainer ranks"):
         plan(RayRuntime(placement="colocated"), vllm)
-    with pytest.raises(ConfigError, match="gpus_per_engine: 2"):
-        plan(RayRuntime(trainer_ranks=2, placement="colocated", gpus_per_engine=2), vllm)
+    with pytest.raises(ConfigError, match=r"runtime\.gpus: 2"):
+        plan(RayRuntime(trainer_ranks=2, placement="colocated", gpus={"engine": 2}), vllm)
 
 
 def test_what_is_missing_is_named() -> None:
@@ -318,7 +318,7 @@ async def test_a_head_that_is_not_there_is_said_at_once(
 async def test_too_few_devices_are_said_with_what_is_there(tmp_path: Path) -> None:
     assert "3 CPU on this machine" in await check_cluster(*sections(config_with(tmp_path)))
     with pytest.raises(ConfigError, match=r"needs 4096 GPU, found \d+; .*trainer_ranks \(64\)"):
-        await check_cluster(*sections(config_with(tmp_path, trainer_ranks=64, gpus_per_trainer=64)))
+        await check_cluster(*sections(config_with(tmp_path, trainer_ranks=64, gpus=64)))
 
 
 def test_a_folder_that_is_not_the_run_s_is_told_by_its_content(tmp_path: Path) -> None:

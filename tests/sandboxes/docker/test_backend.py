@@ -362,7 +362,7 @@ async def test_next_start_sweeps_what_a_killed_process_has_left() -> None:
             capture_output=True,
             text=True,
             env=paths,
-            timeout=120,
+            timeout=600,
         )
         owners.append(host.stdout.strip())
     # One that is left for certain, also where the daemon was quick.

@@ -89,8 +89,8 @@ async def test_a_config_opens_pods_and_refuses_what_they_cannot_have(
     await pool.close()
     with pytest.raises(ConfigError, match=r"sandbox\.pod: .*hostNetwork.*valid: .*nodeSelector"):
         await make_backend("kubernetes", pod={"hostNetwork": True})
-    with pytest.raises(ConfigError, match=r"sandbox\.namespace is 'x'.*only kubernetes has it"):
-        await make_backend("docker", namespace="x")
+    with pytest.raises(ConfigError, match=r"sandbox\.pod is .*only kubernetes has it"):
+        await make_backend("docker", pod={"namespace": "x"})
     with pytest.raises(ConfigError, match="put them into the image"):
         await make_backend("kubernetes", read_only=[tmp_path])
     with pytest.raises(ConfigError, match=r"sandbox\.network: .*valid: none, policy"):
@@ -227,7 +227,7 @@ async def test_pods_that_cannot_start_say_what_to_mend(
     assert isinstance(error, SandboxUnavailable)
     assert 'RuntimeClass "gvisor" not found' in str(error)
     await other.close()
-    other = KubernetesBackend(IMAGE, namespace="nowhere")
+    other = KubernetesBackend(IMAGE, pod={"namespace": "nowhere"})
     error = await raised(other.create(LIMITS))
     assert isinstance(error, SandboxUnavailable)
     assert "kubectl create namespace nowhere" in str(error)
@@ -355,7 +355,7 @@ async def test_a_killed_host_leaves_nothing_running_and_the_next_start_sweeps(
             capture_output=True,
             text=True,
             env=paths,
-            timeout=120,
+            timeout=600,
         )
         assert host.returncode == -signal.SIGKILL, host.stderr
         owners.append(host.stdout.strip())

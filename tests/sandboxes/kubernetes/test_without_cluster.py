@@ -270,7 +270,7 @@ def test_a_supervisor_starts_under_a_python_of_another_version(same: bool) -> No
         [sys.executable, "-I", "-S", "-c", PORTABLE_BOOT % 20],
         input=wire.HEAD.pack(len(body), wire.CONFIG, 0) + body,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         env={"FLAVOUR": "x"},
     )
     assert done.stderr == b""

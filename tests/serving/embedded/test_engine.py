@@ -35,7 +35,7 @@ def model() -> LlamaForCausalLM:
     return peaked_model()
 
 
-SETTINGS = {"max_batch_size": 8, "max_prefill_tokens": 64}
+SETTINGS = {"lanes": 1}
 
 
 @pytest.fixture(params=[1, 3], ids=["one lane", "three lanes"], autouse=True)
@@ -45,13 +45,16 @@ def lanes(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def make_engine(model: LlamaForCausalLM, receive=None, **section: float) -> EmbeddedEngine:
-    settings = {**SETTINGS, **section}
+def make_engine(
+    model: LlamaForCausalLM, receive=None, max_prefill: int = 64, **section: float
+) -> EmbeddedEngine:
     return EmbeddedEngine(
         model,
-        section=EmbeddedServing.model_validate(settings),
+        section=EmbeddedServing.model_validate({"max_batch_size": 8, **section}),
         max_context_tokens=CONTEXT,
         receive=receive,
+        lanes=SETTINGS["lanes"],
+        max_prefill=max_prefill,
     )
 
 
@@ -159,7 +162,7 @@ async def test_siblings_share_one_prefill(model, engine):
 
 
 async def test_a_prompt_longer_than_the_prefill_budget_goes_in_chunks(model):
-    engine = make_engine(model, max_prefill_tokens=16)
+    engine = make_engine(model, max_prefill=16)
     prompt = [(7 * i) % VOCAB for i in range(70)]
     got = await engine.generate(prompt, params(), "long")
     assert_exact(model, prompt, got)

@@ -20,7 +20,8 @@ POISON = 60
 def make_engine(*, lanes: int, model: LlamaForCausalLM | None = None) -> EmbeddedEngine:
     return EmbeddedEngine(
         model or peaked_model(),
-        section=EmbeddedServing(max_batch_size=32, lanes=lanes),
+        section=EmbeddedServing(max_batch_size=32),
+        lanes=lanes,
         max_context_tokens=96,
     )
 

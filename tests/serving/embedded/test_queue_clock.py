@@ -34,8 +34,10 @@ def ask(engine: EmbeddedEngine, clock: Clock, session: str) -> asyncio.Task[Gene
 
 
 async def test_only_the_wait_for_a_row_is_held() -> None:
-    section = EmbeddedServing(max_batch_size=1, lanes=1, max_prefill_tokens=64)
-    engine = EmbeddedEngine(peaked_model(), section=section, max_context_tokens=96)
+    section = EmbeddedServing(max_batch_size=1)
+    engine = EmbeddedEngine(
+        peaked_model(), section=section, max_context_tokens=96, lanes=1, max_prefill=64
+    )
     clocks = [Clock(), Clock(), Clock()]
     try:
         turns = [ask(engine, clock, f"s{index}") for index, clock in enumerate(clocks)]

@@ -40,10 +40,16 @@ def llama(dtype: torch.dtype, *, hidden: int, heads: int, kv_heads: int) -> Llam
     return LlamaForCausalLM(config).to(dtype).eval()
 
 
-async def chats(model: LlamaForCausalLM, *, order: int, **section: int) -> dict[str, list[Turn]]:
+async def chats(
+    model: LlamaForCausalLM, *, order: int, rows: int, lanes: int = 1, max_prefill: int = 4096
+) -> dict[str, list[Turn]]:
     """Two turns of every sibling; `order` draws the order in which they come, and their pauses."""
     engine = EmbeddedEngine(
-        model, section=EmbeddedServing.model_validate(section), max_context_tokens=CONTEXT
+        model,
+        section=EmbeddedServing(max_batch_size=rows),
+        max_context_tokens=CONTEXT,
+        lanes=lanes,
+        max_prefill=max_prefill,
     )
     draw = random.Random(order)
 
@@ -81,17 +87,10 @@ async def test_company_does_not_change_a_bit(
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this processor has no products of bfloat16")
     model = llama(dtype, hidden=hidden, heads=heads, kv_heads=kv_heads)
-    alone = await chats(model, order=0, max_batch_size=1, lanes=1)
-    for order, section in enumerate(
-        (
-            {"max_batch_size": 16, "lanes": 1},
-            {"max_batch_size": 4, "lanes": 1},
-            {"max_batch_size": 16, "lanes": 3},
-            {"max_batch_size": 16, "lanes": 1, "max_prefill_tokens": 16},
-        ),
-        start=1,
-    ):
-        assert await chats(model, order=order, **section) == alone, section
+    alone = await chats(model, order=0, rows=1)
+    ways = ({"rows": 16}, {"rows": 4}, {"rows": 16, "lanes": 3}, {"rows": 16, "max_prefill": 16})
+    for order, way in enumerate(ways, start=1):
+        assert await chats(model, order=order, **way) == alone, way
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,6 @@ from agentrl.serving.vllm.command import ServerCommand, check_head_support, serv
 def command(args: dict[str, Any] | None = None, **changes: Any) -> ServerCommand:
     section = VllmServing(
         max_batch_size=16,
-        max_prefill_tokens=512,
         kv_cache_gb=0.5,
         args=args or {},
     )
@@ -40,7 +39,7 @@ def test_what_the_section_says_reaches_the_server() -> None:
     assert found["--model"] == ["m"]
     assert found["--max-model-len"] == ["2048"]
     assert found["--max-num-seqs"] == ["16"]
-    assert options(command(device="cuda"))["--max-num-batched-tokens"] == ["512"]
+    assert options(command(device="cuda"))["--max-num-batched-tokens"] == ["4096"]
     assert found["--kv-cache-memory-bytes"] == [str(2**29)]
     assert found["--dtype"] == ["float32"]
     assert found["--logprobs-mode"] == ["processed_logprobs"]
@@ -63,10 +62,10 @@ def test_one_cpu_worker_computes_in_the_engine_core() -> None:
 
 def test_a_cpu_server_computes_every_prompt_in_one_piece() -> None:
     """Fails if the budget of a pass is below the longest prompt, which vLLM refuses then."""
-    found = options(command(max_context_tokens=2048))
+    found = options(command(max_context_tokens=8192))
     assert "--no-enable-chunked-prefill" in found
-    assert found["--max-num-batched-tokens"] == ["2048"]
-    assert options(command(max_context_tokens=256))["--max-num-batched-tokens"] == ["512"]
+    assert found["--max-num-batched-tokens"] == ["8192"]
+    assert options(command(max_context_tokens=256))["--max-num-batched-tokens"] == ["4096"]
     assert "--no-enable-chunked-prefill" not in options(command(device="cuda"))
 
 

@@ -55,7 +55,7 @@ def run(descriptors: int, turns: int, held: int) -> dict[str, object]:
         words = [str(number) for number in (descriptors, turns, held)]
         done = subprocess.run(
             [sys.executable, "-c", CHILD, *words, *fleet.urls],
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

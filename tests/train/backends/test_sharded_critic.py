@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 KL = {
     "kl_coef": 0.1, "old_log_probs": "recompute",
     "reference_update": {"every_steps": 1, "polyak": 0.5},
-    "kl_controller": {"kind": "proportional", "horizon": 20},
+    "kl_target": 0.05,
+    "kl_horizon": 20,
 }  # fmt: skip
 CASES = {
     "zero-head": ({}, {}, {}),
@@ -53,8 +54,8 @@ def made(kind, ranks, case, dtype, *, checkpointing=False, critic_kind=Critic, o
     backend = make_backend(policy, **settings)
     chosen_critic = CriticSection.model_validate({"learning_rate": 1e-2, **of_critic})
     values = critic_model(case, dtype)
-    if chosen_critic.lora is not None:
-        add_adapters(values.body, chosen_critic.lora, base="tiny", key="critic.lora")
+    if chosen_critic.adapters is not None:
+        add_adapters(values.body, chosen_critic.adapters, base="tiny", key="critic.lora")
     critic = critic_kind(values, section=chosen_critic, **settings)
     held = None
     if chosen.kl_coef:

@@ -76,7 +76,7 @@ def run_config(case: ScaleCase, urls: Sequence[str], folder: Path) -> RunConfig:
                 "timeout_s": 3600.0,
                 "retries": 0,
             },
-            "serving": {"engine": "external", "urls": list(urls), "transport": "http"},
+            "serving": {"engine": "external", "urls": list(urls)},
             "sync": {"backend": "shm"},
             "train": {"steps": case.steps, "micro_batch_tokens": response + 1024},
             "runtime": {"kind": "local", "worker_processes": case.workers},

@@ -194,7 +194,7 @@ async def _open_parts(
         )
         push = await stack.enter_async_context(_syncing(engine.sync, engines.client))
         store = TrajectoryStore(directory.trajectories)
-        learner = MeteredLearner(StepMaker(plan.config), store, meter)
+        learner = MeteredLearner(StepMaker(plan.schedule), store, meter)
         rollouts, stage = await _open_rollouts(
             plan, engines, push, tokenizer, directory=directory, stack=stack, meter=meter
         )
