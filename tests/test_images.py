@@ -101,6 +101,27 @@ def test_pictures_are_decoded_upright_on_white() -> None:
     assert decode_image(file_of(clear)).getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_greys_of_sixteen_bits_keep_their_place() -> None:
+    """Fails if Pillow cuts them off at 255: all but the darkest are white then."""
+    greys, want = (0, 100, 20_000, 60_000, 65_535), [0, 0, 78, 233, 255]
+    deep = pil.new("I;16", (5, 1))
+    for x, grey in enumerate(greys):
+        deep.putpixel((x, 0), grey)
+    for data in (file_of(deep), read_image(deep).data):
+        picture = decode_image(data)
+        assert [picture.getpixel((x, 0))[0] for x in range(5)] == pytest.approx(want, abs=1)
+    with pytest.raises(DataError, match="scale them to 0 to 255"):
+        read_image(pil.new("F", (2, 2), 0.5))
+    with pytest.raises(DataError, match="greys from 70000 to 70000"):
+        read_image(pil.new("I", (2, 2), 70_000))
+
+
+def test_a_picture_drawn_in_memory_is_on_white_as_one_of_a_file_is() -> None:
+    clear = pil.new("RGBA", (2, 2), (200, 0, 0, 0))
+    drawn = decode_image(read_image(clear).data)
+    assert drawn.getpixel((0, 0)) == decode_image(file_of(clear)).getpixel((0, 0)) == (255,) * 3
+
+
 def test_marks_stand_where_the_images_are() -> None:
     made = message("user", ["a", PICTURE, {"type": "text", "text": "b" + IMAGE_MARK}, PICTURE])
     assert made.content == f"a{IMAGE_MARK}b\ufffd{IMAGE_MARK}"

@@ -68,15 +68,35 @@ def decode_image(data: bytes, *, what: str = "an image") -> Any:
 
     opened = _open(pil, data, what)
     try:
-        upright = ImageOps.exif_transpose(opened)
-        if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
-            # What is behind a transparent pixel is white, as a page and a screenshot are.
-            upright = upright.convert("RGBA")
-            ground = pil.new("RGBA", upright.size, "white")
-            upright = pil.alpha_composite(ground, upright)
-        return upright.convert("RGB")
+        return _as_rgb(pil, ImageOps.exif_transpose(opened), what)
+    except DataError:
+        raise
     except Exception as error:  # a damaged file may fail in any part of its decoder
         raise DataError(f"{what} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _as_rgb(pil: Any, picture: Any, what: str) -> Any:
+    """A picture in 8 bits a color, on white.
+
+    Raises:
+        DataError: its greys have no known range, as those of 32 bits and of fractions.
+    """
+    if picture.mode.startswith("I;16"):
+        # Pillow cuts 16 bits off at 255, so that all but the darkest greys turn white.
+        picture = picture.convert("I").point(lambda grey: grey * (1 / 257) + 0.5).convert("L")
+        picture.info.pop("transparency", None)  # of the 16 bits
+    elif picture.mode in ("I", "F"):
+        low, high = picture.getextrema()
+        if low < 0 or high > 255 or picture.mode == "F":
+            raise DataError(
+                f"{what} has greys from {low:g} to {high:g} (mode {picture.mode}), whose range is "
+                "not known; scale them to 0 to 255 and convert it to mode 'L'"
+            )
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        # What is behind a transparent pixel is white, as a page and a screenshot are.
+        picture = picture.convert("RGBA")
+        picture = pil.alpha_composite(pil.new("RGBA", picture.size, "white"), picture)
+    return picture.convert("RGB")
 
 
 def _inner(part: Mapping[str, Any]) -> Any:
@@ -122,7 +142,7 @@ def _from_picture(picture: Any) -> Image:
     _check_pixels(width, height, "an image")
     buffer = io.BytesIO()
     # Environments draw one for every turn: fast to write is worth more than a smaller file.
-    rgb = picture if picture.mode == "RGB" else picture.convert("RGB")
+    rgb = picture if picture.mode == "RGB" else _as_rgb(_pillow(), picture, "an image")
     rgb.save(buffer, format="PNG", compress_level=1)
     return _record(buffer.getvalue(), width, height)
 

@@ -8,8 +8,9 @@ finite number is a `GraderError`, never a 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from agentrl.env import Observation, StepResult
@@ -38,6 +39,10 @@ STEP_KEYS = (
     "explanation",
     "history",
 )
+PICTURE_KEYS = ("environment_images", "images")
+"""Images that an OpenRLHF environment gives beside a text."""
+_NEAR = 0.8
+"""Likeness from which an unknown key is a known one misspelt; others belong to other trainers."""
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
 _ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
 
@@ -57,6 +62,7 @@ def as_observation(value: Any) -> Observation:
                 f"reset returned a dictionary with the keys {sorted(map(str, value))}, expected "
                 "'observation'"
             )
+        _check_spelling(value, ("observation", *PICTURE_KEYS), "reset")
         content = _messages(value["observation"], "reset: 'observation'")
         return Observation(content=_with_pictures(content, value, "reset"))
     if isinstance(value, (str, tuple, list)):
@@ -169,6 +175,7 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
             f"step returned a dictionary with the keys {sorted(map(str, value))}; "
             f"{' and '.join(map(repr, missing))} missing"
         )
+    _check_spelling(value, (*STEP_KEYS, *PICTURE_KEYS), "step")
     feedback = _or(value.get("environment_feedback"), "")
     return StepResult(
         rewards=value["rewards"],
@@ -183,9 +190,19 @@ def _from_mapping(value: Mapping[str, Any]) -> StepResult:
     )
 
 
+def _check_spelling(value: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Refuse a key that is nearly a known one: what it holds would be lost without a word."""
+    for key in value:
+        if key in known or not isinstance(key, str):
+            continue
+        near = get_close_matches(key, [name for name in known if name not in value], 1, _NEAR)
+        if near:
+            raise EnvError(f"{what} returned the key {key!r}; did you mean {near[0]!r}?")
+
+
 def _with_pictures(content: Any, given: Mapping[str, Any], what: str) -> Any:
     """`content` with the images that an OpenRLHF environment gives beside it, before its text."""
-    for key in ("environment_images", "images"):
+    for key in PICTURE_KEYS:
         # An empty list and None say that there are none; `or` would ask a tensor for its truth.
         if given.get(key) is None or not len(given[key]):
             continue

@@ -244,10 +244,13 @@ def make_game(name: str, kwargs: dict[str, Any]) -> Any:
             f"{install_command('envs')}"
         ) from error
     try:
-        spec = gymnasium.spec(name)
+        module, _, registered = name.rpartition(":")
+        if module:
+            importlib.import_module(module)  # it registers the game; `spec` reads no such name
+        spec = gymnasium.spec(registered)
         if "render_mode" not in kwargs and "ansi" in _render_modes(gymnasium, spec):
             kwargs = {**kwargs, "render_mode": "ansi"}
-        return gymnasium.make(name, **kwargs)
+        return gymnasium.make(registered, **kwargs)
     except Exception as error:  # makers of third parties raise anything; this is their boundary
         raise ConfigError(
             f"GymTask: gymnasium cannot make {name!r} with {kwargs}: {type(error).__name__}: "

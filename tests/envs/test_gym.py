@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from agentrl_envs.gym import GymTask, make_game, make_tasks
@@ -145,6 +146,44 @@ async def test_where_steps_cost_nothing_neither_does_idling() -> None:
     steps = [await env.step(Action(text="no", last=last)) for last in (False, True)]
     assert [step.rewards for step in steps] == [0.0, 0.0]
     await env.close()
+
+
+GAMES = """
+import gymnasium as gym
+from gymnasium import spaces
+
+class Coin(gym.Env):
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+        self.observation_space = self.action_space = spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return 1, {}
+
+    def step(self, action):
+        return 1, float(action == 1), True, False, {}
+
+    def render(self):
+        return "The coin shows 1."
+
+gym.register(id="coins/Coin-v0", entry_point="coin_games:Coin")
+gym.register(id="Coin-v0", entry_point="coin_games:Coin")
+"""
+
+
+@pytest.mark.parametrize("name", ["coin_games:coins/Coin-v0", "coin_games:Coin-v0"])
+async def test_a_module_is_imported_before_its_game_is_made(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails for a name with a namespace, of which Gymnasium imports no module."""
+    (tmp_path / "coin_games.py").write_text(GAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    first, (step,) = await play({"id": name}, ["<action>1</action>"])
+    assert "The coin shows 1." in first
+    assert step.rewards == 1.0
 
 
 @pytest.mark.parametrize(
