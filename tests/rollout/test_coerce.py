@@ -1,4 +1,4 @@
-"""Dictionaries that environments return: what is misspelt is refused, what is foreign is left out."""
+"""Dictionaries of environments: what is misspelt is refused, what is foreign is left out."""
 
 from __future__ import annotations
 

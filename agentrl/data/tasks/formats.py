@@ -9,6 +9,7 @@ name, always has the first word.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +39,24 @@ def implied(row: SourceRow, name: str) -> Any:
     return ABSENT
 
 
+def written_object(value: Any) -> dict[str, Any] | None:
+    """The object that a column holds as JSON text, as tables without nesting do; None for none."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return None
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
 def _verl_label(row: SourceRow, column: str) -> Any:
     _refuse_videos(row)
     judge = row.values[column]
     if judge is None:
         return ABSENT
+    if (read := written_object(judge)) is not None:
+        judge = read
     if not isinstance(judge, Mapping) or "ground_truth" not in judge:
         got = f"keys {sorted(judge)}" if isinstance(judge, Mapping) else type(judge).__name__
         trainer = "verl" if column == "reward_model" else "SkyRL"

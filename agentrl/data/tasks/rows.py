@@ -11,7 +11,7 @@ from agentrl.data.messages import prompt_of
 from agentrl.data.pictures import RowImages, looks_like_images
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.formats import ABSENT, implied
+from agentrl.data.tasks.formats import ABSENT, implied, written_object
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.types import Message, Task
 
@@ -48,10 +48,13 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
             f"{row.where}: expected an object with columns, got {type(values).__name__}"
         )
     found = {name: _value(row, name, columns) for name in FIELDS}
+    found["prompt"] = _written_messages(found["prompt"])
     if found["prompt"] is None:
         raise DataError(f"{row.where}: the prompt is null; expected text or a list of messages")
     used = {columns.get(name, name) for name in FIELDS if name != "images" or found[name]}
     metadata = {str(key): plain(value) for key, value in values.items() if key not in used}
+    if (info := written_object(metadata.get("extra_info"))) is not None:
+        metadata["extra_info"] = info
     inner = metadata.get("metadata")
     if isinstance(inner, dict):
         # A row written from a Task has its metadata in one column; it comes back as it was.
@@ -67,6 +70,19 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
         metadata=metadata,
         split=split,
     )
+
+
+def _written_messages(prompt: Any) -> Any:
+    """The messages of a prompt that holds them as JSON text, as tables without nesting do."""
+    if not isinstance(prompt, str) or not prompt.lstrip().startswith("["):
+        return prompt
+    try:
+        read = json.loads(prompt)
+    except ValueError:
+        return prompt
+    items = read if isinstance(read, list) else []
+    said = [isinstance(item, dict) and {"role", "content"} <= item.keys() for item in items]
+    return read if said and all(said) else prompt
 
 
 def has_id(row: SourceRow, columns: Mapping[str, str]) -> bool:
@@ -127,6 +143,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def _item(values: Any, key: str) -> Any:
+    values = values if (read := written_object(values)) is None else read
     if isinstance(values, Mapping):
         return values.get(key, ABSENT)
     if isinstance(values, Sequence) and not isinstance(values, str) and key.isdigit():

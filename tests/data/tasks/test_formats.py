@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,43 @@ def test_skyrl_rows_give_the_ground_truth_of_their_reward_spec(tmp_path: Path) -
     broken = lines(tmp_path / "b.jsonl", row | {"reward_spec": {"style": "rule"}})
     with pytest.raises(DataError, match=r"reward_spec holds keys .* expected the SkyRL"):
         load(broken)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_columns_of_json_text_are_what_they_say(kind: str, tmp_path: Path) -> None:
+    """Fails if the model is shown JSON, or an environment finds text where it looks for a key."""
+    prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "[1] of {2}"}]
+    info, judge = {"index": 7, "split": "train"}, {"style": "rule", "ground_truth": "42"}
+    row = {
+        "prompt": json.dumps(prompt),
+        "reward_model": json.dumps(judge),
+        "extra_info": json.dumps(info),
+        "data_source": "[not, messages]",
+    }
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([row.keys(), row.values()])
+    else:
+        path.write_text(json.dumps(row) + "\n")
+    (task,) = load(path, columns={"id": "extra_info.index"})
+    assert [(said.role, said.content) for said in task.prompt] == [
+        ("system", "S"), ("user", "[1] of {2}"),
+    ]  # fmt: skip
+    assert (task.id, task.label, task.metadata["extra_info"]) == ("7", "42", info)
+    assert task.metadata["data_source"] == "[not, messages]"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["[1, 2]", "[]", '[{"a": 1}]', "[broken", '{"role": "user", "content": "x"}', " [x"]
+)
+def test_a_prompt_that_only_looks_like_messages_stays_text(prompt: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": prompt}) + "\n")
+    (task,) = load(path)
+    assert task.prompt == prompt
 
 
 def test_a_mapping_and_an_own_column_come_before_the_verl_layout(tmp_path: Path) -> None:
