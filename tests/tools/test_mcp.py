@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from agentrl_tools import mcp_connection
-from agentrl_tools.mcp import McpServer
+from agentrl_tools.mcp import McpServer, McpTool
+from agentrl_tools.mcp_connection import Connection, ServerAddress
 
 from agentrl.errors import ConfigError, EnvError, ToolError
 from agentrl.types import ToolStatus
@@ -269,6 +270,79 @@ async def test_no_schema_of_a_server_makes_the_check_slow(script):
             found["pid"].validate({"b": []})
         with pytest.raises(ToolError, match="a: 3 is not of type 'string'"):
             found["pid"].validate({"a": 3})
+
+
+def _object(properties: dict, **more) -> dict:
+    return {"type": "object", "properties": properties, **more}
+
+
+CONNECTION = Connection(ServerAddress(command=("true",)), open_s=1)
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+PAIR = {"type": "array", "items": [{"type": "number"}, {"type": "string"}]}
+NUMBER = {"type": "number"}
+LIST = {"anyOf": [{"type": "null"}, _object({"rest": {"$ref": "#/$defs/L"}})]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (_object({"v": PAIR}, **DRAFT_7), {"v": [1, "a"]}, {"v": ["a"]}),
+        (
+            _object({"v": {"$ref": "#/definitions/N"}}, definitions={"N": NUMBER}, **DRAFT_7),
+            {"v": 1},
+            {"v": "a"},
+        ),
+        # Many servers write the name of draft 7 for definitions into later drafts.
+        (
+            _object({"v": {"$ref": "#/definitions/N"}}, definitions={"N": NUMBER}),
+            {"v": 1},
+            {"v": "a"},
+        ),
+        (
+            _object({"v": {"$ref": "#/$defs/L"}}, **{"$defs": {"L": LIST}}),
+            {"v": {"rest": {"rest": None}}},
+            {"v": {"rest": 3}},
+        ),
+        (_object({"$ref": {"type": "string"}}), {"$ref": "#/no"}, {"$ref": 3}),
+        (_object({"v": {"const": {"$ref": "#/no"}}}), {"v": {"$ref": "#/no"}}, {"v": 3}),
+        ({"properties": {"v": NUMBER}}, {"v": 1}, {"v": "a"}),
+    ],
+)
+def test_schemas_are_read_in_their_draft(schema, right, wrong):
+    tool = McpTool(CONNECTION, name="t", shown="t", description="", parameters=schema, timeout_s=1)
+    assert tool.validate(right) == right
+    with pytest.raises(ToolError, match="Invalid arguments"):
+        tool.validate(wrong)
+
+
+def test_a_schema_of_nothing_allows_every_object():
+    tool = McpTool(CONNECTION, name="t", shown="t", description="", parameters={}, timeout_s=1)
+    assert tool.validate({"a": [1]}) == {"a": [1]}
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"v": deep}
+    assert tool.validate(deep) is deep
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (_object({"v": {"$ref": "#/$defs/M"}}), "refers to '#/\\$defs/M', which is not in it"),
+        (
+            _object({"v": {"$ref": "#/definitions/A"}}, definitions={"A": {"$ref": "#/no"}}),
+            "refers to '#/no'",
+        ),
+        (_object({"v": {"$ref": "http://127.0.0.1:9/x.json"}}), "nothing is fetched"),
+        (_object({"v": {"items": {"$ref": "other.json"}}}), "refers to 'other.json'"),
+        (_object({}, **{"$ref": "#"}), "refers to itself without end"),
+        ({"type": "string"}, "of type 'string'"),
+        (_object({"v": {"type": 3}}), "a schema that is none"),
+    ],
+)
+def test_schemas_that_cannot_be_used_are_refused_at_the_start(schema, said):
+    """Fails if a rollout crashes at its first call, or if something is asked of the network."""
+    with pytest.raises(ConfigError, match=said):
+        McpTool(CONNECTION, name="t", shown="t", description="", parameters=schema, timeout_s=1)
 
 
 async def test_a_call_that_hangs_does_not_hold_up_others(script):

@@ -32,6 +32,7 @@ from agentrl.sandbox import Sandbox
 from agentrl.tool import Tool, ToolSet
 from agentrl.types import ToolResult, ToolStatus
 from agentrl_tools.mcp_connection import Connection, ServerAddress
+from agentrl_tools.mcp_schema import schema_validator
 
 MAX_PAGES = 100
 """A server that lists more pages of tools than this is broken."""
@@ -165,21 +166,14 @@ class McpTool(Tool):
         Raises:
             ConfigError: its arguments are not described by a JSON schema of an object.
         """
-        # Comes with the SDK.
-        from jsonschema import Draft202012Validator, SchemaError
-
-        where = f"{connection.address}: tool {name!r}"
-        if parameters.get("type") != "object":
-            raise ConfigError(
-                f"{where} has a schema of type {parameters.get('type')!r} for its arguments, "
-                "expected 'object'; leave the tool out with 'only' or mend the server"
-            )
+        # A schema of nothing allows every object.
+        parameters = {"type": "object", **parameters}
         try:
-            Draft202012Validator.check_schema(parameters)
-        except SchemaError as error:
+            self._validator = schema_validator(parameters)
+        except ValueError as error:
             raise ConfigError(
-                f"{where} has a schema that is none: {error.message} at "
-                f"{error.json_path}; leave the tool out with 'only' or mend the server"
+                f"{connection.address}: tool {name!r} has {error}; leave the tool out with 'only' "
+                "or mend the server"
             ) from None
         self.name = shown
         self.description = description
@@ -187,7 +181,6 @@ class McpTool(Tool):
         self.timeout_s = timeout_s
         self._connection = connection
         self._its_name = name
-        self._validator = _linear_validator(Draft202012Validator)(parameters)
         self._rollouts = rollouts
         self._own = False
 
@@ -207,7 +200,10 @@ class McpTool(Tool):
     def validate(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check against the server's schema; see `Tool.validate`."""
         # The first few: a model can make a hundred thousand of them.
-        errors = list(islice(self._validator.iter_errors(dict(arguments)), 5))
+        try:
+            errors = list(islice(self._validator.iter_errors(dict(arguments)), 5))
+        except RecursionError:
+            raise ToolError(f"Invalid arguments for {self.name}: nested too deep") from None
         if errors:
             lines = [f"{e.json_path.removeprefix('$.')}: {e.message[:300]}" for e in errors]
             raise ToolError(f"Invalid arguments for {self.name}: {'; '.join(lines)}")
@@ -282,27 +278,6 @@ class RolloutConnections:
         """Close what is left."""
         self._newest = None
         await asyncio.gather(*(self.end(connection) for connection in tuple(self._open)))
-
-
-def _linear_validator(base: Any) -> Any:
-    """A validator without the checks that take longer than what they check is long.
-
-    A pattern of the schema may backtrack on what a model wrote, and Python's patterns cannot be
-    interrupted; items that must differ are compared pair by pair. The server checks them itself.
-    """
-    from jsonschema import validators
-
-    def known_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        if "patternProperties" not in schema:
-            yield from base.VALIDATORS["additionalProperties"](validator, value, instance, schema)
-
-    def nothing(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        return ()
-
-    left_out = ("pattern", "patternProperties", "uniqueItems", "unevaluatedProperties")
-    return validators.extend(
-        base, {**dict.fromkeys(left_out, nothing), "additionalProperties": known_properties}
-    )
 
 
 def _text(answer: Any) -> str:
