@@ -57,6 +57,10 @@ class GraderError(EnvError):
     """A reward could not be computed; never counted as a reward of 0."""
 
 
+class NotJudged(AgentrlError):
+    """No reward function judged a rollout, which is therefore no failure and not trained."""
+
+
 class ServedModelError(EnvError):
     """A served model (judge, user, teacher) gave no answer, or none of the form asked for.
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import RewardSection
+from agentrl.errors import NotJudged
 from agentrl.reward.group_functions import GroupRewardFunctions
+from agentrl.reward.other_trainers import NOT_JUDGED
 from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
 from agentrl.types.explanation import joined, later, read_explanation, reference_of
@@ -85,6 +87,7 @@ class RewardFunctions:
         Raises:
             GraderError: a function raised, took too long or returned no finite number; or its name
                 is that of a part the environment gives.
+            NotJudged: no function judged the rollout, and `env_weight` is 0.
         """
         last = rows[-1]
         assert last.reward is not None
@@ -96,12 +99,20 @@ class RewardFunctions:
                 ]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        values = {f.name: job.result() for f, job in zip(self._functions, running, strict=True)}
+        asked = zip(self._functions, running, strict=True)
+        judged = [(f, value) for f, job in asked if (value := job.result()) is not None]
+        if self._functions and not judged and not self._env_weight and self.group is None:
+            names = ", ".join(function.name for function in self._functions)
+            raise NotJudged(
+                f"reward.functions ({names}) returned None, and reward.env_weight is 0; a rollout "
+                "that no function judges has no reward"
+            )
+        values = {function.name: value for function, value in judged}
         parts = parts_with(last.reward_parts, {ENV_PART: RewardValue(value=last.reward), **values})
         reward = math.fsum(
             [
                 self._env_weight * last.reward,
-                *(function.weight * values[function.name].value for function in self._functions),
+                *(function.weight * value.value for function, value in judged),
             ]
         )
         given = {name: value.explanation for name, value in values.items()}
@@ -117,6 +128,6 @@ class RewardFunctions:
 
     async def _value(
         self, function: RewardTarget, task: Task, rows: Sequence[Trajectory]
-    ) -> RewardValue:
+    ) -> RewardValue | None:
         value = await function.ask(rows[-1], task, tuple(rows), timeout_s=self._timeout_s)
-        return read_value(value, function.where)
+        return None if value is NOT_JUDGED else read_value(value, function.where)

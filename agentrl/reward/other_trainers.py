@@ -23,6 +23,10 @@ from agentrl.types import Task, Trajectory
 Ask = Callable[[Trajectory, Task], dict[str, Any]]
 
 
+NOT_JUDGED = object()
+"""Returned for a rollout that a function does not judge: no number, and no failure either."""
+
+
 def adapted(call: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., Any] | None:
     """`call` as a function of `(trajectory, task, **args)`; None if it is for none of them.
 
@@ -117,7 +121,7 @@ def _score(value: Any) -> Any:
 def _only(value: Any) -> Any:
     """The one number of a batch of one; TRL's None means that the function is not for this task."""
     [number] = value
-    return 0.0 if number is None else number
+    return NOT_JUDGED if number is None else number
 
 
 def _rewards(value: Any) -> Any:

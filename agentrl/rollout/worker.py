@@ -190,7 +190,8 @@ class RolloutWorker:
             ending, rule = rows[-1].termination, rows[-1].rule
             again = rule.retried and attempt < self._retries
             if not rule.reward_trusted:
-                logger.warning(
+                logger.log(
+                    logging.INFO if ending is Termination.NOT_JUDGED else logging.WARNING,
                     "rollout %s: %s%s: %s",
                     rollout_id,
                     ending,

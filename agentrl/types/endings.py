@@ -42,6 +42,8 @@ class Termination(StrEnum):
     """`reset` or `step` raised."""
     GRADER_CRASHED = "grader_crashed"
     """The reward could not be computed (raised, NaN, wrong type)."""
+    NOT_JUDGED = "not_judged"
+    """No reward function judged it: each said that it is not for this task."""
     ABORTED = "aborted"
     """The run was stopped while the rollout was in flight."""
     STALE = "stale"
@@ -133,6 +135,7 @@ TERMINATION_RULES: Mapping[Termination, TerminationRule] = {
     Termination.GRADER_CRASHED: _dropped(
         "The reward could not be computed: no fault of the policy.", retried=True
     ),
+    Termination.NOT_JUDGED: _dropped("No reward function judged it, so it has no reward."),
     Termination.ABORTED: _dropped("The run was stopped while it was in flight."),
     Termination.STALE: _dropped("Weights older than the bound sampled it."),
 }

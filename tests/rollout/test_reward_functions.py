@@ -176,19 +176,38 @@ async def test_a_score_follows_the_whole_reward_where_there_is_none(bench: Make)
         ("compute_score", {}, 1.0),
         ("compute_score", {"per_word": 0.5}, 2.5),
         ("about_right", {}, 0.0),
-        ("not_for_this_one", {}, 0.0),
+        ("not_for_this_one", {}, None),
         ("reward_func", {}, 0.0),
         ("ours", {}, 3.0),
     ],
 )
 async def test_functions_for_other_trainers_run_unchanged(
-    bench: Make, target: str, args: dict[str, Any], worth: float
+    bench: Make, target: str, args: dict[str, Any], worth: float | None
 ) -> None:
     grade = grading(functions={"f": {"target": target, "args": args}})
     metadata = {"data_source": "sums", "extra_info": {"level": 2}, "level": 2}
     made = bench(["so: #### 4"], Talk, grade=grade)
     row = await made.one(label="4", metadata=metadata)
     assert (row.termination, row.reward_parts.get("f")) == (Termination.ENV_DONE, worth)
+
+
+async def test_what_no_function_judges_is_no_failure(bench: Make) -> None:
+    """Fails if TRL's None is taken for a 0, which trains a rollout that nobody judged."""
+    talk = StepResult(done=True, rewards=9.0)
+    alone = grading(env_weight=0.0, functions={"f": "not_for_this_one"})
+    made = bench(["a"], lambda: Talk(talk), grade=alone, retries=3)
+    row = await made.one(label=3)
+    assert (row.termination, row.reward, row.score) == (Termination.NOT_JUDGED, None, None)
+    assert not row.rule.in_baseline
+    assert not made.worker.retried  # nothing is broken
+    # Beside a function that judges, and beside the environment, it adds nothing.
+    both = grading(env_weight=0.0, functions={"f": "not_for_this_one", "label": "label"})
+    row = await bench(["a"], lambda: Talk(talk), grade=both).one(label=3)
+    assert (row.reward, row.reward_parts) == (3.0, {"env": 9.0, "label": 3.0})
+    row = await bench(
+        ["a"], lambda: Talk(talk), grade=grading(functions={"f": "not_for_this_one"})
+    ).one()
+    assert (row.reward, row.reward_parts) == (9.0, {"env": 9.0})
 
 
 async def test_they_are_given_what_these_trainers_give(bench: Make) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from agentrl.errors import RunError
 from agentrl.runtime.stages import GroupReport, RolloutReport
+from agentrl.types import Termination
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class FailureWatch:
 def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
     """If not one rollout can be trusted, the most frequent reason; else None."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    if any(rollout.rule.reward_trusted for rollout in rollouts):
+    # Reward functions that are for none of these tasks are no broken part.
+    if any(r.rule.reward_trusted or r.termination is Termination.NOT_JUDGED for r in rollouts):
         return None
     reasons = Counter(_reason(rollout) for rollout in rollouts)
     if not reasons:
