@@ -13,6 +13,7 @@ from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
 from agentrl.gateway.opened import OpenedRollout
 from agentrl.gateway.posted import agreed
+from agentrl.plugins.user_code import user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.coerce import as_step_result, number
 from agentrl.rollout.endings import RolloutEnded, crash, ended
@@ -56,7 +57,8 @@ class SessionLoop(ABC):
         """Run to the end; failures are the ending of the rollout, not exceptions."""
         step = StepResult()
         try:
-            step = await self._played(task)
+            with user_code():
+                step = await self._played(task)
             ending = self._ending(step)
         except RolloutEnded as end:
             ending = end.reached

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
+from agentrl.plugins.user_code import user_code
 
 _FILE_MODULE = "agentrl_file_"
 """What the module name of a file begins with."""
@@ -57,7 +58,8 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
     if name.endswith(".py") or "/" in name:
         return _load_file((base or Path.cwd()) / Path(name).expanduser())
     try:
-        return importlib.import_module(name)
+        with user_code():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
         if name == missing or name.startswith(missing + "."):
@@ -101,7 +103,8 @@ def _load_file(path: Path) -> ModuleType:
     parent = str(path.parent)
     sys.path.insert(0, parent)
     try:
-        spec.loader.exec_module(module)
+        with user_code():
+            spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
         del sys.modules[key]
         raise ConfigError(

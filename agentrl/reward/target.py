@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.config import resolve_callable
 from agentrl.config.reward import RewardFunction
 from agentrl.errors import ConfigError, GraderError
+from agentrl.plugins.user_code import user_code
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
 from agentrl.types import RewardValue, Task
@@ -63,10 +64,11 @@ class RewardTarget:
         args = {**self.args, **({"rows": rows} if self.wants_rows else {})}
         try:
             async with limited(timeout_s):
-                if inspect.iscoroutinefunction(self.call):
-                    return await self.call(shown, task, **args)
-                value = await asyncio.to_thread(self.call, shown, task, **args)
-                return await value if inspect.isawaitable(value) else value
+                with user_code():
+                    if inspect.iscoroutinefunction(self.call):
+                        return await self.call(shown, task, **args)
+                    value = await asyncio.to_thread(self.call, shown, task, **args)
+                    return await value if inspect.isawaitable(value) else value
         except TimeoutError as error:
             raise GraderError(f"{self.where} took longer than {timeout_s:g} s") from error
         except Exception as error:  # boundary to a user's function, which may raise anything

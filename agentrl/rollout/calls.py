@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.chat.truncate import surely_fits
 from agentrl.errors import DataError, EnvError, ToolError, choices
 from agentrl.images import placed
+from agentrl.plugins.user_code import user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -117,7 +118,8 @@ class CallRunner:
     async def _run_one(self, call: ToolCall, left_s: float, watch: DeadlineWatch) -> ToolResult:
         tool = self.tools[call.name]
         try:
-            arguments = tool.validate(call.arguments)
+            with user_code():
+                arguments = tool.validate(call.arguments)
         except ToolError as error:
             refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
             return await self._finish(call, refusal, 0.0)
@@ -125,7 +127,7 @@ class CallRunner:
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
         started = time.monotonic()
         try:
-            with watch.limit(min(tool.timeout_s, left_s)):
+            with watch.limit(min(tool.timeout_s, left_s)), user_code():
                 result = await tool.call(arguments, sandbox)
         except ToolError as error:
             result = ToolResult(status=ToolStatus.ERROR, text=str(error))

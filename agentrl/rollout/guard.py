@@ -16,6 +16,7 @@ from typing import Any
 
 from agentrl.engine import TURN_CLOCK, Generator
 from agentrl.errors import EngineError, NoEngine
+from agentrl.plugins.user_code import user_code
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
@@ -107,7 +108,7 @@ class EnvGuard:
         started, busy_s = time.monotonic(), self._sandbox.busy_s
         opening_s = self._sandbox.opening_s
         try:
-            with self.watch.limit(limit_s):
+            with self.watch.limit(limit_s), user_code():
                 answer = await method(given)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():

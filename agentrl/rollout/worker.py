@@ -19,6 +19,7 @@ from agentrl.config.schema import RolloutSection
 from agentrl.engine import Generator
 from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
+from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
@@ -231,9 +232,10 @@ class RolloutWorker:
         tools: dict[str, Tool] = {}
         try:
             try:
-                for name, tool in self._parts.tools.items():
-                    tools[name] = tool.fresh()
-                env = self._new_env()
+                with user_code():
+                    for name, tool in self._parts.tools.items():
+                        tools[name] = tool.fresh()
+                    env = self._new_env()
                 env.context = EnvContext(
                     seed=seed,
                     rollout_id=rollout_id,

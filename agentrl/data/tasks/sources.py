@@ -19,6 +19,7 @@ from agentrl.data.tasks.files import (
     read_files,
 )
 from agentrl.errors import ConfigError, DataError, choices
+from agentrl.plugins.user_code import user_code
 
 
 def open_source(section: DatasetSection, *, base: Path | None = None) -> Generator[SourceRow]:
@@ -79,19 +80,28 @@ def _function(section: DatasetSection, *, base: Path | None) -> Generator[Source
     return _called(target, function, arguments, base=base)
 
 
+_END = object()
+
+
 def _called(
     target: str, function: Any, arguments: Mapping[str, Any], *, base: Path | None
 ) -> Generator[SourceRow]:
     where = f"dataset source {target!r}"
     number = 0
     try:
-        rows = function(**arguments)
+        with user_code():
+            rows = function(**arguments)
         if not isinstance(rows, Iterable) or isinstance(rows, (str, bytes, Mapping)):
             raise DataError(
                 f"{where}: returned {type(rows).__name__}, expected an iterable of Task or of "
                 "mappings"
             )
-        for values in rows:
+        left = iter(rows)
+        while True:
+            with user_code():
+                values = next(left, _END)
+            if values is _END:
+                return
             number += 1
             yield SourceRow(where=f"{where}, row {number}", values=values, base=base)
     except DataError:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from agentrl.plugins.user_code import user_code
+
 logger = logging.getLogger(__name__)
 
 
@@ -16,7 +18,8 @@ async def close_all(
     for name, step in steps:
         try:
             async with asyncio.timeout(limit_s):
-                await step()
+                with user_code():
+                    await step()
         except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
             logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
 

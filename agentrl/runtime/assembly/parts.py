@@ -31,6 +31,7 @@ from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.gateway import load_env
 from agentrl.gateway.side_model import SideCalls
+from agentrl.plugins.user_code import user_code
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
@@ -91,7 +92,8 @@ def make_env_factory(
         return target(**section.args)
 
     try:
-        make()
+        with user_code():
+            make()
     except AgentrlError:
         raise
     except Exception as error:  # the constructor of a user's class may raise anything

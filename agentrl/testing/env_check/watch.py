@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from agentrl.machine.processes.tree import children_of
+from agentrl.plugins.user_code import user_code
 from agentrl.testing.env_check.findings import broken
 from agentrl.types.finding import Finding
 
@@ -53,8 +54,9 @@ class BlockingWatch:
         """
 
         async def run() -> Any:
-            value = start()
-            return await value if isinstance(value, Awaitable) else value
+            with user_code(Blocked):
+                value = start()
+                return await value if isinstance(value, Awaitable) else value
 
         return await _Guarded(self, run())
 
