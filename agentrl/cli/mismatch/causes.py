@@ -36,22 +36,19 @@ QUIET = 0.005
 Chosen = NDArray[np.bool_]
 
 
-def find_causes(
-    table: GapTable, run: Plan, algorithm: AlgorithmSection, *, curve: Mapping[int, float]
-) -> tuple[Cause, ...]:
+def find_causes(table: GapTable, run: Plan, *, curve: Mapping[int, float]) -> tuple[Cause, ...]:
     """Every pattern that is there, most telling first; empty if sampler and trainer agree.
 
     Args:
         table: of one step.
         run: its settings.
-        algorithm: as its file has it; a lever is for what stands there.
         curve: mean gap by step, as logged.
     """
     size = table.size
     if size.mean() < QUIET and size.max() < NOTABLE:
         return ()
     schedule, rollout, engines = run.schedule, run.rollouts.rollout, run.engines
-    weigh = _correction(algorithm, rollout)
+    weigh = _correction(run.trainer.algorithm, rollout)
     rules = (
         _stale(table, schedule.schedule, weigh),
         _top_p(table, rollout, weigh),

@@ -114,7 +114,7 @@ def mismatch(run: RecordedRun, step: int | None = None, *, worst: int = 10) -> M
         whole=_slice("all trained tokens", table, np.ones(len(table), dtype=bool)),
         p99=float(np.quantile(table.size, 0.99)),
         breakdowns=breakdowns(table),
-        causes=find_causes(table, run.plan, run.config.algorithm, curve=run.curve(METRIC)),
+        causes=find_causes(table, run.plan, curve=run.curve(METRIC)),
         worst=tuple(_worst(table, int(index)) for index in order),
     )
 

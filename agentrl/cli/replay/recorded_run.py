@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import RunConfig
 from agentrl.config.plan import Plan, plan_run
 from agentrl.data import TokenStore, TrajectoryStore
 from agentrl.data.run.paths import RunPaths
@@ -32,10 +31,8 @@ class RecordedRun:
 
     path: Path
     """Directory of the run."""
-    config: RunConfig
-    """Config of the run, with the model it began with."""
     plan: Plan
-    """The same, resolved."""
+    """Its settings, with the model it began with."""
     store: TrajectoryStore
     """Trajectories of the run."""
     tokens: TokenStore
@@ -107,7 +104,6 @@ def open_recorded(path: Path) -> RecordedRun:
     config = resolved_models(stored, read_object(RunPaths(path).identity_file))
     return RecordedRun(
         path=path,
-        config=config,
         plan=plan_run(config, base),
         store=TrajectoryStore(RunPaths(path).trajectories),
         tokens=TokenStore(RunPaths(path).tokens),

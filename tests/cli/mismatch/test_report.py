@@ -17,7 +17,7 @@ from agentrl.cli.mismatch.records import Cause
 from agentrl.cli.mismatch.report import mismatch
 from agentrl.cli.mismatch.token_table import GapTable, read_gaps
 from agentrl.cli.replay.recorded_run import open_recorded
-from agentrl.config import RunConfig, load_config
+from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
@@ -78,7 +78,7 @@ def found_in(
     table: GapTable, config: RunConfig, curve: Mapping[int, float] | None = None
 ) -> tuple[Cause, ...]:
     run = plan_run(config, Path())
-    return find_causes(table, run, config.algorithm, curve=curve or {})
+    return find_causes(table, run, curve=curve or {})
 
 
 def causes_of(table: GapTable, config: RunConfig) -> list[str]:
@@ -112,10 +112,13 @@ def test_older_weights_are_named_with_their_levers(seed: int, config: RunConfig)
     levers = {lever.key: lever.value for lever in found[0].levers}
     assert levers["schedule.staleness_threshold"] == 0.25
     assert levers["algorithm.is_correction_type"] == "seq-mask-tis"
-    known = config.model_dump()
-    for key in levers:
+    # Together they give a config that loads: the preset means the sampler's own log-probabilities.
+    changed = config.model_dump()
+    for key, value in levers.items():
         section, leaf = key.split(".")
-        assert leaf in known[section]
+        assert leaf in changed[section]
+        changed[section][leaf] = value
+    assert parse_config(changed).algorithm.is_correction_type == "seq-mask-tis"
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.85, 1.2, 1.5])
