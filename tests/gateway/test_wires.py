@@ -114,6 +114,107 @@ async def test_responses(chat, stream):
     await client.close()
 
 
+PATCH = """*** Begin Patch
++ "a"
+*** End Patch"""
+PATCHES = call("apply_patch", json.dumps({"input": PATCH})) + call("add", '{"a": 1, "b": 2}')
+FREE = {"name": "apply_patch", "description": "Edit files."}
+ADD = {"type": "function", **CHAT_TOOLS[0]["function"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_with_tools_of_bare_text_and_of_a_namespace(chat, stream):
+    """Fails if a tool is not offered, or is called in another form than its client knows."""
+    served = serve(chat, [PATCHES, "Fine."])
+    client = openai_of(served)
+    space = {"type": "namespace", "name": "numbers", "description": "Sums.", "tools": [ADD]}
+    tools: Any = [{"type": "custom", **FREE}, space, {"type": "web_search"}]
+    common: Any = {"model": "policy", "input": USER, "tools": tools}
+    if stream:
+        async with client.responses.stream(**common) as events:
+            turn = await events.get_final_response()
+    else:
+        turn = await client.responses.create(**common)
+    patch, added = turn.output
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "apply_patch", PATCH)
+    assert (added.type, added.name, added.namespace) == ("function_call", "add", "numbers")
+    shown = ByteTokenizer().decode(served.engine.requests[0].prompt_ids)
+    assert "apply_patch" in shown
+    assert '"add"' in shown
+    assert "web_search" not in shown
+    # Echoed as it came, the history is the one that was sampled.
+    output: Any = [
+        {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "done"},
+        {"type": "function_call_output", "call_id": added.call_id, "output": "3"},
+    ]
+    echo = [item.model_dump(exclude_none=True) for item in turn.output]
+    await client.responses.create(model="policy", input=[*USER, *echo, *output], tools=tools)
+    first, second = served.engine.requests
+    seen = first.prompt_ids + first.generation.ids
+    assert second.prompt_ids[: len(seen)] == seen
+    await client.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_completions_with_a_tool_of_bare_text(chat, stream):
+    served = serve(chat, [PATCHES, "Fine."])
+    client = openai_of(served)
+    tools: Any = [{"type": "custom", "custom": FREE}, CHAT_TOOLS[0]]
+    common: Any = {"model": "policy", "messages": USER, "tools": tools}
+    if stream:
+        made: dict[int, dict[str, Any]] = {}
+        async for chunk in await client.chat.completions.create(**common, stream=True):
+            for part in chunk.choices[0].delta.tool_calls or []:
+                known = made.setdefault(part.index, {"text": ""})
+                dumped = part.model_dump(exclude_none=True)
+                known |= {key: dumped[key] for key in ("id", "type") if key in dumped}
+                inner = dumped.get("custom") or dumped["function"]
+                known["text"] += inner.get("input", inner.get("arguments", ""))
+        ids = [item["id"] for item in made.values()]
+        assert [item["type"] for item in made.values()] == ["custom", "function"]
+        assert made[0]["text"] == PATCH
+    else:
+        turn = await client.chat.completions.create(**common)
+        patch, added = turn.choices[0].message.tool_calls or []
+        assert (patch.type, patch.custom.input) == ("custom", PATCH)
+        assert added.type == "function"
+        ids = [patch.id, added.id]
+    custom = {"id": ids[0], "type": "custom", "custom": {"name": "apply_patch", "input": PATCH}}
+    plain = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+    function = {"id": ids[1], "type": "function", "function": plain}
+    said: Any = {"role": "assistant", "content": None, "tool_calls": [custom, function]}
+    results: Any = [{"role": "tool", "tool_call_id": one, "content": "done"} for one in ids]
+    await client.chat.completions.create(
+        model="policy", messages=[*USER, said, *results], tools=tools
+    )
+    first, second = served.engine.requests
+    seen = first.prompt_ids + first.generation.ids
+    assert second.prompt_ids[: len(seen)] == seen
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("chat/completions", {"messages": USER, "functions": [FREE]}, "offer them as tools"),
+        ("chat/completions", {"messages": USER, "tools": [{"type": "magic"}]}, "tools[0].type"),
+        ("responses", {"input": "x", "tools": [{"type": "magic"}]}, "tools[0].type is 'magic'"),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": 3}]}]},
+            "tools[0].tools[0].type is 3",
+        ),
+        ("responses", {"input": "x", "tools": [{"type": "custom"}]}, "name of a function"),
+    ],
+)
+async def test_tools_that_cannot_be_offered_are_refused(chat, path, body, said):
+    served = serve(chat, ["x"])
+    status, data = await served.post(path, json.dumps({"model": "policy", **body}).encode())
+    assert status == 400
+    assert said in data["error"]["message"]
+    assert not served.engine.requests
+
+
 async def test_a_thought_is_served_apart_and_may_be_left_out_of_the_echo(chat):
     served = serve(chat, ["<think>hm</think>\n\nYes.", "Sure."])
     one = await openai_of(served).chat.completions.create(model="policy", messages=USER)

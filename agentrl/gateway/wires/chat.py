@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,15 @@ from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
     function_tool,
+    known_elsewhere,
     list_at,
     message_of,
     object_in,
     one_answer,
     stops_at,
+    text_call,
+    text_input,
+    text_tool,
     tokens_at,
     written_arguments,
     wrong,
@@ -47,6 +51,8 @@ class ChatWire(Wire):
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Read the request in a body; see `Wire.read`."""
         one_answer(body)
+        if body.get("functions"):
+            raise wrong("functions", body["functions"], "nothing; offer them as tools")
         choice = body.get("tool_choice")
         usage = body.get("stream_options")
         return TurnRequest(
@@ -74,7 +80,8 @@ class ChatWire(Wire):
         if answer.reasoning:
             said["reasoning_content"] = answer.reasoning
         if answer.calls:
-            said["tool_calls"] = [_call(call) for call in answer.calls]
+            texts = _text_tools(body)
+            said["tool_calls"] = [_call(call, texts) for call in answer.calls]
         choice = {
             "index": 0,
             "message": said,
@@ -103,12 +110,15 @@ class ChatWire(Wire):
             yield chunk({"reasoning_content": answer.reasoning})
         if answer.text:
             yield chunk({"content": answer.text})
+        texts = _text_tools(body) if answer.calls else ()
         for number, call in enumerate(answer.calls):
-            whole = _call(call)
-            arguments = whole["function"]["arguments"]
-            begun = {**whole, "function": {"name": call.name, "arguments": ""}}
+            whole = _call(call, texts)
+            kind = whole["type"]
+            (given,) = whole[kind].keys() - {"name"}
+            begun = {**whole, kind: {"name": call.name, given: ""}}
             yield chunk({"tool_calls": [{"index": number, **begun}]})
-            yield chunk({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
+            rest = {"index": number, kind: {given: whole[kind][given]}}
+            yield chunk({"tool_calls": [rest]})
         yield chunk({}, OPENAI_END[answer.finish])
         if request.stream_usage:
             yield event({**head, "choices": [], "usage": _usage(answer)})
@@ -142,9 +152,13 @@ def _message(item: Mapping[str, Any], where: str, *, sees: bool) -> Message:
     if role == "assistant":
         for at, entry in enumerate(list_at(item, "tool_calls")):
             place = f"{where}.tool_calls[{at}]"
-            function = object_in(object_in(entry, place).get("function"), f"{place}.function")
+            kind = "custom" if object_in(entry, place).get("type") == "custom" else "function"
+            said, inner = object_in(entry.get(kind), f"{place}.{kind}"), f"{place}.{kind}"
+            call_id, name = entry.get("id"), said.get("name")
             calls.append(
-                call_of(entry.get("id"), function.get("name"), function.get("arguments"), place)
+                text_call(call_id, name, said.get("input"), inner)
+                if kind == "custom"
+                else call_of(call_id, name, said.get("arguments"), place)
             )
     return message_of(role, content, words, sees=sees, tool_calls=tuple(calls))
 
@@ -152,8 +166,15 @@ def _message(item: Mapping[str, Any], where: str, *, sees: bool) -> Message:
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
     for at, entry in enumerate(list_at(body, "tools")):
         where = f"tools[{at}]"
-        if object_in(entry, where).get("type", "function") != "function":
-            continue  # run by the provider; there is nothing here that could
+        kind = object_in(entry, where).get("type", "function")
+        if kind == "custom":
+            custom = object_in(entry.get("custom"), f"{where}.custom")
+            yield text_tool(custom.get("name"), custom.get("description"), f"{where}.custom")
+            continue
+        if known_elsewhere(kind):
+            continue
+        if kind != "function":
+            raise wrong(f"{where}.type", kind, "'function' or 'custom'")
         function = object_in(entry.get("function"), f"{where}.function")
         yield function_tool(
             function.get("name"),
@@ -163,7 +184,16 @@ def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
         )
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _text_tools(body: Mapping[str, Any]) -> Collection[str]:
+    """Names of the tools that a request offers to be called with bare text."""
+    entries = [entry for entry in list_at(body, "tools") if entry.get("type") == "custom"]
+    return {str(entry["custom"].get("name")) for entry in entries}
+
+
+def _call(call: ToolCall, texts: Collection[str]) -> dict[str, Any]:
+    if call.name in texts:
+        custom = {"name": call.name, "input": text_input(call)}
+        return {"id": call.id, "type": "custom", "custom": custom}
     return openai_call(call.id, call.name, written_arguments(call))
 
 

@@ -15,6 +15,13 @@ from agentrl.types import IMAGE_MARK, CallStatus, Image, Message, Role, ToolCall
 
 MOST_SHOWN_PIXELS = 16_000_000
 """Pixels of an image of an agent. Code of the policy may send it, and decoding takes a second."""
+TEXT_INPUT = "input"
+"""Argument that stands for the input of a tool of bare text."""
+HOSTED = (
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation",
+    "computer_use", "computer_use_preview", "mcp", "local_shell", "shell", "tool_search",
+)  # fmt: skip
+"""Types of tools that OpenAI runs itself, or knows by their type alone; nothing here could."""
 _NOT_TEXT = ("image", "audio", "file", "document", "video")
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
@@ -252,6 +259,35 @@ def function_tool(
         parameters = {"type": "object", "properties": {}}
     _check_schema(parameters, f"{where}.{schema_field}", root=True)
     return schema_tool({"name": name, "description": description or "", "parameters": parameters})
+
+
+def known_elsewhere(kind: Any) -> bool:
+    """True for a type of tool that the provider of a wire runs, which is left out here."""
+    return isinstance(kind, str) and kind in HOSTED
+
+
+def text_tool(name: Any, description: Any, where: str) -> Tool:
+    """A tool that is called with bare text: a function whose one argument is that text.
+
+    Raises:
+        RequestRefused: no name.
+    """
+    text = {"type": "string", "description": "The whole input of the tool, as plain text."}
+    schema = {"type": "object", "properties": {TEXT_INPUT: text}, "required": [TEXT_INPUT]}
+    return function_tool(name, description, schema, where)
+
+
+def text_input(call: ToolCall) -> str:
+    """What a tool of bare text is called with; what is no text is given as JSON."""
+    value = call.arguments.get(TEXT_INPUT)
+    return value if isinstance(value, str) else written_arguments(call)
+
+
+def text_call(call_id: Any, name: Any, text: Any, where: str) -> ToolCall:
+    """A call of a tool of bare text that a history holds."""
+    if not isinstance(text, str):
+        raise wrong(f"{where}.{TEXT_INPUT}", text, "text")
+    return call_of(call_id, name, {TEXT_INPUT: text}, where)
 
 
 def _check_schema(schema: Any, where: str, *, root: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,17 @@ from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
     function_tool,
+    known_elsewhere,
     list_at,
     message_of,
     object_in,
     one_answer,
     stops_at,
     text_at,
+    text_call,
+    text_input,
     text_of,
+    text_tool,
     tokens_at,
     written_arguments,
     wrong,
@@ -78,7 +82,7 @@ class ResponsesWire(Wire):
             **_head(answer, body),
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": list(_output(answer)),
+            "output": list(_output(answer, body)),
             "usage": _usage(answer),
         }
 
@@ -97,7 +101,7 @@ class ResponsesWire(Wire):
         begun["incomplete_details"] = None
         yield numbered("response.created", response=begun)
         yield numbered("response.in_progress", response=begun)
-        for index, item in enumerate(_output(answer)):
+        for index, item in enumerate(_output(answer, body)):
             place = {"output_index": index, "item_id": item["id"]}
             yield numbered("response.output_item.added", output_index=index, item=_begun(item))
             for kind, data in _parts(item):
@@ -128,7 +132,10 @@ def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
     elif kind == "function_call":
         call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"), where)
         yield Message(role="assistant", content="", tool_calls=(call,))
-    elif kind == "function_call_output":
+    elif kind == "custom_tool_call":
+        call = text_call(item.get("call_id"), item.get("name"), item.get("input"), where)
+        yield Message(role="assistant", content="", tool_calls=(call,))
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         yield message_of(
             "tool",
             item.get("output"),
@@ -140,18 +147,40 @@ def _messages(item: Any, where: str, *, sees: bool) -> Iterator[Message]:
         raise wrong(
             f"{where}.type",
             kind,
-            "'message', 'function_call', 'function_call_output' or 'reasoning'",
+            "'message', 'function_call', 'function_call_output', 'custom_tool_call', "
+            "'custom_tool_call_output' or 'reasoning'",
         )
 
 
 def _tools(body: Mapping[str, Any]) -> Iterator[Tool]:
-    for at, entry in enumerate(list_at(body, "tools")):
-        where = f"tools[{at}]"
-        if object_in(entry, where).get("type", "function") != "function":
-            continue  # run by the provider, or called with bare text; neither is served here
-        yield function_tool(
-            entry.get("name"), entry.get("description"), entry.get("parameters"), where
-        )
+    for entry, where in _entries(list_at(body, "tools"), "tools"):
+        kind, name = entry.get("type", "function"), entry.get("name")
+        if kind == "custom":
+            yield text_tool(name, entry.get("description"), where)
+        elif kind == "function":
+            yield function_tool(name, entry.get("description"), entry.get("parameters"), where)
+        elif not known_elsewhere(kind):
+            raise wrong(f"{where}.type", kind, "'function', 'custom' or 'namespace'")
+
+
+def _entries(tools: Sequence[Any], where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """All tools, those of a namespace one by one, each with its place."""
+    for at, entry in enumerate(tools):
+        place = f"{where}[{at}]"
+        if object_in(entry, place).get("type") == "namespace":
+            yield from _entries(list_at(entry, "tools"), f"{place}.tools")
+        else:
+            yield entry, place
+
+
+def _told(body: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+    """Type and namespace of each tool by its name, as the request offers them."""
+    found: dict[str, tuple[str, str]] = {}
+    for entry in list_at(body, "tools"):
+        space = entry.get("name", "") if entry.get("type") == "namespace" else ""
+        for tool in list_at(entry, "tools") if space else (entry,):
+            found[str(tool.get("name"))] = str(tool.get("type", "function")), str(space)
+    return found
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +201,7 @@ def _head(answer: TurnAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _output(answer: TurnAnswer) -> Iterator[dict[str, Any]]:
+def _output(answer: TurnAnswer, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if answer.reasoning:
         thought = {"type": "summary_text", "text": answer.reasoning}
         yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [thought]}
@@ -185,13 +214,18 @@ def _output(answer: TurnAnswer) -> Iterator[dict[str, Any]]:
             "status": "incomplete" if answer.finish == "length" else "completed",
             "content": [part],
         }
+    told = _told(body) if answer.calls else {}
     for number, call in enumerate(answer.calls):
+        kind, space = told.get(call.name, ("function", ""))
+        custom = kind == "custom"
+        given = {"input": text_input(call)} if custom else {"arguments": written_arguments(call)}
         yield {
-            "type": "function_call",
-            "id": f"fc_{answer.id}{number:03d}",
+            "type": "custom_tool_call" if custom else "function_call",
+            "id": f"{'ctc' if custom else 'fc'}_{answer.id}{number:03d}",
             "call_id": call.id,
             "name": call.name,
-            "arguments": written_arguments(call),
+            **given,
+            **({"namespace": space} if space else {}),
             "status": "completed",
         }
 
@@ -202,12 +236,17 @@ def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning": {"summary": []},
         "message": {"content": [], "status": "in_progress"},
         "function_call": {"arguments": "", "status": "in_progress"},
+        "custom_tool_call": {"input": "", "status": "in_progress"},
     }
     return {**item, **empty[item["type"]]}
 
 
 def _parts(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events between the beginning and the end of an item."""
+    if item["type"] == "custom_tool_call":
+        yield "response.custom_tool_call_input.delta", {"delta": item["input"]}
+        yield "response.custom_tool_call_input.done", {"input": item["input"]}
+        return
     if item["type"] == "function_call":
         arguments = item["arguments"]
         yield "response.function_call_arguments.delta", {"delta": arguments}
