@@ -35,6 +35,8 @@ SESSION_HEADER = "x-agentrl-session"
 TOKEN_HEADER = "x-agentrl-token"
 KEEP_ALIVE_S = 10.0
 """Seconds without an event after which a stream sends a comment."""
+BODY_S = 120.0
+"""Seconds until the whole body of a request must be there."""
 MOST_BYTES = 32 * 2**20
 """Most bytes of a request."""
 
@@ -342,8 +344,16 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, most: int) ->
     parts: list[bytes] = []
     total = 0
     more = size <= most
+    until = asyncio.get_running_loop().time() + BODY_S
     while more:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            raise RequestRefused(
+                RefusalReason.TOO_LATE,
+                f"{total} bytes of the body came within {BODY_S:g} s; send all of it at once",
+            ) from None
         if message["type"] == "http.disconnect":
             raise _Dropped
         parts.append(message.get("body", b""))

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.gateway.app import TOKEN_HEADER, Gateway
+from agentrl.gateway.connections import bounded, most_connections
 from agentrl.gateway.page_guard import PageGuard
 from agentrl.machine.web_origin import HostNames, is_loopback
 from agentrl.plugins.distribution import install_command
@@ -56,6 +57,8 @@ async def listening(
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
+    config.load()
+    config.http_protocol_class = bounded(config.http_protocol_class, most=most_connections())
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([door]))
     try:

@@ -33,6 +33,8 @@ class RefusalReason(StrEnum):
     """A wire or method that is not spoken."""
     TOO_LARGE = "too_large"
     """The body is over the limit."""
+    TOO_LATE = "too_late"
+    """The body did not come in time."""
     CONTEXT_FULL = "context_full"
     """The conversation leaves no room for a sampled token."""
     LIMIT = "limit"

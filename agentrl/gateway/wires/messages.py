@@ -37,6 +37,7 @@ _STATUS: Mapping[RefusalReason, tuple[int, str]] = {
     RefusalReason.UNKNOWN_MODEL: (404, "not_found_error"),
     RefusalReason.UNKNOWN_PATH: (404, "not_found_error"),
     RefusalReason.TOO_LARGE: (413, "request_too_large"),
+    RefusalReason.TOO_LATE: (408, "timeout_error"),
     RefusalReason.CONTEXT_FULL: (400, "invalid_request_error"),
     RefusalReason.LIMIT: (400, "invalid_request_error"),
     RefusalReason.BUSY: (429, "rate_limit_error"),

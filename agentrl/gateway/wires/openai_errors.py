@@ -20,6 +20,7 @@ _STATUS: Mapping[RefusalReason, tuple[int, str, str | None]] = {
     RefusalReason.UNKNOWN_MODEL: (404, "invalid_request_error", "model_not_found"),
     RefusalReason.UNKNOWN_PATH: (404, "invalid_request_error", "unknown_url"),
     RefusalReason.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+    RefusalReason.TOO_LATE: (408, "invalid_request_error", "request_timeout"),
     RefusalReason.CONTEXT_FULL: (400, "invalid_request_error", "context_length_exceeded"),
     # 400, so that no client tries again what cannot succeed.
     RefusalReason.LIMIT: (400, "invalid_request_error", "rollout_limit"),
