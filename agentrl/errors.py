@@ -7,6 +7,7 @@
     |-- EnvError               `reset`, `step` or `close` of an environment
     |   |-- GraderError        the reward could not be computed
     |   `-- ServedModelError   a served model gave no answer, or none of the form asked for
+    |-- NotJudged              no reward function judged a rollout
     |-- ToolError              shown to the model; the only error it ever sees
     |-- SandboxError           the sandbox itself failed (infrastructure)
     |   |-- SandboxUnavailable no backend works on this machine

@@ -43,7 +43,7 @@ class Termination(StrEnum):
     GRADER_CRASHED = "grader_crashed"
     """The reward could not be computed (raised, NaN, wrong type)."""
     NOT_JUDGED = "not_judged"
-    """No reward function judged it: each said that it is not for this task."""
+    """No reward function judged it: each is for other tasks."""
     ABORTED = "aborted"
     """The run was stopped while the rollout was in flight."""
     STALE = "stale"

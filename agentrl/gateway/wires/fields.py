@@ -278,7 +278,7 @@ def text_tool(name: Any, description: Any, where: str) -> Tool:
 
 
 def text_input(call: ToolCall) -> str:
-    """What a tool of bare text is called with; what is no text is given as JSON."""
+    """The input of a call of a tool of bare text; what is no text is given as JSON."""
     value = call.arguments.get(TEXT_INPUT)
     return value if isinstance(value, str) else written_arguments(call)
 
