@@ -30,7 +30,7 @@ def schema_validator(schema: Mapping[str, Any]) -> Any:
         )
     base = validators.validator_for(schema, default=Draft202012Validator)
     try:
-        base.check_schema(schema)
+        base.check_schema(dict(schema))
     except SchemaError as error:
         raise ValueError(f"a schema that is none: {error.message} at {error.json_path}") from None
     _require_references(schema, base.META_SCHEMA["$schema"], REGISTRY)
