@@ -126,7 +126,8 @@ async def test_a_kill_at_every_place_changes_nothing(tmp_path: Path) -> None:
     killed: set[str] = set()
     for at in places_to_kill(fuse.places, 4):
         config = early_config(tmp_path / str(at), steps=3)
-        fuse_of = Fuse(at)
+        name = fuse.places[at - 1]
+        fuse_of = Fuse(fuse.places[:at].count(name), name=name)
         try:
             await drive(config, fuse=fuse_of, worker=StreamingWorker(fuse_of))
         except Killed as place:
