@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,15 @@ class StopAfterUpdates(FakeTrainer):
         super().update_early(update)
         self.left -= 1
         if self.left == 0:
-            self.loop.call_soon_threadsafe(self.stop.request)
+            asked = threading.Event()
+
+            def ask() -> None:
+                self.stop.request()
+                asked.set()
+
+            # The update ends after the request, however busy the loop is.
+            self.loop.call_soon_threadsafe(ask)
+            assert asked.wait(120)
 
 
 class Notes(Progress):
