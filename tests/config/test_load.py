@@ -199,7 +199,8 @@ def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
         load_config(tmp_path / "no" / "where.yaml")
 
 
-def test_dump_and_load_are_inverse(tmp_path: Path) -> None:
+def test_dump_and_load_are_inverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a folder `runs` of the current one has a say, too
     config = with_keys(
         "train.learning_rate=3.3e-7",
         "env.args.deep={a: [1, null, 'x: y']}",

@@ -79,7 +79,10 @@ def test_every_old_default_is_translated_to_the_default_of_today(
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_stored_config_is_read_and_says_the_same(file: Path, tmp_path: Path) -> None:
+def test_a_stored_config_is_read_and_says_the_same(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a folder `runs` of the current one has a say, too
     config = load_stored_config(file)
     again = tmp_path / "config.yaml"
     again.write_text(dump_config(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ async def test_a_kill_at_every_place_changes_nothing(tmp_path: Path) -> None:
     killed: set[str] = set()
     for at in places_to_kill(fuse.places, 4):
         config = early_config(tmp_path / str(at), steps=3)
-        fuse_of = Fuse(at)
+        name = fuse.places[at - 1]
+        fuse_of = Fuse(fuse.places[:at].count(name), name=name)
         try:
             await drive(config, fuse=fuse_of, worker=StreamingWorker(fuse_of))
         except Killed as place:
@@ -154,7 +156,15 @@ class StopAfterUpdates(FakeTrainer):
         super().update_early(update)
         self.left -= 1
         if self.left == 0:
-            self.loop.call_soon_threadsafe(self.stop.request)
+            asked = threading.Event()
+
+            def ask() -> None:
+                self.stop.request()
+                asked.set()
+
+            # The update ends after the request, however busy the loop is.
+            self.loop.call_soon_threadsafe(ask)
+            assert asked.wait(120)
 
 
 class Notes(Progress):

@@ -53,9 +53,13 @@ async def serving(handle: Handle) -> AsyncIterator[Http]:
             open_now -= 1
 
     async with await asyncio.start_server(counted, "127.0.0.1", 0, backlog=500) as server:
-        http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        yield http
-        await http.close()
+        # What is idle while the machine is busy with others is not closed meanwhile.
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        http = Http(address, keep_alive_s=600)
+        try:
+            yield http
+        finally:
+            await http.close()
         async with asyncio.timeout(120):
             while open_now:
                 await asyncio.sleep(0.01)
