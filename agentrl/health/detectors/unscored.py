@@ -30,7 +30,7 @@ _MOST_PAY = 0.9
     bound("rise", 0.3, "by which that share grew since the first steps", OURS),
 )
 def unscored_pay(history: History, limits: Limits) -> Verdict:
-    """Where the environment declares no score: parts of the reward that move against each other, or
+    """Pay that no declared score judges: parts of the reward that move against each other, or
     answers that become alike in wording whatever the task, and are paid. It names rollouts and
     tasks to look at; pay that comes from some tasks only is named and is no finding, since easy
     tasks pay first in any run."""

@@ -197,7 +197,8 @@ def _silence(
     if one_number(history):
         same = "reward and score are one number here, so a hacked reward looks like a solved task"
         seen = next((one.detail for one in verdicts if one.name == "unscored_pay"), "")
-        return "unknown", same, *filter(None, [why, seen])
+        odd = seen.partition("; ")[2]  # who paid, and for which tasks
+        return "unknown", same, *filter(None, [why, odd])
     if decided:
         return "ok", why
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
