@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COUNTS = ("missing", "untrusted")
-"""Metrics of an evaluation that say what it lacks, so that it is no matter if it lacks any."""
+"""Metrics that count what an evaluation lacks; they hold for one that lacks tasks, too."""
 
 
 def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
