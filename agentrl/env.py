@@ -96,7 +96,9 @@ class StepResult:
     done: bool = False
     """Whether the episode is over."""
     scores: float | None = None
-    """0-1 verdict so far, for filters and evaluation; the last one given counts."""
+    """0-1 verdict so far, for filters and evaluation; the last one given counts. In a class that
+    gives scores, a rollout that a limit ends before any has the score 0; in others the score is the
+    sum of the rewards."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers averaged into the metrics under `env/`; not the names of `agentrl.types.usage`."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict[str, Any])

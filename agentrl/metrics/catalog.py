@@ -258,6 +258,7 @@ _EVAL = (
     _m("eval/NAME/mean_length", "sampled tokens of a rollout", "tokens"),
     _m("eval/NAME/truncated", "rollouts cut off by a limit", "share"),
     _m("eval/NAME/untrusted", "rollouts that failed for reasons of their own", "count"),
+    _m("eval/NAME/missing", "tasks without a score, since all their rollouts failed so", "share"),
 )  # fmt: skip
 
 FIT: tuple[MetricName, ...] = (

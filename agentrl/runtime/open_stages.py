@@ -170,7 +170,7 @@ async def syncing(
         workers=engine_width(serving),
         describe=lambda: [
             (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in trainer.weights()
+            for name, tensor in weights()
         ],
     )
     sync = WeightSync(policy.engines.client, sender, limit_s=section.timeout_s)

@@ -114,6 +114,11 @@ class DictEnv(AgentInstance):
         self._label: Any = None
         self._sampling = SimpleNamespace()
 
+    @property
+    def kind(self) -> type:
+        """Class of the environment that it wraps."""
+        return type(self._inner)
+
     async def reset(self, task: Task) -> Observation:
         """Give it the rendered prompt, take its first observation."""
         if self._finish is not None:

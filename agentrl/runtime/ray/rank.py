@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.models.hub_format import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
@@ -100,7 +101,9 @@ class Rank:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
-        layout = _layout(base_weights(pretrained.model))
+        model = pretrained.model
+        form = StoredForm(model, (name for name, _ in base_weights(model)))
+        layout = _layout(form(base_weights(model)))
         trainer = make_trainer(
             plan,
             pretrained.model,
@@ -190,7 +193,7 @@ class Rank:
             address=address,
             cuda=cuda,
             workers=engine_width(self._plan.engines.serving),
-            describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
+            describe=lambda: self._layout if self._sharded else _layout(self._sent()),
         )
         self._take_part(backend)
         return SenderFacts(
