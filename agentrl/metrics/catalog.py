@@ -223,6 +223,7 @@ _MACHINE = (
     _m("sync/load_s", "weights going into the engines", "s"),
     _m("sync/pause_s", "engines idle because of new weights", "s"),
     _m("sync/bytes", "bytes sent", "bytes"),
+    _m("sync/first_difference", "engine against trainer after its first sync, by token", "nats"),
     _m("sync/replicas", "engines that took the weights", "count"),
     _m("sync/quarantined", "engines left out", "count"),
     _m("async/trainer_idle_share", "time the trainer waits for rollouts", "share"),

@@ -208,6 +208,43 @@ def test_recovered_harm_is_a_warning_and_says_since_when() -> None:
     assert (found.first_step, found.last_step) == (5, 14)
 
 
+def test_a_gap_of_other_weights_is_named_from_the_first_step() -> None:
+    """Fails if a run whose engine holds other weights is called ok until some steps have passed."""
+    name = "sampling/sampling_logp_difference/mean"
+    for gaps in ((0.97,), (0.97, 2.58), (0.97, 2.58, 2.27)):
+        series = Series(steps=tuple(range(1, len(gaps) + 1)), values=gaps)
+        (found,) = (
+            v for v in diagnose(History(metrics={name: series})) if v.name == "sampler_learner_gap"
+        )
+        assert (found.status, found.first_step) == (Status.FAIL, 1)
+    small = History(metrics={name: Series(steps=(1, 2, 3), values=(0.02, 0.03, 0.02))})
+    (found,) = (v for v in diagnose(small) if v.name == "sampler_learner_gap")
+    assert found.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("detector", "metric", "value"),
+    [
+        ("sampler_learner_gap", "sampling/sampling_logp_difference/mean", 0.3),
+        ("empty_gradient", "frac_reward_zero_std", 0.99),
+        ("clip_fraction", "clip_ratio/region_mean", 0.99),
+        ("truncation", "completions/clipped_ratio", 0.99),
+    ],
+)
+def test_a_rule_that_wants_more_steps_than_there_are_is_not_judged(
+    detector: str, metric: str, value: float
+) -> None:
+    """Fails if what a long run is accused of is ok in a run that is too short for the rule."""
+
+    def judged_after(count: int) -> Status:
+        series = Series(steps=tuple(range(1, count + 1)), values=(value,) * count)
+        verdicts = diagnose(History(metrics={metric: series}))
+        return next(verdict.status for verdict in verdicts if verdict.name == detector)
+
+    assert judged_after(80) in (Status.WARN, Status.FAIL)
+    assert judged_after(2) is Status.UNKNOWN
+
+
 def test_short_answers_that_are_all_right_are_no_pattern() -> None:
     """Fails if tasks that want the same words are taken for a collapse."""
 
