@@ -83,7 +83,7 @@ def with_extra(settings: ServedSettings, body: dict[str, Any]) -> dict[str, Any]
 
 
 def answer_text(settings: ServedSettings, answer: Any) -> str:
-    """What a response says, without what was thought; a structured answer is its JSON.
+    """Words of a response, without its thought; a structured answer is its JSON.
 
     Raises:
         ValueError: it is not a response of this wire format, or it has no text.
