@@ -46,7 +46,7 @@ class Action:
     """The turn of the model that the environment has to answer."""
 
     text: str
-    """What the model said: the turn without its thought and its stop token, calls included."""
+    """Words of the model: the turn without its thought and its stop token, calls included."""
     thought: str = ""
     """What it thought before, without the marks `<think>` and `</think>`. A thought that `text` is
     given with is moved here; one that is not closed leaves nothing that was said."""
@@ -78,7 +78,7 @@ class Action:
     `text` where it is not given."""
 
     def __post_init__(self) -> None:
-        """Keep what was thought out of what was said, whoever made the action."""
+        """Keep the thought out of the words, whoever made the action."""
         thought, said = split_thought(self.text)
         kept = {"whole_text": self.whole_text or self.text, "text": said}
         for name, value in {**kept, "thought": self.thought or thought}.items():

@@ -37,7 +37,7 @@ class ParsedTurn:
     said: str
     """What stands behind the thought, calls included."""
     content: str
-    """What is said outside the calls, without outer white space."""
+    """Words outside the calls and behind the thought, without outer white space."""
     calls: tuple[ToolCall, ...]
     """Calls in order, malformed ones included."""
 

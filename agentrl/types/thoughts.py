@@ -1,4 +1,4 @@
-"""The thought with which a turn begins, apart from what is said behind it.
+"""The thought with which a turn begins, apart from the words behind it.
 
 A thought opens with `<think>`, in the turn or at the end of the prompt before it, and ends at the
 first `</think>` that no call in it quotes. A turn that opens none has none, whatever it quotes.
@@ -41,7 +41,7 @@ def end_of_thought(
 def split_thought(
     text: str, *, begun: bool = False, quotes: Iterable[tuple[int, int]] = ()
 ) -> tuple[str, str]:
-    """The thought without its marks, and all that is said; arguments as `end_of_thought`.
+    """The thought without its marks, and the words behind it; arguments as `end_of_thought`.
 
     Example:
         >>> split_thought("<think>hm</think> Yes.")

@@ -77,7 +77,7 @@ def thought_and_words(
     ids: Sequence[int],
     calls: Sequence[ToolCall],
 ) -> tuple[str, str]:
-    """The thought of a turn and what it says outside of these calls, without special tokens."""
+    """The thought of a turn and its words outside of these calls, without special tokens."""
     text = chat.decode_raw(ids)
     quotes = () if parser is None else parser.quotes(text)
     thought, words = split_thought(text, begun=chat.reasoning_prefilled, quotes=quotes)
