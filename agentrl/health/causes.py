@@ -31,6 +31,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
         ("members_disagree", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("reward_model_drift", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("score_falls", f"{_TEXT} decoupling reward_spike kl_too_large entropy_collapse"),
+        ("unscored_pay", "pattern_collapse reward_spike kl_too_large entropy_collapse"),
         # Loops surprise a letter model, too; other nonsense does not loop.
         ("repetition", f"truncation length_hacking gibberish pattern_collapse {_REWARD}"),
         ("gibberish", f"repetition truncation tool_errors entropy_explosion {_REWARD}"),

@@ -9,6 +9,7 @@ LISTED = (
     "policy:entropy_explosion",
     "held_out:decoupling",
     "score:score_falls",
+    "unscored:unscored_pay",
     "judge:judge_hacking",
     "reward_model:members_disagree",
     "reward_model:reward_model_drift",
