@@ -245,9 +245,7 @@ def test_a_rule_that_wants_more_steps_than_there_are_is_not_judged(
     assert judged_after(2) is Status.UNKNOWN
 
 
-def stored_groups(
-    task: str, *, trained: int, dropped: int, duration_s: float
-) -> list[RolloutFacts]:
+def groups_of(task: str, *, trained: int, dropped: int, duration_s: float) -> list[RolloutFacts]:
     """Rollouts of one task, a group a step."""
     endings = ["stale"] * dropped + ["env_done"] * trained
     return [
