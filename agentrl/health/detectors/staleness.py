@@ -89,7 +89,7 @@ def starvation(history: History, limits: Limits) -> Verdict:
 
 
 def groups_by_task(history: History) -> list[TaskGroups]:
-    """What became of the groups of each task, as far as rollouts of a run were read."""
+    """Counts of the groups of each task, as far as rollouts of a run were read."""
     groups: dict[str, dict[str, list[RolloutFacts]]] = {}
     for facts in trained(history).values():
         for fact in facts:
@@ -120,7 +120,7 @@ def _of_tasks(starved: Sequence[TaskGroups], stale: Sequence[RolloutFacts]) -> E
 
 
 def _slower(history: History, stale: Sequence[RolloutFacts]) -> str:
-    """How much longer the dropped ones took, in words."""
+    """The time that the dropped ones took, against those that are trained, in words."""
     others = [
         fact.duration_s
         for facts in trained(history).values()
