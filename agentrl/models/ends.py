@@ -52,13 +52,10 @@ def _file_of(source: str, name: str) -> Path | None:
     if folder.is_absolute() or folder.exists():
         return None
     # The tokenizer came from the hub or its cache, and so does this file.
-    from transformers.utils.hub import cached_file
+    from huggingface_hub import hf_hub_download
 
-    found = cached_file(
-        source,
-        name,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(found) if found else None
+    try:
+        return Path(hf_hub_download(source, name))
+    except (OSError, ValueError) as error:  # it has no such file, or cannot be asked
+        logger.debug("%s of %s: %s", name, source, error)
+        return None
