@@ -16,6 +16,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
     name: frozenset(words.split())
     for name, words in (
         ("infrastructure", f"tool_errors turns_collapse {_REWARD}"),
+        ("starvation", "reward_flat length_hacking score_falls"),
         ("tool_errors", f"{_TEXT} {_REWARD} entropy_collapse entropy_explosion"),
         ("sampler_learner_gap", f"{_UPDATE} {_TEXT} {_REWARD} value_divergence"),
         ("value_divergence", f"{_UPDATE} {_TEXT} {_REWARD}"),

@@ -142,8 +142,9 @@ _BATCH = (
     _m("waste/seconds/FATE", "rollout-seconds of the step by fate", "s"),
     _m("staleness/lag_mean", "steps between the weights that sampled a token and those trained",
        "steps", "training/off_policy/trajectory_staleness/mean"),
-    _m("staleness/lag_max", "the oldest token", "steps",
+    _m("staleness/lag_max", "the oldest token that is trained", "steps",
        "training/off_policy/trajectory_staleness_worst/max"),
+    _m("staleness/tasks_dropped", "tasks of the step of which age left nothing", "count"),
     _m("staleness/lag_p95", "95 % of the tokens are no older", "steps"),
     _m("staleness/share_lag_N", "tokens that are N steps old", "share"),
 )  # fmt: skip

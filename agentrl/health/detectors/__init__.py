@@ -35,5 +35,6 @@ LISTED = (
     "agent:turns_collapse",
     "agent:tool_errors",
     "infrastructure:infrastructure",
+    "staleness:starvation",
 )
 """`MODULE:NAME` of every detector, in the order in which verdicts are listed."""

@@ -106,3 +106,26 @@ def _correction(config: Config) -> list[Lever]:
             )
         )
     return found
+
+
+def wait_for_slow(config: Config) -> list[Lever]:
+    """Slow rollouts that come in time: nothing is thrown away where the driver waits for them."""
+    found: list[Lever] = []
+    if config.get("schedule.max_version_lag") is not None:
+        found.append(
+            Lever(
+                key="schedule.max_version_lag",
+                value=None,
+                why="Wait for late rollouts instead of dropping them; the other keys of schedule "
+                "bound their age.",
+            )
+        )
+    if not value_of(config, "schedule.partial_rollout", False):
+        found.append(
+            Lever(
+                key="schedule.partial_rollout",
+                value=True,
+                why="A long rollout goes on with newer weights.",
+            )
+        )
+    return found

@@ -287,6 +287,53 @@ def test_a_rule_that_wants_more_steps_than_there_are_is_not_judged(
     assert judged_after(2) is Status.UNKNOWN
 
 
+def groups_of(task: str, *, trained: int, dropped: int, duration_s: float) -> list[RolloutFacts]:
+    """Rollouts of one task, a group a step."""
+    endings = ["stale"] * dropped + ["env_done"] * trained
+    return [
+        RolloutFacts(
+            step=step,
+            kind="train",
+            task_id=task,
+            group_id=f"{task}-{step}",
+            rollout_id=f"{task}-{step}-{n}",
+            reward=1.0,
+            score=1.0,
+            advantage=0.5,
+            termination=ending,
+            action_tokens=9,
+            duration_s=duration_s,
+            turns=1,
+            tool_calls=0,
+            tool_errors=0,
+            text="yes",
+        )
+        for step, ending in enumerate(endings, 1)
+        for n in range(2)
+    ]
+
+
+def test_tasks_that_age_keeps_from_being_trained_are_named() -> None:
+    """Fails if a run that rolls slow tasks out and trains the others alone is called healthy."""
+    quick = [
+        fact
+        for n in range(6)
+        for fact in groups_of(f"quick-{n}", trained=5, dropped=0, duration_s=1.0)
+    ]
+    slow = groups_of("slow-1", trained=1, dropped=4, duration_s=9.0)
+    slow += groups_of("slow-0", trained=0, dropped=5, duration_s=9.0)
+    config = {"schedule.max_version_lag": 1}
+    verdicts = diagnose(History(metrics={}, rollouts=[*quick, *slow], config=config))
+    found = next(v for v in verdicts if v.name == "starvation")
+    assert (found.status, found.first_step) == (Status.FAIL, 1)
+    assert "2 of 8 tasks" in found.detail
+    assert "slow-0 (5 groups rolled out, 0 trained), slow-1 (5 groups" in found.evidence[0].text
+    assert "7.2 times as long" in found.evidence[1].text
+    assert ("schedule.max_version_lag", None) in [(x.key, x.value) for x in found.levers]
+    verdicts = diagnose(History(metrics={}, rollouts=quick, config=config))
+    assert next(v for v in verdicts if v.name == "starvation").status is Status.OK
+
+
 def test_short_answers_that_are_all_right_are_no_pattern() -> None:
     """Fails if tasks that want the same words are taken for a collapse."""
 
