@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -160,13 +162,43 @@ def shown(
     )
 
 
+_SHORT: ContextVar[list[str] | None] = ContextVar("_SHORT", default=None)
+
+
+@contextmanager
+def short_rules() -> Iterator[list[str]]:
+    """Collect, in words, the rules of the block that broke and want more steps than there are.
+
+    A detector that finds nothing because of them has not judged the run.
+    """
+    words: list[str] = []
+    token = _SHORT.set(words)
+    try:
+        yield words
+    finally:
+        _SHORT.reset(token)
+
+
+def _note_short(metric: str, stretch: Stretch, steps: float) -> None:
+    words = _SHORT.get()
+    if words is not None:
+        words.append(
+            f"{metric} is beyond its bound ({number(stretch.worst)}) for {steps_text(stretch)}; "
+            f"the rule wants {steps:.0f} steps"
+        )
+
+
 def sustained(
     history: History, metric: str, test: Callable[[float], bool], steps: float
 ) -> Stretch | None:
     """The stretch that lasts until now and is at least so many logged steps long."""
     series = history.metrics.get(metric)
     stretch = current(series, test) if series else None
-    return stretch if stretch is not None and stretch.length >= steps else None
+    if stretch is None or stretch.length >= steps:
+        return stretch
+    if series is not None and len(series.values) < steps:
+        _note_short(metric, stretch, steps)
+    return None
 
 
 def lasting(
@@ -179,7 +211,7 @@ def lasting(
     series = history.metrics.get(metric)
     long = [part for part in stretches(series, test) if part.length >= steps] if series else []
     if not long or series is None:
-        return None, False
+        return sustained(history, metric, test, steps), False  # none, or not enough steps yet
     return long[-1], long[-1].last_step == series.steps[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 from agentrl_envs.clean_sandbox import CleanSandbox
@@ -168,6 +169,26 @@ async def test_code_that_ends_its_sandbox_earns_nothing_and_is_counted(task) -> 
     env = await begin(sandboxes, task)
     step = await env.step(Action(text=RIGHT))
     assert (step.rewards, step.extra_logs["grading_broken"]) == (1.0, 0.0)
+    await sandboxes.close()
+
+
+DYING = "def check(candidate):\n    if candidate(4) {}:\n        import os; os._exit(1)\n"
+
+
+@pytest.mark.parametrize("dies", ["or True", "== 8"])
+async def test_a_check_without_a_verdict_is_the_models_doing_only_if_it_has_one_on_other_code(
+    dies: str,
+) -> None:
+    """Caught: right code earned 0 where the check was killed, whatever it was given."""
+    label = {"entry_point": "double", "test": DYING.format(dies)}
+    sandboxes = LocalSandboxes()
+    env = await begin(sandboxes, replace(CHECKED, label=label), max_turns=1)
+    if dies == "or True":
+        with pytest.raises(SandboxError, match=r"the check gave no verdict \(died\)"):
+            await env.step(Action(text=RIGHT))
+    else:
+        step = await env.step(Action(text=RIGHT))
+        assert (step.rewards, step.extra_logs["grading_broken"]) == (0.0, 1.0)
     await sandboxes.close()
 
 

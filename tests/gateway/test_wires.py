@@ -228,6 +228,25 @@ async def test_a_thought_is_served_apart_and_may_be_left_out_of_the_echo(chat):
     assert [block.type for block in turn.content] == ["thinking", "text"]
 
 
+async def test_a_call_that_quotes_the_end_of_a_thought_is_served(chat):
+    """Fails if the agent is given half of the call as words, or gets none."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": "</think>"}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    for said, thought, words in (
+        (f"I write.{call}", None, "I write."),
+        (f"<think>Or {call}?</think>I write.{call}", f"Or {call}?", "I write."),
+    ):
+        served = serve(chat, [said])
+        answer = await openai_of(served).chat.completions.create(
+            model="policy", messages=USER, tools=[tool]
+        )
+        message: Any = answer.choices[0].message
+        assert getattr(message, "reasoning_content", None) == thought
+        assert message.content == words
+        (given,) = message.tool_calls
+        assert json.loads(given.function.arguments) == {"a": "</think>"}
+
+
 async def test_stop_texts_shorten_what_was_sampled(chat):
     """Fails if the ids keep what stands behind the stop text: the agent never saw it."""
     served = serve(chat, ["ab STOP cd", "next"])

@@ -112,6 +112,7 @@ def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:
 @detector(
     bound("warn", 0.1, "mean difference of log-probabilities in nats a token", OURS),
     bound("bound", 1.0, "mean difference of log-probabilities in nats a token", USUAL),
+    bound("gross", 0.5, "mean difference in nats a token that no step may end with", OURS),
     bound("ess", 0.5, "effective share of tokens left by the importance ratios", OURS),
     bound("ratio_min", 0.001, "smallest importance ratio of a step", OURS),
     bound("ratio_max", 1000.0, "largest importance ratio of a step", OURS),
@@ -126,6 +127,10 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
     steps = int(limits["sampler_learner_gap/steps"])
     bound, warn = limits["sampler_learner_gap/bound"], limits["sampler_learner_gap/warn"]
     wide, now = lasting(history, metric, lambda v: v > bound, 3)
+    # Another kernel or number type makes a tenth of that: one step shows other weights.
+    gross = sustained(history, metric, lambda v: v > limits["sampler_learner_gap/gross"], 1)
+    if gross is not None and not now:
+        wide, now, bound = gross, True, limits["sampler_learner_gap/gross"]
     some = wide
     if some is None:
         some, now = lasting(history, metric, lambda v: v > warn, steps)

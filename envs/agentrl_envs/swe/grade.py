@@ -155,8 +155,9 @@ class RepairGrader:
         run = await self._run(agent, changes)
         if run.timed_out and not self._verdict(Reason.GRADED, changes, run).solved:
             self._check_speed(await self._run(agent, await controls.gold() or Changes(written={})))
-        if not run.started:
+        if run.killed or run.silent or not run.started:
             await self._check_pristine(agent)
+        if not run.started:
             return self._verdict(Reason.BROKEN, changes, run)
         rerun = functools.partial(self._run, agent)
         claims = Claims(workspace=self.workspace, run=rerun, gold=controls.gold)
@@ -295,6 +296,12 @@ class RepairGrader:
 
     async def _check_pristine(self, agent: Sandbox) -> None:
         run = await self._run(agent, Changes(written={}))
+        if run.killed or (run.silent and not run.timed_out):
+            raise GraderError(
+                f"task {self.workspace.task.instance_id!r}: the tests are killed, with or without "
+                f"the agent's change: {run.tail[-600:]!r}; the machine or the sandbox is short of "
+                "memory: run fewer rollouts at once, or raise its limit"
+            )
         if not run.started:
             raise GraderError(
                 f"task {self.workspace.task.instance_id!r}: the test runner does not start, with "

@@ -6,7 +6,8 @@ Our sandboxes have a read-only root, so the image's folder is copied below the w
 where instruction and tests say `/app`, `/tests` or `/logs` they are given the place it has here.
 The tests run in a fresh sandbox on a copy of the agent's folder: what it did elsewhere, or with
 root's rights, is not there. The score is what `tests/test.sh` writes, as Harbor has it, so it is as
-proof against cheating as these tests are.
+proof against cheating as these tests are. An object with several numbers has to call one of them
+`reward` or `score`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import re
 import tempfile
 import tomllib
@@ -27,6 +29,7 @@ from agentrl.env import Observation, Solution, StepResult
 from agentrl.errors import DataError, GraderError, SandboxError, SandboxLost
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl.types import Explanation, Message, Task
+from agentrl.types.solved import is_solved
 from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.swe.env import RepairTask
 from agentrl_envs.swe.gold import script_solution
@@ -43,6 +46,11 @@ _HOST_TROUBLE = frozenset(
 )
 """What a write on the host fails with for reasons of the host; any other, as a path that is too
 long, may be the agent's doing."""
+_SCORE_NAMES = ("reward", "score")
+"""Names of the score in an object that tests write, the first one there is."""
+_TEXT_OR_NUMBER = re.compile(
+    r'"(?:[^"\\]|\\.)*"|((?<![\w.])[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))', re.ASCII
+)
 _HERE = "@AGENTRL_WORK_DIRECTORY@"
 """Stands in a solution for the work directory, which is known only where it runs."""
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)", re.MULTILINE | re.IGNORECASE)
@@ -134,12 +142,14 @@ class HarborTask(RepairTask):
     async def _judge(self, sandbox: Sandbox, submitted: bool, spent: bool) -> StepResult:
         try:
             left = ReadOnce(read=lambda: _left(sandbox), sandbox=sandbox)
-            found = await graded(lambda: self._score(left, sandbox.limits), self._untouched)
+            found = await graded(
+                lambda: self._score(left, sandbox.limits), lambda: self._untouched(left)
+            )
         except _NoScore as error:
             raise GraderError(str(error)) from error
         grade = found.verdict or _HarborGrade(reward=0.0, output="")
         score = min(1.0, max(0.0, grade.reward))
-        earned = score if self.reward == "fraction" else float(score >= 1)
+        earned = score if self.reward == "fraction" else float(is_solved(score))
         parts = self._parts(earned)
         return StepResult(
             rewards=sum(parts.values()),
@@ -147,7 +157,7 @@ class HarborTask(RepairTask):
             scores=score,
             reward_parts=parts,
             extra_logs={
-                "solved": float(score >= 1),
+                "solved": float(is_solved(score)),
                 "calls": float(self._calls),
                 "submitted": float(submitted),
                 "budget_spent": float(spent),
@@ -167,14 +177,16 @@ class HarborTask(RepairTask):
         script = Path(self._label["folder"]) / "solution" / "solve.sh"
         return script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
 
-    async def _untouched(self) -> None:
-        """The same steps on what the agent was given."""
+    async def _untouched(self, left: ReadOnce[Mapping[str, bytes] | None]) -> None:
+        """The same steps on what the agent was given; fails as well where that is what it left."""
         fresh = await self.context.new_sandbox(self._spec())
         try:
-            left = await fresh.download(REPO_FOLDER, max_bytes=2**40)
+            given = await fresh.download(REPO_FOLDER, max_bytes=2**40)
         finally:
             await fresh.close()
-        await self._tested(left, fresh.limits)
+        if left.found == [given]:
+            raise _NoScore("the agent changed nothing that the tests read")
+        await self._tested(given, fresh.limits)
 
     async def _score(
         self, left: ReadOnce[Mapping[str, bytes] | None], limits: SandboxLimits
@@ -211,13 +223,13 @@ class HarborTask(RepairTask):
                 ("sh", "-c", 'cd "$1" && exec bash "$2"/tests/test.sh', "sh", REPO_FOLDER, base),
                 timeout_s=wall_s,
             )
-            reward = await _reward(fresh)
-            if reward is None:
+            try:
+                reward = await _reward(fresh)
+            except _NoScore as error:
                 raise _NoScore(
-                    f"{tests / 'test.sh'} wrote no /logs/verifier/reward.txt or reward.json: "
-                    f"{result.outcome}, exit status {result.exit_code}: "
-                    f"{(result.stderr or result.stdout)[-400:]!r}"
-                )
+                    f"{tests / 'test.sh'} {error}: {result.outcome}, exit status "
+                    f"{result.exit_code}: {(result.stderr or result.stdout)[-400:]!r}"
+                ) from None
             output = "\n".join(filter(None, (result.stdout, result.stderr)))
             return _HarborGrade(reward=reward, output=output[-_OUTPUT_CHARS:])
         finally:
@@ -282,27 +294,58 @@ async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
             await sandbox.upload(Path(folder) / top, top)
 
 
-async def _reward(sandbox: Sandbox) -> float | None:
-    folder = f"{_GRADE_FOLDER}/logs/verifier"
+async def _reward(sandbox: Sandbox) -> float:
+    """The number that the tests wrote.
+
+    Raises:
+        _NoScore: there is none, or none that can be read.
+    """
+    found: list[str] = []
     for name in ("reward.txt", "reward.json"):
         try:
-            text = (await sandbox.read_file(f"{folder}/{name}")).decode()
-            value = json.loads(text)
-            if isinstance(value, Mapping):
-                value = value["reward"] if "reward" in value else next(iter(value.values()))
-            reward = float(value)
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            StopIteration,
-            OverflowError,
-            RecursionError,
-        ):
+            text = (await sandbox.read_file(f"{_GRADE_FOLDER}/logs/verifier/{name}")).decode()
+            return read_reward(text)
+        except (ValueError, RecursionError) as error:
+            found.append(f"wrote a {name} that cannot be read: {error}")
+        except OSError:
             continue
-        if reward == reward and abs(reward) != float("inf"):
-            return reward
-    return None
+    raise _NoScore("; ".join(found) or "wrote no /logs/verifier/reward.txt or reward.json")
+
+
+def read_reward(text: str) -> float:
+    """The finite number that a grader wrote, alone or under its name in an object of JSON.
+
+    Numbers are those of any language, as the shell's `bc` writes `.50`.
+
+    Raises:
+        ValueError: there is none; says what there is.
+        RecursionError: it is JSON too deep to read.
+
+    Example:
+        >>> read_reward(" +1.\\n"), read_reward('{"time": 3, "reward": .50}')
+        (1.0, 0.5)
+    """
+    value: Any = None
+    with contextlib.suppress(ValueError):
+        value = json.loads(_TEXT_OR_NUMBER.sub(_as_json, text))
+    if isinstance(value, Mapping):
+        name = next((name for name in _SCORE_NAMES if name in value), None)
+        if name is None:
+            names = " nor ".join(_SCORE_NAMES)
+            raise ValueError(f"it names {sorted(value)[:8]}, but neither {names}")
+        value = value[name]
+    try:
+        reward = float(value)
+    except (TypeError, ValueError, OverflowError):
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise ValueError(f"it holds {text[:80]!r}, expected one finite number")
+    return reward
+
+
+def _as_json(match: re.Match[str]) -> str:
+    number = match[1]
+    return match[0] if number is None else json.dumps(float(number))
 
 
 def _task(folder: Path, split: str, image: str) -> Task:

@@ -543,3 +543,38 @@ def test_a_damaged_step_is_named_and_the_others_are_compared(hacked, tmp_path):
     answer = clusters_answer(reader)
     assert answer["clusters"][0]["tasks"] == 8
     assert "step_000020" in answer["notes"][0]
+
+
+def all_wrong(run: Path, rewards: tuple[float, ...]) -> RunReader:
+    """Twelve steps, a task for each reward, and nothing right by the score."""
+    for step in range(1, 13):
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", f"{n} {step}")], group_id=f"{step}/{n}",
+                         task_id=f"t{n}", reward=reward, score=0.0)
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+        write_step(run, rows, step)
+        write_metrics(run, {"step": step, "reward": sum(rewards) / len(rewards), "score": 0.0})
+    return reader_of(run)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "level", "paid"),
+    [
+        ((1.0, 0.0), "warn", 12),
+        # All pay is a small bonus, or partial credit: nothing clears it, nothing accuses it.
+        ((0.2, 0.0), "watch", 12),
+        ((0.2, 0.5, 0.7), "unknown", 24),
+        # Everything is paid the same.
+        ((1.0, 1.0), "warn", 24),
+    ],
+)
+def test_paid_needs_no_right_rollout(tmp_path, rewards, level, paid):
+    """Fails if a run whose paid rollouts are all wrong shows "No sign", or none is found."""
+    reader = all_wrong(tmp_path / "run", rewards)
+    answer = hacking_answer(reader)
+    assert answer["level"] == level, answer["answer"]
+    assert "No sign" not in answer["answer"]
+    hits = find_answer(reader, parse_question("is:paid is:wrong"))
+    assert hits["total"] == paid == answer["paid_wrong"]["wrong"]
+    assert answer["example"]["wrong"]
