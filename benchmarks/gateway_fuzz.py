@@ -7,7 +7,7 @@
 Bodies of up to 4 MiB come over every wire to sessions in this process, some at once, some again
 and some made longer: one text, many messages, results in any order, tools, schemas, arguments,
 values in each other, stop texts, fields that nobody knows, and what is no JSON
-(`tests/gateway/hostile_bodies.py`). For each shape:
+(`tests/gateway/hostile/bodies.py`). For each shape:
 
     stall_ms   longest callback of the event loop, processor time of its thread
     wall_ms    the same in wall time: other work on the machine and threads that keep the GIL show
@@ -37,7 +37,7 @@ from agentrl.gateway import Gateway
 from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from tests.gateway.gateway_fakes import serve
-from tests.gateway.hostile_bodies import PATHS, SHAPES, TimedLoop, attack, hostile_bodies
+from tests.gateway.hostile.bodies import PATHS, SHAPES, TimedLoop, attack, hostile_bodies
 
 
 def load_chat(name: str) -> tuple[ChatFormat, Any]:

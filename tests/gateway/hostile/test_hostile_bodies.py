@@ -20,7 +20,7 @@ from agentrl.gateway.records import (
     RequestRefused,
 )
 from tests.gateway.gateway_fakes import CHAT_TOOLS, serve
-from tests.gateway.hostile_bodies import PATHS, SHAPES, TimedLoop, attack, hostile_bodies
+from tests.gateway.hostile.bodies import PATHS, SHAPES, TimedLoop, attack, hostile_bodies
 
 LONGEST_S = 0.15
 """Processor time of one callback. The aim is 0.05, and a machine that is shared takes longer."""
