@@ -13,15 +13,13 @@ import io
 import re
 import secrets
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from agentrl.errors import SandboxError
-
-if TYPE_CHECKING:
-    from agentrl.sandbox.contract import Sandbox
+from agentrl.sandbox.records import ExecResult
 
 EntryKind = Literal["file", "folder", "link"]
 _SHIFT_BYTES = 2**20
@@ -55,13 +53,29 @@ class FileTree:
         return {path: entry for path, entry in self.entries.items() if entry.kind == "file"}
 
 
+class CommandRunner(Protocol):
+    """The part of a sandbox that a transfer by `tar` needs; see `Sandbox`."""
+
+    async def exec(self, command: Sequence[str]) -> ExecResult:
+        """Run a program to its end."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
+        """Read a file."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        ...
+
+
 def is_plain(path: str) -> bool:
     """True for a relative path that stays below the folder it starts in."""
     pure = PurePosixPath(path)
     return bool(path) and "\0" not in path and ".." not in pure.parts and not pure.is_absolute()
 
 
-async def read_by_tar(sandbox: Sandbox, source: str, max_bytes: int) -> FileTree:
+async def read_by_tar(sandbox: CommandRunner, source: str, max_bytes: int) -> FileTree:
     """Read a tree by a command `tar` of the sandbox; arguments and errors as `download_tree`."""
     archive = f".agentrl-{secrets.token_hex(8)}.tar"
     script = (
@@ -89,7 +103,7 @@ async def read_by_tar(sandbox: Sandbox, source: str, max_bytes: int) -> FileTree
     return tree
 
 
-async def write_by_tar(sandbox: Sandbox, tree: FileTree, target: str) -> None:
+async def write_by_tar(sandbox: CommandRunner, tree: FileTree, target: str) -> None:
     """Lay a tree out by a command `tar` of the sandbox; arguments and errors as `upload_tree`."""
     if not is_plain(target):
         raise PermissionError(13, "leads out of the work directory", target)
