@@ -40,7 +40,7 @@ class TreeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTree:
-    """What a folder holds."""
+    """Contents of a folder, as they are."""
 
     entries: Mapping[str, TreeEntry] = field(default_factory=dict[str, TreeEntry])
     """By path relative to the folder, a folder before what is in it; the folder itself is the empty
@@ -57,15 +57,15 @@ class CommandRunner(Protocol):
     """The part of a sandbox that a transfer by `tar` needs; see `Sandbox`."""
 
     async def exec(self, command: Sequence[str]) -> ExecResult:
-        """Run a program to its end."""
+        """Run a program to its end; see `Sandbox.exec`."""
         ...
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Read a file."""
+        """Read a file of the work directory; see `Sandbox.read_file`."""
         ...
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file."""
+        """Write a file of the work directory; see `Sandbox.write_file`."""
         ...
 
 
