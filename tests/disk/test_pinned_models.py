@@ -90,7 +90,9 @@ def test_a_run_keeps_every_checkpoint_it_began_with(folder: Path) -> None:
     run.adopt(stored, base=base)
     assert paths_of(run.resolve_models(stored)) == wanted
     run.close()
-    assert paths_of(open_recorded(run.path).config) == wanted
+    recorded = open_recorded(run.path).plan
+    assert recorded.rollouts.model.path == wanted["policy"]
+    assert recorded.trainer.critic.path == wanted["critic"]
     assert paths_of(read_config(run.path, [], with_models=True)[0]) == wanted
     chosen = read_config(run.path, ["reward.models.rm.path=other"], with_models=True)[0]
     assert paths_of(chosen) == wanted | {"rm": ("other",)}, "what is said on the line wins"
@@ -121,6 +123,30 @@ def test_a_resume_refuses_another_checkpoint(
     damage(Path(first(folder, "rm")))
     with pytest.raises(RunError, match=rf"began with reward.models.rm.path at .*{message}"):
         run.adopt(began, base=folder)
+    run.close()
+
+
+def test_a_resume_finds_a_model_that_was_moved(folder: Path) -> None:
+    """Fails if a run cannot go on with the very files that it began with, or goes on with others
+    because they are named."""
+    run = RunDir.create(config(folder), base=folder)
+    (folder / "kept").mkdir()
+    for name, place in (("policy", "moved"), ("rm", "kept/rm")):
+        shutil.move(first(folder, name), folder / place)
+        shutil.rmtree(folder / name)
+    models = {"rm": {"path": "kept/rm"}, "both": {"path": ["both"]}, "hub": {"path": "owner/name"}}
+    there = {"model": {"path": str(folder / "moved")}, "reward": {"models": models}}
+    with pytest.raises(RunError, match=r"add model\.path= and their folder|it is gone"):
+        run.adopt(config(folder), base=folder)
+    run.adopt(config(folder, **there), base=folder)
+    found = paths_of(run.resolve_models(config(folder, **there)))
+    assert (found["policy"], found["rm"]) == (str(folder / "moved"), (str(folder / "kept/rm"),))
+    assert set(run.changed) == {"model.path", "reward.models.rm.path"}
+    run.close()
+    rewritten(folder / "moved")
+    run, stored, base = RunDir.resume(run.path)
+    with pytest.raises(RunError, match=r"model.path at .*/moved, .* changed since"):
+        run.adopt(stored, base=base)
     run.close()
 
 
