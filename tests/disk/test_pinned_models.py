@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from agentrl.cli.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.distill import CheckpointTeacher
 from agentrl.config.load import RUN_FILE
+from agentrl.config.plan import Plan
 from agentrl.config.schema import CheckpointSection
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.disk.run_directory import RunDir
@@ -49,7 +51,18 @@ def config(folder: Path, **changes: Any) -> RunConfig:
     })  # fmt: skip
 
 
-def paths_of(config: RunConfig) -> dict[str, str | tuple[str, ...] | None]:
+def models_of(plan: Plan) -> SimpleNamespace:
+    """The sections of a plan that name models, under the names of the config."""
+    trainer, rollouts = plan.trainer, plan.rollouts
+    return SimpleNamespace(
+        model=rollouts.model,
+        critic=trainer.critic,
+        algorithm=trainer.algorithm,
+        reward=rollouts.reward,
+    )
+
+
+def paths_of(config: RunConfig | SimpleNamespace) -> dict[str, str | tuple[str, ...] | None]:
     assert config.algorithm.distill is not None
     teacher = config.algorithm.distill.teacher
     assert isinstance(teacher, CheckpointTeacher)
@@ -90,9 +103,7 @@ def test_a_run_keeps_every_checkpoint_it_began_with(folder: Path) -> None:
     run.adopt(stored, base=base)
     assert paths_of(run.resolve_models(stored)) == wanted
     run.close()
-    recorded = open_recorded(run.path).plan
-    assert recorded.rollouts.model.path == wanted["policy"]
-    assert recorded.trainer.critic.path == wanted["critic"]
+    assert paths_of(models_of(open_recorded(run.path).plan)) == wanted
     assert paths_of(read_config(run.path, [], with_models=True)[0]) == wanted
     chosen = read_config(run.path, ["reward.models.rm.path=other"], with_models=True)[0]
     assert paths_of(chosen) == wanted | {"rm": ("other",)}, "what is said on the line wins"

@@ -391,7 +391,4 @@ def plan_of(policy: SampledPolicy, out: Path, tasks: int) -> RunPlan:
 def _require_some(name: str, groups: Sequence[GroupReport]) -> None:
     failure = infrastructure_failure(groups)
     if failure is not None:
-        raise RunError(
-            f"no rollout of {name!r} could be scored: {failure}; most often the environment or its "
-            "sandbox is at fault: try 'agentrl env check TARGET'"
-        )
+        raise RunError(f"no rollout of {name!r} could be scored: {failure}")
