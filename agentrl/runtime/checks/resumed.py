@@ -1,4 +1,4 @@
-"""What a resumed run does otherwise than before, as lines for its user."""
+"""Lines about a resumed run: settings that are not those it stopped with, and what they move."""
 
 from __future__ import annotations
 
