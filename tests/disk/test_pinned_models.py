@@ -137,6 +137,30 @@ def test_a_resume_refuses_another_checkpoint(
     run.close()
 
 
+def test_a_resume_finds_a_model_that_was_moved(folder: Path) -> None:
+    """Fails if a run cannot go on with the very files that it began with, or goes on with others
+    because they are named."""
+    run = RunDir.create(config(folder), base=folder)
+    (folder / "kept").mkdir()
+    for name, place in (("policy", "moved"), ("rm", "kept/rm")):
+        shutil.move(first(folder, name), folder / place)
+        shutil.rmtree(folder / name)
+    models = {"rm": {"path": "kept/rm"}, "both": {"path": ["both"]}, "hub": {"path": "owner/name"}}
+    there = {"model": {"path": str(folder / "moved")}, "reward": {"models": models}}
+    with pytest.raises(RunError, match=r"add model\.path= and their folder|it is gone"):
+        run.adopt(config(folder), base=folder)
+    run.adopt(config(folder, **there), base=folder)
+    found = paths_of(run.resolve_models(config(folder, **there)))
+    assert (found["policy"], found["rm"]) == (str(folder / "moved"), (str(folder / "kept/rm"),))
+    assert set(run.changed) == {"model.path", "reward.models.rm.path"}
+    run.close()
+    rewritten(folder / "moved")
+    run, stored, base = RunDir.resume(run.path)
+    with pytest.raises(RunError, match=r"model.path at .*/moved, .* changed since"):
+        run.adopt(stored, base=base)
+    run.close()
+
+
 def test_files_that_do_not_change_a_score_may_change(folder: Path) -> None:
     """Fails if scores that an evaluation adds to `state.json`, or a report, stop a resume."""
     began = config(folder)
