@@ -27,7 +27,7 @@ async def close_all(
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """What `work` gives; a cancellation meanwhile takes effect when it is done."""
+    """The result of `work`; a cancellation meanwhile takes effect when it is done."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
