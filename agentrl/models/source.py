@@ -56,18 +56,26 @@ def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
     Raises:
         ConfigError: it is a reward model or another classifier.
     """
-    from transformers import AutoConfig
-
-    try:
-        kinds = AutoConfig.from_pretrained(source).architectures or [""]
-    except (OSError, ValueError):
-        return  # what loads the model says what is wrong
+    kinds = getattr(read_config(source), "architectures", None) or [""]
     if kinds[0].endswith(SCORED):
         raise ConfigError(
             f"{key} {source!r} is a {kinds[0]}, a reward model: it scores answers and cannot write "
             "any; give a language model, and name this one in critic.path or start another "
             "objective.kind: rm with it"
         )
+
+
+def read_config(source: str) -> Any:
+    """The `transformers` config of a folder or hub name; None where there is none to be read.
+
+    What loads the model says what is wrong; servers know models that `transformers` does not.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError):
+        return None
 
 
 def load_tokenizer(section: ModelSection) -> Any:

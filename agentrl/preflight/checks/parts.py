@@ -5,10 +5,12 @@ Imports inside functions keep torch and transformers away until a check needs th
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Collection
 
 from agentrl.chat import build_chat, build_parser
+from agentrl.chat.marks import check_marks
 from agentrl.config.health import HealthSection
 from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan, TrainerPlan
 from agentrl.config.schema import (
@@ -25,7 +27,12 @@ from agentrl.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
 from agentrl.models.device import pick_device
-from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.source import (
+    check_model_path,
+    load_tokenizer,
+    read_config,
+    refuse_scoring_model,
+)
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
@@ -93,6 +100,10 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, section, images=found.images)
+    config = await asyncio.to_thread(read_config, model_source(plan.model))
+    if config is not None:
+        rows = config.get_text_config().vocab_size
+        check_marks(chat, rows, who=f"model.path {plan.model.path!r}")
     if parser is None and plan.env.tools:
         return warn(
             "chat",

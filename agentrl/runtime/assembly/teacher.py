@@ -18,6 +18,7 @@ from agentrl.disk.other_models import (
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.rotary import check_row_length
 from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.sizes import model_sizes
 
@@ -187,6 +188,9 @@ def _check_checkpoint(
             f"{KEY}.path {teacher.path!r} reads {positions} tokens, but a row may have {context} "
             "(rollout.max_context_tokens); lower that, or take a teacher of longer contexts"
         )
+    check_row_length(
+        shape, context, who=f"{KEY}.path {teacher.path!r}", key="rollout.max_context_tokens"
+    )
     if section.top_k > text.vocab_size:
         raise ConfigError(
             f"algorithm.distill.top_k is {section.top_k}, but {teacher.path!r} has "

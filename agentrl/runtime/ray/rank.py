@@ -8,9 +8,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.chat import build_chat
+from agentrl.chat.marks import check_marks
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.models.rotary import check_row_length
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
@@ -93,6 +96,12 @@ class Rank:
         plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
         pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
+        context, who = plan.rollout.max_context_tokens, f"model.path {plan.model.path!r}"
+        check_row_length(
+            pretrained.model.config, context, who=who, key="rollout.max_context_tokens"
+        )
+        chat = build_chat(pretrained.tokenizer, spec.plan.rollouts.chat, images=pretrained.images)
+        check_marks(chat, pretrained.embedding_rows, who=who)
         open_images(
             plan, spec.plan.engines.serving, pretrained.images, RunPaths(spec.run_dir).images
         )
