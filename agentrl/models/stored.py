@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.models.source import SCORED
-from agentrl.models.whole import check_finite, check_whole
+from agentrl.models.whole import FILES, check_finite, check_whole
 
 _DAMAGED = "take another copy of the checkpoint, or the one before it"
 _ADAPTER = "adapter_model.safetensors"
@@ -66,7 +66,9 @@ def check_stored(folder: Path, *, who: str, numbers: bool = False) -> None:
     known = type(config) in loader._model_mapping  # pyright: ignore[reportPrivateUsage]
     if not known or getattr(config, "quantization_config", None) is not None:
         return
-    check_whole(loader, str(folder), who=who)
+    if not numbers and not any((folder / name).is_file() for name in FILES):
+        return  # of another format, or with other machines only
+    check_whole(loader, config, folder, who=who)
     if numbers:
         check_finite(_tensors(folder), who=who, remedy=_DAMAGED)
 

@@ -1,7 +1,7 @@
 """Loads a checkpoint whole or not at all: no tensor of a model begins random, none is left over.
 
-Every model of a run is loaded here, and `check_whole` reads names and shapes alone for those that
-load none. `transformers` reports what did not fit; this decides what of it is meant so.
+Every model of a run is loaded here, and `check_whole` compares names and shapes alone for those
+that load none. `transformers` reports what did not fit; this decides what of it is meant so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from torch import Tensor
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.models.quickstart import quiet_loading
 
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+FILES = tuple(f"{whole}{end}" for whole in _WHOLE for end in ("", ".index.json"))
+"""Files of which one begins a checkpoint of `transformers`."""
 _SHOWN = 4
 """Tensors that a message names of each kind."""
 _LEFT_ALONE = re.compile(
@@ -40,6 +43,7 @@ _TORN = (
     OSError,
     ValueError,
     RuntimeError,
+    AssertionError,
     EOFError,
     KeyError,
     SafetensorError,
@@ -70,24 +74,63 @@ def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **sett
     return model
 
 
-def check_whole(loader: Any, source: str, *, who: str, body: bool = False) -> None:
-    """As `load_whole`, from names and shapes alone: no weight is read, and none is looked at.
+def check_whole(loader: Any, config: Any, folder: Path, *, who: str) -> None:
+    """As `load_whole`, from the heads of the files alone: no weight is read.
+
+    Args:
+        loader: an `AutoModel...` class of `transformers`.
+        config: in the folder; `loader` knows its class.
+        folder: of the checkpoint.
+        who: names the model at the beginning of messages.
 
     Raises:
         ConfigError: as `load_whole`, but for numbers that are not finite.
     """
-    _load(loader, source, who=who, body=body, settings={"device_map": "meta"})
+    _check_folder(folder, who)
+    made = loader._model_mapping[type(config)]  # pyright: ignore[reportPrivateUsage]
+    if isinstance(made, (tuple, list)):  # several for one config; the loader chooses by its name
+        made = next((one for one in made if one.__name__ in (config.architectures or ())), made[0])
+    try:
+        settings = {"config": config, "state_dict": _heads(folder), "device_map": "meta"}
+    except _TORN as error:
+        raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
+    _load(made, None, who=who, body=False, settings=settings)
 
 
-def _load(loader: Any, source: str, *, who: str, body: bool, settings: dict[str, Any]) -> Any:
-    _check_folder(Path(source).expanduser(), who)
+def _heads(folder: Path) -> dict[str, Tensor]:
+    """Tensors without numbers by the names in the files that would be loaded."""
+    for whole in _WHOLE:
+        index = folder / f"{whole}.index.json"
+        names = {whole}
+        if not (folder / whole).is_file():
+            if not index.is_file():
+                continue
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        found: dict[str, Tensor] = {}
+        for name in sorted(names):
+            if not name.endswith(".safetensors"):
+                found |= torch.load(folder / name, map_location="meta", weights_only=True)
+                continue
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    shape = file.get_slice(key).get_shape()
+                    found[key] = torch.empty(shape, device="meta")
+        return found
+    raise FileNotFoundError(f"it has none of {', '.join(_WHOLE)}, nor an index of shards")
+
+
+def _load(
+    loader: Any, source: str | None, *, who: str, body: bool, settings: dict[str, Any]
+) -> Any:
+    if source is not None:
+        _check_folder(Path(source).expanduser(), who)
     try:
         with quiet_loading():
             model, report = loader.from_pretrained(
                 source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
     except _TORN as error:
-        raise ConfigError(f"{who} cannot be loaded: {_why(Path(source), error)}") from None
+        raise ConfigError(f"{who} cannot be loaded: {_why(Path(source or ''), error)}") from None
     missing = sorted(report["missing_keys"])
     over = sorted(n for n in report["unexpected_keys"] if not _meant(n, model.config, body))
     shaped = sorted(report["mismatched_keys"], key=lambda odd: odd[0])
@@ -154,7 +197,7 @@ def _check_folder(folder: Path, who: str) -> None:
             "be loaded in its place; give the folder of the merged model (merge_and_unload, then "
             "save_pretrained)"
         )
-    for whole in ("model.safetensors", "pytorch_model.bin"):
+    for whole in _WHOLE:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
             continue

@@ -3,7 +3,6 @@ together."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat import build_chat
-from agentrl.chat.marks import check_marks
 from agentrl.config.plan import Plan, RolloutPlan
 from agentrl.disk.model_source import model_source, served_source
 from agentrl.errors import ConfigError
 from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
 from agentrl.fit.reward_models.versions import RewardModelUsers
 from agentrl.machine.compute_threads import reserve_cores, run_computing
-from agentrl.models.rotary import check_row_length
-from agentrl.models.source import load_tokenizer, read_config
+from agentrl.models.source import load_tokenizer
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
@@ -30,6 +27,7 @@ from agentrl.runtime.assembly.engines import (
 )
 from agentrl.runtime.assembly.local_stages import LocalRollouts
 from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.children.open_workers import open_workers
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
@@ -109,16 +107,9 @@ async def open_policy(
             else model_source(engine.model, path=model_path)
         )
         context = engine.rollout.max_context_tokens
-        who, config = f"model.path {source!r}", await asyncio.to_thread(read_config, source)
-        if config is not None:
-            check_row_length(config, context, who=who, key="rollout.max_context_tokens")
+        await run_computing(check_policy, source, engine.model, rollouts.chat, context=context)
         pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
         reader = _reader(pretrained, source, tokenizer)
-        chat = build_chat(tokenizer, rollouts.chat, images=reader)
-        if pretrained is not None:
-            check_marks(chat, pretrained.embedding_rows, who=who)
-        elif config is not None:
-            check_marks(chat, config.get_text_config().vocab_size, who=who)
         open_images(plan.trainer, engine.serving, reader, images or logs / "images")
         engines = await stack.enter_async_context(
             open_engines(
@@ -157,7 +148,7 @@ async def open_policy(
             model=pretrained.description if pretrained else f"{source} on {engines.text}",
             engines=engines,
             rollouts=opened.rollouts,
-            chat=chat,
+            chat=build_chat(tokenizer, rollouts.chat, images=reader),
             sandbox_text=opened.sandbox_text,
             reward_models=opened.reward_models,
             news=opened.news,
@@ -280,14 +271,5 @@ async def _load(
     elif plan.engines.serving.engine == "embedded":
         pretrained = await run_computing(load_model, plan.engines.model, path=model_path)
     else:
-        await run_computing(_check_served, source)
         return None, load_tokenizer(plan.engines.model.model_copy(update={"path": source}))
     return pretrained, pretrained.tokenizer
-
-
-def _check_served(source: str) -> None:
-    """Refuse a folder of which servers would load what is there."""
-    from agentrl.models.stored import check_stored
-
-    if (folder := Path(source)).is_dir():
-        check_stored(folder, who=f"model.path {source!r}")

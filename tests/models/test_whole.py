@@ -105,7 +105,8 @@ def test_a_whole_model_of_a_family_is_taken_and_a_lost_tensor_is_not(tmp_path, f
     folder = stored(tmp_path, family)
     for tensor in load_whole(AutoModelForCausalLM, str(folder), who="x").state_dict().values():
         assert not tensor.is_meta
-    check_whole(AutoModelForCausalLM, str(folder), who="x")
+    config = AutoConfig.from_pretrained(folder)
+    check_whole(AutoModelForCausalLM, config, folder, who="x")
     load_whole(AutoModel, str(folder), who="x", body=True)
     # Older and fuller folders: tables of positions, layers that guess a second token.
     extra = {
@@ -124,8 +125,8 @@ def test_a_whole_model_of_a_family_is_taken_and_a_lost_tensor_is_not(tmp_path, f
     assert len(before) - len(after) == 1, sorted(before)
     for loader, body in ((AutoModelForCausalLM, False), (AutoModel, True)):
         assert re.search(r"layers\.1\..*(down_proj|4h_to_h)", refusal(folder, loader, body=body))
-        with pytest.raises(ConfigError, match=r"layers\.1\."):
-            check_whole(loader, str(folder), who="x", body=body)
+    with pytest.raises(ConfigError, match=r"layers\.1\."):
+        check_whole(AutoModelForCausalLM, config, folder, who="x")
 
 
 @pytest.mark.parametrize(
@@ -158,10 +159,15 @@ def test_a_whole_model_of_a_family_is_taken_and_a_lost_tensor_is_not(tmp_path, f
 def test_what_does_not_fit_is_named_with_the_remedy(tmp_path, how, found):
     folder = change(stored(tmp_path), how)
     assert re.search(found, refusal(folder)), refusal(folder)
+    config = AutoConfig.from_pretrained(folder)
+    with pytest.raises(ConfigError, match=found):
+        check_whole(AutoModelForCausalLM, config, folder, who="x")
     # The same in the older format.
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     assert re.search(found, refusal(folder))
+    with pytest.raises(ConfigError, match=found):
+        check_whole(AutoModelForCausalLM, config, folder, who="x")
 
 
 def test_tied_heads_need_one_of_the_two_and_layers_beyond_the_config_are_left_over(tmp_path):

@@ -21,7 +21,6 @@ from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
 from agentrl.models.device import pick_device
 from agentrl.models.quickstart import quickstart_checkpoint
-from agentrl.models.rotary import check_row_length
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.teacher import teacher_bytes
@@ -79,9 +78,6 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
         return warn("context", f"not checked: {error}", "mend model")
     text = getattr(found, "text_config", None) or found
     positions = getattr(text, "max_position_embeddings", None)
-    check_row_length(
-        found, wanted, who=f"model.path {model.path!r}", key="rollout.max_context_tokens"
-    )
     if positions is None:
         return f"{wanted} tokens; the model names no limit"
     if wanted > positions:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Collection
 
 from agentrl.chat import build_chat, build_parser
-from agentrl.chat.marks import check_marks
 from agentrl.config.health import HealthSection
 from agentrl.config.plan import RewardPlan, RolloutPlan, TaskPlan, TrainerPlan
 from agentrl.config.schema import (
@@ -30,13 +29,13 @@ from agentrl.models.device import pick_device
 from agentrl.models.source import (
     check_model_path,
     load_tokenizer,
-    read_config,
     refuse_scoring_model,
 )
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
@@ -100,10 +99,8 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, section, images=found.images)
-    config = await asyncio.to_thread(read_config, model_source(plan.model))
-    if config is not None:
-        rows = config.get_text_config().vocab_size
-        check_marks(chat, rows, who=f"model.path {plan.model.path!r}")
+    source, context = model_source(plan.model), plan.rollout.max_context_tokens
+    await asyncio.to_thread(check_policy, source, plan.model, section, context=context)
     if parser is None and plan.env.tools:
         return warn(
             "chat",

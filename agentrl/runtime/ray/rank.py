@@ -8,16 +8,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.chat import build_chat
-from agentrl.chat.marks import check_marks
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
-from agentrl.models.rotary import check_row_length
+from agentrl.disk.model_source import served_source
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
@@ -95,13 +94,13 @@ class Rank:
         """
         plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
-        pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
-        context, who = plan.rollout.max_context_tokens, f"model.path {plan.model.path!r}"
-        check_row_length(
-            pretrained.model.config, context, who=who, key="rollout.max_context_tokens"
+        check_policy(
+            served_source(plan.model, plan.train.lora, checkpoint=checkpoint),
+            plan.model,
+            spec.plan.rollouts.chat,
+            context=plan.rollout.max_context_tokens,
         )
-        chat = build_chat(pretrained.tokenizer, spec.plan.rollouts.chat, images=pretrained.images)
-        check_marks(chat, pretrained.embedding_rows, who=who)
+        pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
         open_images(
             plan, spec.plan.engines.serving, pretrained.images, RunPaths(spec.run_dir).images
         )

@@ -37,11 +37,6 @@ class Pretrained:
     """Reads images for the model; None for a model that reads text only."""
 
     @property
-    def embedding_rows(self) -> int:
-        """Number of token ids that the model reads."""
-        return len(self.model.get_input_embeddings().weight)
-
-    @property
     def description(self) -> str:
         """As in `SmolLM2-135M-Instruct, 135M parameters, bfloat16 on cpu`."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
