@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.paths import QUICKSTART
 from agentrl.errors import ConfigError
+from agentrl.models.hub import require_on_hub
 from agentrl.models.quickstart import quickstart_checkpoint
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def check_model_path(path: str, *, key: str = "model.path") -> None:
         key: of the config that names it.
 
     Raises:
-        ConfigError: a folder that is not a checkpoint.
+        ConfigError: a folder that is not there or no checkpoint, or a name that the hub does not
+            have or cannot be asked for.
     """
     if path == QUICKSTART:
         return
@@ -39,11 +41,32 @@ def check_model_path(path: str, *, key: str = "model.path") -> None:
                 f"{key} {path!r} is a folder without config.json, so not a Hugging Face "
                 f"checkpoint; it holds: {', '.join(names[:8]) or 'nothing'}"
             )
-    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigError(
-            f"{key} {path!r} does not exist; give a checkpoint folder, a hub name such as "
-            f"'org/model', or {QUICKSTART!r}"
-        )
+    elif folder.exists():
+        raise ConfigError(f"{key} {path!r} is a file; give the folder of a Hugging Face checkpoint")
+    else:
+        require_on_hub(path, key=key)
+
+
+def loadable(path: str, *, key: str = "model.path") -> str:
+    """The folder or hub name that `transformers` may be given for a path; checked.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+    """
+    check_model_path(path, key=key)
+    return str(quickstart_checkpoint()) if path == QUICKSTART else path
+
+
+def stored_config(path: str, *, key: str = "model.path") -> Any:
+    """The `transformers` config of a model, from its file alone.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+        OSError, ValueError: it is there and cannot be read.
+    """
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(loadable(path, key=key))
 
 
 def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
@@ -56,7 +79,11 @@ def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
     Raises:
         ConfigError: it is a reward model or another classifier.
     """
-    kinds = getattr(read_config(source), "architectures", None) or [""]
+    check_model_path(source, key=key)
+    try:
+        kinds = stored_config(source, key=key).architectures or [""]
+    except (OSError, ValueError):
+        return  # what loads the model says what is wrong
     if kinds[0].endswith(SCORED):
         raise ConfigError(
             f"{key} {source!r} is a {kinds[0]}, a reward model: it scores answers and cannot write "
@@ -69,11 +96,14 @@ def read_config(source: str) -> Any:
     """The `transformers` config of a folder or hub name; None where there is none to be read.
 
     What loads the model says what is wrong; servers know models that `transformers` does not.
-    """
-    from transformers import AutoConfig
 
+    Raises:
+        ConfigError: as `check_model_path`.
+    """
     try:
-        return AutoConfig.from_pretrained(source)
+        return stored_config(source)
+    except ConfigError:
+        raise
     except (OSError, ValueError):
         return None
 
@@ -86,8 +116,7 @@ def load_tokenizer(section: ModelSection) -> Any:
     """
     from transformers import AutoTokenizer
 
-    check_model_path(section.path)
-    source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
+    source = loadable(section.path)
     try:
         return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:

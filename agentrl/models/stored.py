@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.models.source import SCORED
+from agentrl.models.source import SCORED, read_config
 from agentrl.models.whole import FILES, check_finite, check_whole
 
 _DAMAGED = "take another copy of the checkpoint, or the one before it"
@@ -46,17 +46,13 @@ def check_stored(folder: Path, *, who: str, numbers: bool = False) -> None:
         ConfigError: it is not.
     """
     from transformers import (
-        AutoConfig,
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
         AutoModelForSequenceClassification,
     )
 
-    try:
-        config = AutoConfig.from_pretrained(str(folder))
-    except OSError as error:
-        raise ConfigError(f"{who} cannot be read: {error}") from None
-    except ValueError:
+    config = read_config(str(folder))
+    if config is None:
         return
     loader: Any = AutoModelForCausalLM
     if (config.architectures or [""])[0].endswith(SCORED):

@@ -21,6 +21,7 @@ from agentrl.env import AgentInstance, EnvContext
 from agentrl.errors import ConfigError
 from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
+from agentrl.rollout.adapters.declared_scores import declares_scores
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -37,7 +38,7 @@ from agentrl.rollout.trajectories import (
     graded,
     graded_group,
     trajectories,
-    with_score,
+    with_scores,
     with_usage,
 )
 from agentrl.rollout.under_way.effort import CancelledWork, Effort
@@ -102,6 +103,7 @@ class RolloutWorker:
             long_texts=LongTexts(),
         )
         self._make_env = make_env
+        self._declared = False
         self._sandboxes = sandboxes
         self._sandbox_limits = sandbox_limits or SandboxLimits()
         self._retries = section.retries
@@ -162,7 +164,7 @@ class RolloutWorker:
         finally:
             for name in names:
                 self.in_flight.end(name)
-        rows = tuple(with_score(row) for rollout in rollouts for row in rollout)
+        rows = with_scores(rollouts, declared=self._declared)
         return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
 
     async def _run_one(
@@ -236,6 +238,7 @@ class RolloutWorker:
                     for name, tool in self._parts.tools.items():
                         tools[name] = tool.fresh()
                     env = self._new_env()
+                    self._declared = declares_scores(env)
                 env.context = EnvContext(
                     seed=seed,
                     rollout_id=rollout_id,

@@ -14,7 +14,7 @@ from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
 from agentrl.models.rotary import rotary_limit
-from agentrl.models.source import load_tokenizer
+from agentrl.models.source import load_tokenizer, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
@@ -208,7 +208,7 @@ async def _strangers(
     texts = None
     if tokenizer is not None:
         texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
-    config = _config(model)
+    config = stored_config(model_source(model))
     expected = Expected(
         vocab_size=int(config.get_text_config().vocab_size),
         rotary_limit=rotary_limit(config),
@@ -222,12 +222,6 @@ async def _strangers(
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
     require(dict(zip(urls, answers, strict=True)))
     return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
-
-
-def _config(section: ModelSection) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(model_source(section))
 
 
 async def cluster(plan: EnginePlan) -> str:
