@@ -24,14 +24,11 @@ def save_pretrained(
     Args:
         model: a `transformers` model.
         folder: made if needed.
-        weights: all parameters, by name, where they are not those of `model`; its buffers that
-            belong into a file come with them.
+        weights: all of them, by name, where they are not those of `model`.
 
     Raises:
         TrainError: a number of them is NaN or infinite; nothing is written.
     """
-    if weights is not None:
-        weights = {**persistent_buffers(model), **weights}
     check_finite(
         (model.state_dict() if weights is None else weights).items(),
         who=f"{type(model).__name__}, about to be saved,",
@@ -44,16 +41,6 @@ def save_pretrained(
             model.save_pretrained(folder)
         else:
             model.save_pretrained(folder, state_dict=dict(weights))
-
-
-def persistent_buffers(model: Any) -> dict[str, Tensor]:
-    """Tensors that are no parameters and are stored all the same, as the bias of a router."""
-    return {
-        f"{path}.{name}" if path else name: buffer
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-    }
 
 
 class StoredForm:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.models.hub_format import persistent_buffers, save_pretrained
+from agentrl.models.hub_format import save_pretrained
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
 
@@ -57,7 +57,6 @@ def save_value_model(
             f"transformers has no sequence classification for {type(model.body).__name__}: {error}"
         ) from None
     found = dict(weights) if weights is not None else dict(merged_weights(model))
-    found.update(persistent_buffers(model))
     if bool(found.pop("value_head.bias").any()):
         raise ConfigError(
             "the head has a bias, which sequence classification models of transformers have not; "
