@@ -9,8 +9,11 @@ from agentrl.health.records import Lever
 def send_weights(config: Config) -> list[Lever]:
     """Weights that arrive at the sampler: for a gap that grows although no rollout is stale.
 
-    Importance weights would hide that the sampler is not the policy.
+    Importance weights would hide that the sampler is not the policy. An embedded engine samples
+    from the trainer's own weights, so that nothing is sent and only the arithmetic can differ.
     """
+    if config.get("serving.engine") == "embedded":
+        return closer_sampler(config)
     found: list[Lever] = []
     if value_of(config, "sync.backend", "auto") != "disk":
         found.append(
@@ -117,7 +120,9 @@ def wait_for_slow(config: Config) -> list[Lever]:
                 "bound their age.",
             )
         )
-    if not value_of(config, "schedule.partial_rollout", False):
+    # Without rollouts ahead none is in flight at a sync, and the key is refused.
+    ahead = value_of(config, "schedule.staleness_threshold", 1.0) > 0
+    if ahead and not value_of(config, "schedule.partial_rollout", False):
         found.append(
             Lever(
                 key="schedule.partial_rollout",
