@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.models.whole import check_finite
+from agentrl.models.finite import check_finite
 
 
 def save_pretrained(

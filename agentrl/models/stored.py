@@ -12,8 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.models.finite import check_finite
 from agentrl.models.source import SCORED, read_config
-from agentrl.models.whole import FILES, check_finite, check_whole
+from agentrl.models.whole import FILES, check_whole
 
 _DAMAGED = "take another copy of the checkpoint, or the one before it"
 _ADAPTER = "adapter_model.safetensors"

@@ -10,7 +10,7 @@ import json
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import ConfigError
+from agentrl.models.finite import check_finite, some_of
 from agentrl.models.quickstart import quiet_loading
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 FILES = tuple(f"{whole}{end}" for whole in _WHOLE for end in ("", ".index.json"))
 """Files of which one begins a checkpoint of `transformers`."""
-_SHOWN = 4
-"""Tensors that a message names of each kind."""
 _LEFT_ALONE = re.compile(
     r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$"
 )
@@ -138,7 +137,7 @@ def _load(
         return model
     other = [f"{name} {list(got)}, expected {list(wanted)}" for name, got, wanted in shaped]
     found = [
-        f"{len(names)} {kind}: {_some(names)}"
+        f"{len(names)} {kind}: {some_of(names)}"
         for kind, names in (("missing", missing), ("left over", over), ("of another shape", other))
         if names
     ]
@@ -182,11 +181,6 @@ def _remedy(missing: Collection[str], over: Collection[str]) -> str:
     return "give the config.json that belongs to these weights, or remove from them what is not its"
 
 
-def _some(names: Collection[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(list(names)[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _check_folder(folder: Path, who: str) -> None:
     """Refuse a folder in which one model hides another, or of which a shard is not there."""
     if not folder.is_dir():
@@ -213,7 +207,7 @@ def _check_folder(folder: Path, who: str) -> None:
         if gone := sorted(shard for shard in shards if not (folder / shard).is_file()):
             raise ConfigError(
                 f"{who} lacks {len(gone)} of the {len(shards)} shards that {index.name} lists: "
-                f"{_some(gone)}; copy the folder once more"
+                f"{some_of(gone)}; copy the folder once more"
             )
         return
 
@@ -240,43 +234,5 @@ def _why(folder: Path, error: Exception) -> str:
         if shape != usual
     ]
     if odd and isinstance(error, RuntimeError):  # tensors that could not be put together
-        return f"{len(odd)} of another shape than their like: {_some(odd)}"
+        return f"{len(odd)} of another shape than their like: {some_of(odd)}"
     return str(error) or repr(error)
-
-
-def check_finite(
-    tensors: Iterable[tuple[str, Tensor]],
-    *,
-    who: str,
-    remedy: str,
-    kind: type[AgentrlError] = ConfigError,
-) -> None:
-    """Refuse weights of which a number is NaN or infinite; one pass over them, no copy.
-
-    Args:
-        tensors: by name; whole numbers are passed over.
-        who: holds them, at the beginning of the message.
-        remedy: the user's next step.
-        kind: of the error.
-
-    Raises:
-        AgentrlError: of `kind`, with the tensors and how many numbers in each.
-    """
-    odd = [f"{name} ({counts})" for name, tensor in tensors if (counts := _not_finite(tensor))]
-    if odd:
-        raise kind(
-            f"{who} holds numbers that are not finite, in {len(odd)} of its tensors: {_some(odd)}; "
-            + remedy
-        )
-
-
-def _not_finite(tensor: Tensor) -> str:
-    tensor = tensor.detach()
-    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
-        return ""
-    if tensor.element_size() == 1:
-        tensor = tensor.to(torch.bfloat16)
-    if all(bool(end.isfinite()) for end in tensor.aminmax()):  # NaN is both ends
-        return ""
-    nan, infinite = int(tensor.isnan().sum()), int(tensor.isinf().sum())
-    return f"{nan} NaN and {infinite} infinite of {tensor.numel()}"

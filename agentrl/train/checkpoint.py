@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agentrl.errors import RunError, TrainError
 from agentrl.machine.files import flush, replacing
+from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
-from agentrl.models.whole import check_finite
 
 TRAINER_FILE = "trainer.pt"
 _FORMAT = 2

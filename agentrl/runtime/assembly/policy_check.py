@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.chat import build_chat
-from agentrl.chat.marks import check_marks
+from agentrl.chat import ChatFormat, build_chat
+from agentrl.errors import ConfigError
 from agentrl.models.rotary import check_row_length
 from agentrl.models.source import load_tokenizer, read_config
+from agentrl.types import Message
 
 if TYPE_CHECKING:
     from agentrl.config.schema import ChatSection, ModelSection
+
+_ASKED = Message(role="user", content="What is 2 + 2?")
 
 
 def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context: int) -> None:
@@ -38,3 +41,25 @@ def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context
     check_marks(build_chat(tokenizer, chat), config.get_text_config().vocab_size, who=who)
     if (folder := Path(source)).is_dir():
         check_stored(folder, who=who)
+
+
+def check_marks(chat: ChatFormat, rows: int, *, who: str) -> None:
+    """Refuse a model that cannot read what stands around every turn.
+
+    Args:
+        chat: of the run.
+        rows: of the model's embedding.
+        who: names the model at the beginning of the message.
+
+    Raises:
+        ConfigError: an id that the template writes has no row.
+    """
+    written = {*chat.render_prompt([_ASKED]), *chat.turn_delta([_ASKED], ended=False)}
+    if beyond := sorted(token for token in written if token >= rows):
+        marks = ", ".join(f"{chat.decode_raw([token])!a} is id {token}" for token in beyond[:4])
+        raise ConfigError(
+            f"{who} has {rows} rows in its embedding, and its chat template writes {len(beyond)} "
+            f"tokens beyond them: {marks}; give the tokenizer that the model was trained with, or "
+            f"save the model after model.resize_token_embeddings({beyond[-1] + 1}) and train those "
+            "rows first"
+        )

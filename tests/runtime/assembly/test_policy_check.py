@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.chat import build_chat
-from agentrl.chat.marks import check_marks
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.policy_check import check_marks
 from tests.runtime.tiny_project import write_model
 
 
