@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from agentrl.train import Trainer
 
 
+def sent_digests(model: Any, trainer: Trainer) -> dict[str, list[Any]]:
+    """Digests of all weights of a push, by name; every rank of a divided backend iterates."""
+    from agentrl.models.hub_format import StoredForm
+    from agentrl.sync.wire.checksum import weight_digests
+    from agentrl.train.model.lora import base_weights
+
+    form = StoredForm(model, [name for name, _ in base_weights(model)])
+    return weight_digests(form(trainer.weights()))
+
+
 def sent_weights(
     lora: LoraSection | None, model: Any, trainer: Trainer, *, backend: str
 ) -> Callable[[], Iterator[tuple[str, Tensor]]]:

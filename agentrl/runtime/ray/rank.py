@@ -19,8 +19,8 @@ from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
-from agentrl.runtime.assembly.weight_check import Turn, probe_prompts
-from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.assembly.weight_check import Digests, Turn, probe_prompts
+from agentrl.runtime.assembly.weight_stream import sent_digests, sent_weights
 from agentrl.runtime.ray.actor import RankSpec
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.step_parts import StepParts
@@ -135,6 +135,10 @@ class Rank:
     def probe_prompts(self) -> list[list[int]]:
         """Prompts of the turns after which engines are compared with the ranks."""
         return probe_prompts(self._pretrained.tokenizer)
+
+    def sent_digests(self) -> Digests:
+        """Digests of the weights of a push; all ranks call where each holds a part."""
+        return sent_digests(self._pretrained.model, self.trainer)
 
     def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
         """Log-probabilities of sampled turns; all ranks call where each holds a part."""
