@@ -12,7 +12,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.model_source import served_source
-from agentrl.models.hub_format import StoredForm
+from agentrl.models.stored_form import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
