@@ -17,7 +17,9 @@ from agentrl.health.measures.curves import (
     difference,
     end_steps,
     number,
+    percent,
     since,
+    smoothed,
     stretches,
     trend,
 )
@@ -201,6 +203,24 @@ def sustained(
     return None
 
 
+def mostly(
+    history: History, metric: str, test: Callable[[float], bool], steps: float
+) -> Stretch | None:
+    """The stretch until now in which the mean of so many logged steps passes.
+
+    For shares of small batches, where one step of many says little: a verdict on them does not come
+    and go with each.
+    """
+    series, width = history.metrics.get(metric), int(steps)
+    if series is None or len(series.values) < width:
+        return None
+    stretch = current(smoothed(series, width), test)
+    if stretch is None:
+        return None
+    first = bisect_right(series.steps, stretch.first_step) - width
+    return replace(stretch, first_step=series.steps[first], length=stretch.length + width - 1)
+
+
 def lasting(
     history: History, metric: str, test: Callable[[float], bool], steps: float
 ) -> tuple[Stretch | None, bool]:
@@ -278,7 +298,12 @@ def score_errors(history: History, name: str) -> list[float] | None:
     low, high = (history.metrics.get(f"eval/{name}/score_{end}") for end in ("low", "high"))
     if low is None or high is None or not low.steps == high.steps == series.steps:
         return None
-    halves = [(b - a) / 2 for a, b in zip(low.values, high.values, strict=True)]
+    # An end that stays within 0 and 1 is nearer than the other one; where all score the same, it
+    # is the score itself.
+    halves = [
+        (b - a) / 2 if score in (a, b) else max(b - score, score - a)
+        for a, score, b in zip(low.values, series.values, high.values, strict=True)
+    ]
     # Where all tasks score the same, the interval is exact at one end and says too much.
     return [max(half / 1.96, 0.01) for half in halves]
 
@@ -418,10 +443,10 @@ def steps_text(stretch: Stretch) -> str:
 
 
 def share(value: float) -> str:
-    """Write a share as the metrics have it, from 0 to 1.
+    """Write a share from 0 to 1 in percent, so that `1` is never read as one rollout.
 
     Example:
         >>> share(0.98712)
-        '0.987'
+        '98.7 %'
     """
-    return number(value)
+    return percent(value)

@@ -15,6 +15,7 @@ from agentrl.health.findings import (
     fine,
     found,
     held_out,
+    mostly,
     moved,
     reward_change,
     score_rise_since,
@@ -154,7 +155,7 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if series is None:
         return unknown(name, f"{metric} is not logged")
     bound = limits["truncation/bound"]
-    stretch = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"])
+    stretch = mostly(history, metric, lambda v: v > bound, limits["truncation/steps"])
     level = median(series.values[-5:])
     if stretch is None:
         stretch = _harmful(history, limits)
@@ -162,11 +163,16 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if stretch is None:
         return fine(name, f"{share(level)} of the rollouts are cut off by a limit")
     limit, counted = _ended_by(history)
+    level = fmean(series.values[-int(limits["truncation/steps"]) :])
     return found(
         name,
         Status.FAIL if stretch.length >= 2 * limits["truncation/steps"] else Status.WARN,
         f"{share(level)} of the rollouts are cut off, most by rollout.{limit}",
-        seen(metric, stretch, f"above {share(bound)} for {steps_text(stretch)}{counted}"),
+        seen(
+            metric,
+            stretch,
+            f"above {share(bound)} for {steps_text(stretch)}{counted}",
+        ),
         levers=[
             *system.more_room(history.config, limit),
             *([] if "turns" in limit else policy.shorter(history.config, ended_by=limit)),

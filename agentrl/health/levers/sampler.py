@@ -120,7 +120,9 @@ def wait_for_slow(config: Config) -> list[Lever]:
                 "bound their age.",
             )
         )
-    if not value_of(config, "schedule.partial_rollout", False):
+    # Without rollouts ahead none is in flight at a sync, and the key is refused.
+    ahead = value_of(config, "schedule.staleness_threshold", 1.0) > 0
+    if ahead and not value_of(config, "schedule.partial_rollout", False):
         found.append(
             Lever(
                 key="schedule.partial_rollout",

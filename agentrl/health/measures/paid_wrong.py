@@ -13,7 +13,13 @@ from decimal import ROUND_FLOOR, Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.health.measures.curves import Change, difference, number, width_of_parts
+from agentrl.health.measures.curves import (
+    Change,
+    difference,
+    number,
+    percent,
+    width_of_parts,
+)
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import LARGEST, RolloutFacts, Series
 
@@ -124,13 +130,13 @@ class PaidShare:
         return self.wrong / self.paid if self.paid else 0.0
 
     def text(self) -> str:
-        """As in `12 of 114 (0.105) in steps 1-5`."""
+        """As in `12 of 114 (10.5 %) in steps 1-5`."""
         steps = f"steps {self.first_step}-{self.last_step}"
         if self.first_step == self.last_step:
             steps = f"step {self.first_step}"
         if not self.paid:
             return f"none paid in {steps}"
-        return f"{self.wrong} of {self.paid} ({number(self.share)}) in {steps}"
+        return f"{self.wrong} of {self.paid} ({percent(self.share)}) in {steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +229,8 @@ class PaidWrong:
     def text(self) -> str:
         """One sentence with both counts, without its full stop; it begins with a small letter.
 
-        Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (0.105)
-        in steps 1-4, 5 of 140 (0.0357) in steps 13-16`
+        Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (10.5 %)
+        in steps 1-4, 5 of 140 (3.57 %) in steps 13-16`
         """
         change = self.ends.change
         certain = change is not None and (change.up or change.down)
