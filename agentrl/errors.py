@@ -142,6 +142,22 @@ def choices(got: str, valid: Iterable[str]) -> str:
     return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"
 
 
+_MARK_CHARS = 80
+
+
+def shortened(text: str, most: int) -> str:
+    """Beginning and end of a text with a mark between them that counts how much is left out.
+
+    Args:
+        text: any text.
+        most: characters of the result, above 80.
+    """
+    if len(text) <= most:
+        return text
+    half = (most - _MARK_CHARS) // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
 def _nearest(got: str, names: Iterable[str]) -> list[str]:
     """The name most like it, or those of which it is a part, as `loss` of `policy_loss`.
 

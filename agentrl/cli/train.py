@@ -11,6 +11,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.plugins.leaving import ends_alone
 from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool)
         where = run_path(config.run)
     try:
         with run_page(served=inspect) as page, watch(console, page) as progress:
-            result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
+            result = asyncio.run(
+                ends_alone(train(config, base=base, run_dir=run_dir, progress=progress))
+            )
     except Interrupted as stop:
         if where.is_dir():
             text = f"stopped; go on with: agentrl train {where} --resume"

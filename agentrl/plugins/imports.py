@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
+from agentrl.plugins.thread_alarm import answer_in_threads
 from agentrl.plugins.user_code import user_code
 
 _FILE_MODULE = "agentrl_file_"
@@ -57,6 +58,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
     """
     if name.endswith(".py") or "/" in name:
         return _load_file((base or Path.cwd()) / Path(name).expanduser())
+    answer_in_threads()
     try:
         with user_code():
             return importlib.import_module(name)
@@ -102,6 +104,7 @@ def _load_file(path: Path) -> ModuleType:
     # A user's file may import its neighbours, as it could when run as a script.
     parent = str(path.parent)
     sys.path.insert(0, parent)
+    answer_in_threads()
     try:
         with user_code():
             spec.loader.exec_module(module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,8 @@ from typing import Any
 from agentrl.config import resolve_callable
 from agentrl.config.reward import RewardFunction
 from agentrl.errors import ConfigError, GraderError
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.own_threads import own_thread
+from agentrl.plugins.user_code import described, hangs_in, user_call
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
 from agentrl.types import RewardValue, Task
@@ -64,15 +65,13 @@ class RewardTarget:
         args = {**self.args, **({"rows": rows} if self.wants_rows else {})}
         try:
             async with limited(timeout_s):
-                with user_code():
-                    if inspect.iscoroutinefunction(self.call):
-                        return await self.call(shown, task, **args)
-                    value = await asyncio.to_thread(self.call, shown, task, **args)
-                    return await value if inspect.isawaitable(value) else value
+                asked = functools.partial(own_thread, self.call, shown, task, **args)
+                return await user_call(asked, limit_s=timeout_s)
         except TimeoutError as error:
-            raise GraderError(f"{self.where} took longer than {timeout_s:g} s") from error
+            where = f"{self.where} took longer than {timeout_s:g} s{hangs_in(error)}"
+            raise GraderError(where) from error
         except Exception as error:  # boundary to a user's function, which may raise anything
-            raise GraderError(f"{self.where}: {type(error).__name__}: {error}") from error
+            raise GraderError(f"{self.where}: {described(error)}") from error
 
 
 def load_target(name: str, item: RewardFunction, *, base: Path | None) -> RewardTarget:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import traceback
 
-from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError
+from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError, shortened
+from agentrl.plugins.user_code import described
 from agentrl.rollout.limits import Reached
 from agentrl.types import Termination
 
 TRACEBACK_LINES = 12
 """Lines of a traceback kept in `termination_detail`: the last calls and the error itself."""
+LINE_CHARS = 1000
+"""Characters kept of each of them, and of whatever else a detail holds."""
 
 
 class RolloutEnded(Exception):
@@ -43,6 +46,13 @@ def classify(error: BaseException) -> Termination:
 
 def crash(where: str, error: BaseException, termination: Termination | None = None) -> RolloutEnded:
     """The ending for an exception, with the tail of its traceback."""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    summary = f"{where}: {type(error).__name__}: {error}"
-    return ended(termination or classify(error), "\n".join([summary, *lines]))
+    return ended(
+        termination or classify(error), "\n".join([f"{where}: {described(error)}", *_tail(error)])
+    )
+
+
+def _tail(error: BaseException) -> list[str]:
+    # Without the text of the error itself, which has no bound.
+    frames = traceback.format_tb(error.__traceback__)
+    lines = "".join(frames).splitlines()[1 - TRACEBACK_LINES :]
+    return [shortened(line, LINE_CHARS) for line in [*lines, described(error)]]

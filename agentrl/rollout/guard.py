@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.engine import TURN_CLOCK, Generator
 from agentrl.errors import EngineError, NoEngine
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import hangs_in, user_call
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
@@ -108,8 +108,8 @@ class EnvGuard:
         started, busy_s = time.monotonic(), self._sandbox.busy_s
         opening_s = self._sandbox.opening_s
         try:
-            with self.watch.limit(limit_s), user_code():
-                answer = await method(given)
+            with self.watch.limit(limit_s):
+                answer = await user_call(method, given, limit_s=limit_s)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise
@@ -123,7 +123,7 @@ class EnvGuard:
             raise ended(
                 Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
                 f"env_timeout_s: {what} took longer than {limit_s:g} s, "
-                f"{acted_s:.1f} s of it in sandbox commands",
+                f"{acted_s:.1f} s of it in sandbox commands{hangs_in(error)}",
             ) from error
         finally:
             acted_s = self._sandbox.busy_s - busy_s

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import user_call
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +18,7 @@ async def close_all(
     for name, step in steps:
         try:
             async with asyncio.timeout(limit_s):
-                with user_code():
-                    await step()
+                await user_call(step, limit_s=limit_s)
         except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
             logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
 
