@@ -145,7 +145,7 @@ def choices(got: str, valid: Iterable[str]) -> str:
 _MARK_CHARS = 80
 
 
-def shortened(text: str, most: int) -> str:
+def shortened(text: str, most: int = 16_000) -> str:
     """Beginning and end of a text with a mark between them that counts how much is left out.
 
     Args:

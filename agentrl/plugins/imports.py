@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
 from agentrl.plugins.thread_alarm import answer_in_threads
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import described, user_code
 
 _FILE_MODULE = "agentrl_file_"
 """What the module name of a file begins with."""
@@ -75,7 +75,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
         ) from error
     except Exception as error:  # any module body may raise anything; this is the boundary
         raise ConfigError(
-            f"module {name!r} raised while being imported: {type(error).__name__}: {error}"
+            f"module {name!r} raised while being imported: {described(error)}"
         ) from error
 
 
@@ -115,9 +115,7 @@ def _load_file(path: Path) -> ModuleType:
         ) from error
     except Exception as error:  # any file may raise anything; this is the boundary
         del sys.modules[key]
-        raise ConfigError(
-            f"file {path} raised while being imported: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"file {path} raised while being imported: {described(error)}") from error
     finally:
         sys.path.remove(parent)
     return module

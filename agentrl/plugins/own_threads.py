@@ -36,6 +36,8 @@ _AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """As many as the event loop's own pool has."""
 _COMPUTES_S = 0.1
 """Seconds after which a call no longer counts as one that computes."""
+_GRACE_S = 5.0
+"""Seconds in which a call that was left behind may end by itself."""
 _slots = threading.Semaphore(_AT_ONCE)
 
 
@@ -55,7 +57,7 @@ class _Call(Future[Any]):
         self._run = functools.partial(copy_context().run, function, *args, **kwargs)
         self._limit = current_limit()
         self._thread = 0
-        self._began = 0.0
+        self._began = self._left_at = 0.0
 
     def work(self) -> None:
         """Run it, in the present thread."""
@@ -91,6 +93,12 @@ class _Call(Future[Any]):
         if had:
             _slots.release()
 
+    def end(self, now: float) -> None:
+        """End code that runs in circles after it was left; what waits in a library stays there."""
+        if self._left_at and not self.done() and now > self._left_at + _GRACE_S:
+            self._left_at = now
+            interrupt(self._thread, Abandoned)
+
     def cancel(self) -> bool:
         """Cancel it, or leave it behind where it runs and its limit is over."""
         cancelled = super().cancel()
@@ -99,8 +107,7 @@ class _Call(Future[Any]):
             at = place_in(self._thread) or self.who
             limit.hung.append(at)
             _left.append(self)
-            # Ends code that runs in circles; one that waits in a library stays where it is.
-            interrupt(self._thread, Abandoned)
+            self._left_at = monotonic()
             running = sum(not call.done() for call in _left)
             logger.warning("%s hangs; it is left behind, with %d such threads now", at, running)
         return cancelled
@@ -121,6 +128,8 @@ def _free_long_ones() -> None:
     now = monotonic()
     for call in list(_computing):
         call.free(now)
+    for call in list(_left):
+        call.end(now)
 
 
 class OwnThread:
@@ -133,7 +142,7 @@ class OwnThread:
         self._hung: _Call | None = None
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What `function` returns, awaited where it can be; a coroutine function runs in the loop.
+        """Call `function`, and await what it returns where that can be awaited, in the loop.
 
         Raises:
             UserCodeHung: an earlier call was left behind and goes on.
@@ -167,7 +176,7 @@ class OwnThreads(ThreadPoolExecutor):
     """An executor with a thread for each call, which nothing waits for."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin a call."""
+        """Begin a call in a thread of its own."""
         call = _Call(fn, args, kwargs)
         _start(call.work)
         return call

@@ -1,4 +1,4 @@
-"""What belongs to the whole process, and what user code may leave changed behind it.
+"""Puts back what belongs to the whole process where user code left it changed.
 
 Closed standard streams, a clock that somebody replaced for a test, an alarm that is still set: each
 would reach the other rollouts, or end the run. It is put back when the call is over.

@@ -49,7 +49,7 @@ class CallLimit:
         self._ends = monotonic() + limit_s
 
     def is_over(self) -> bool:
-        """Whether it ran out."""
+        """Return true once it ran out."""
         return monotonic() > self._ends - 0.01
 
 
@@ -160,16 +160,20 @@ def call_limit(limit_s: float) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """`Type: text` of an error, bounded; also of one whose text cannot be made."""
+    """`Type: text` of an error, bounded; see `text_of`."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, bounded; also of one whose text cannot be made."""
     try:
-        text = str(error)
+        return shortened(str(error), MOST_CHARS)
     except BaseException as broken:  # boundary to the `__str__` of a user
-        text = f"<its text cannot be made: __str__ raised {type(broken).__name__}>"
-    return f"{type(error).__name__}: {shortened(text, MOST_CHARS)}"
+        return f"<its text cannot be made: __str__ raised {type(broken).__name__}>"
 
 
 def hangs_in(error: BaseException) -> str:
-    """`; it hangs in NAME at FILE:LINE` of the code in which a limit of time ran out; empty if unknown.
+    """`; it hangs in NAME at FILE:LINE`, where a limit of time ran out; empty if unknown.
 
     Args:
         error: the `TimeoutError` that a cancellation became.
@@ -212,7 +216,7 @@ def place_of(error: BaseException) -> str:
 
 
 def is_users(file: str) -> bool:
-    """Whether a source file belongs to neither Python nor this package."""
+    """Return true for a source file of neither Python nor this package."""
     if f"{os.sep}site-packages{os.sep}" in file:
         return not file.startswith(_OURS)
     return not file.startswith((_OURS, "<", *_LIBRARY))

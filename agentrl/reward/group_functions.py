@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import GraderError
-from agentrl.reward.target import RewardTarget, parts_with, read_value
+from agentrl.reward.target import RewardTarget, parts_with, read_value, whole_reward
 from agentrl.types import RewardValue, Task, Trajectory
 from agentrl.types.explanation import joined
 
@@ -64,7 +64,7 @@ class GroupRewardFunctions:
                 for function, job in zip(self._functions, running, strict=True)
             }
             added = (function.weight * values[function.name].value for function in self._functions)
-            reward = math.fsum([last.reward, *added])
+            reward = whole_reward([last.reward, *added], "functions of groups")
             parts = parts_with(last.reward_parts, values)
             given = {name: value.explanation for name, value in values.items()}
             explanation = joined(last.explanation, given)
@@ -95,7 +95,7 @@ def _one_each(given: Any, count: int, where: str) -> list[Any]:
     except TypeError:
         values = None
     if values is None or len(values) != count:
-        got = repr(given)[:200] if values is None else f"{len(values)} values"
+        got = reprlib.repr(given) if values is None else f"{len(values)} values"
         raise GraderError(
             f"{where} returned {got} for {count} rollouts, expected a sequence of one number each"
         )

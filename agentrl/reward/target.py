@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from agentrl.plugins.own_threads import own_thread
 from agentrl.plugins.user_code import described, hangs_in, user_call
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
-from agentrl.types import RewardValue, Task
+from agentrl.types import MOST_REWARD, RewardValue, Task
 from agentrl.types.explanation import read_explanation
 
 GROUP_PARAMETER = "trajectories"
@@ -123,6 +124,15 @@ def read_value(value: Any, where: str) -> RewardValue:
     return RewardValue(value=_number(value, where))
 
 
+def whole_reward(terms: Sequence[float], where: str) -> float:
+    """The sum of weighted values.
+
+    Raises:
+        GraderError: it is too large to be trained on.
+    """
+    return _number(math.fsum(terms), f"{where}: their weighted sum")
+
+
 def parts_with(parts: Mapping[str, float], values: Mapping[str, RewardValue]) -> dict[str, float]:
     """Parts of a reward, with the values of functions and their own parts as `FUNCTION/PART`.
 
@@ -152,8 +162,12 @@ def _number(value: Any, where: str) -> float:
             value = value.item()
         except (ValueError, RuntimeError, TypeError) as error:
             raise GraderError(f"{where} returned more than one value: {error}") from None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise GraderError(f"{where} returned {value!r}, expected one finite number")
+    # Comparing takes whole numbers of any size, where `math.isfinite` raises.
+    if not isinstance(value, (int, float)) or not abs(value) <= MOST_REWARD:
+        raise GraderError(
+            f"{where} returned {reprlib.repr(value)}, expected one finite number of at most "
+            f"{MOST_REWARD:g}"
+        )
     return float(value)
 
 

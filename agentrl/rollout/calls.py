@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.chat.truncate import surely_fits
 from agentrl.errors import DataError, EnvError, ToolError, choices
 from agentrl.images import placed
-from agentrl.plugins.user_code import user_call, user_code
+from agentrl.plugins.user_code import text_of, user_call, user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -121,7 +121,7 @@ class CallRunner:
             with user_code(limit_s=self.limits.env_timeout_s, who=f"the tool {call.name}"):
                 arguments = tool.validate(call.arguments)
         except ToolError as error:
-            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
+            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=_words(error))
             return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
@@ -130,7 +130,7 @@ class CallRunner:
             with watch.limit(limit_s):
                 result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
         except ToolError as error:
-            result = ToolResult(status=ToolStatus.ERROR, text=str(error))
+            result = ToolResult(status=ToolStatus.ERROR, text=_words(error))
         except TimeoutError:
             if not watch.expired:
                 raise
@@ -162,6 +162,14 @@ class CallRunner:
             data=result.data,
             images=result.images,
         )
+
+
+def _words(error: ToolError) -> str:
+    """What the model reads of an error; whole, since it is shortened to its tokens later."""
+    try:
+        return str(error)
+    except Exception:  # boundary to the `__str__` of a user
+        return text_of(error)
 
 
 def _timeout_text(tool: Tool, left_s: float) -> str:

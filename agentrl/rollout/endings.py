@@ -12,7 +12,9 @@ from agentrl.types import Termination
 TRACEBACK_LINES = 12
 """Lines of a traceback kept in `termination_detail`: the last calls and the error itself."""
 LINE_CHARS = 1000
-"""Characters kept of each of them, and of whatever else a detail holds."""
+"""Characters kept of each of them."""
+DETAIL_CHARS = 16_000
+"""Characters of a whole `termination_detail`; programs and errors write texts of any length."""
 
 
 class RolloutEnded(Exception):
@@ -25,7 +27,7 @@ class RolloutEnded(Exception):
 
 def ended(termination: Termination, detail: str) -> RolloutEnded:
     """The exception for one termination."""
-    return RolloutEnded(Reached(termination=termination, detail=detail))
+    return RolloutEnded(Reached(termination=termination, detail=shortened(detail, DETAIL_CHARS)))
 
 
 def classify(error: BaseException) -> Termination:

@@ -22,7 +22,7 @@ from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.images import without_images, words
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock, in_ticks
-from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
+from agentrl.rollout.coerce import MOST_NAMES, as_observation, as_step_result, sampling_overrides
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
@@ -415,6 +415,11 @@ class ToolAgentLoop:
         result.explanation = later(result.explanation, step.explanation)
         for name, value in step.reward_parts.items():
             result.reward_parts[name] = result.reward_parts.get(name, 0.0) + value
+        if max(len(result.extra_logs), len(result.reward_parts)) > MOST_NAMES:
+            error = EnvError(
+                f"extra_logs and reward_parts of all steps have more than {MOST_NAMES} names"
+            )
+            raise crash("step", error)
         return step
 
     def _silence(self, turn: SampledTurn) -> Reached:

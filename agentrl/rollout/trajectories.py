@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import NotJudged
+from agentrl.plugins.user_code import text_of
 from agentrl.rollout.endings import crash
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
@@ -89,7 +90,7 @@ async def graded(grade: Grade | None, task: Task, rows: list[Trajectory]) -> lis
     try:
         return list(await grade(task, rows))
     except NotJudged as error:
-        return ungraded(rows, Reached(termination=Termination.NOT_JUDGED, detail=str(error)))
+        return ungraded(rows, Reached(termination=Termination.NOT_JUDGED, detail=text_of(error)))
     except Exception as error:  # recording boundary: reward functions may raise anything
         return ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
 

@@ -49,7 +49,7 @@ def read_explanation(value: Any) -> Explanation | None:
                 "leave the field out"
             )
     if any(len(text) > MOST_CHARS for text in texts.values()):
-        return replace(value, **{name: shortened(text, MOST_CHARS) for name, text in texts.items()})
+        return replace(value, **{name: shortened(text) for name, text in texts.items()})
     return value if any(texts.values()) else None
 
 

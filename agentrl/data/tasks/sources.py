@@ -19,7 +19,7 @@ from agentrl.data.tasks.files import (
     read_files,
 )
 from agentrl.errors import ConfigError, DataError, choices
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import text_of, user_code
 
 
 def open_source(section: DatasetSection, *, base: Path | None = None) -> Generator[SourceRow]:
@@ -108,7 +108,7 @@ def _called(
         raise
     except Exception as error:  # the user's function may raise anything; this is its boundary
         raise DataError(
-            f"{where}: raised {type(error).__name__} after {number} rows: {error}"
+            f"{where}: raised {type(error).__name__} after {number} rows: {text_of(error)}"
         ) from error
 
 

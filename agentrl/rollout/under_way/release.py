@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from agentrl.plugins.user_code import user_call
+from agentrl.plugins.user_code import hangs_in, user_call
+from agentrl.rollout.endings import crash
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +20,9 @@ async def close_all(
         try:
             async with asyncio.timeout(limit_s):
                 await user_call(step, limit_s=limit_s)
-        except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
-            logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
+        except Exception as error:  # recording boundary: the rollout keeps its ending
+            detail = f"{crash(name, error).reached.detail}{hangs_in(error)}"
+            logger.warning("rollout %s: %s failed: %s", session_id, name, detail)
 
 
 async def to_the_end(work: Awaitable[None]) -> None:
