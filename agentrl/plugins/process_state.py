@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +28,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 _STREAMS = {1: ("stdout", "__stdout__"), 2: ("stderr", "__stderr__")}
 _saved: dict[int, int] = {}
 """Copies of the open ones among the standard streams' descriptors, by descriptor."""
+
+_FILES = 2**17
 
 Handlers = tuple[Any, ...]
 """Of `_SIGNALS`, and last whether the alarm was set."""
@@ -70,6 +73,10 @@ def protect() -> None:
             stream = getattr(sys, name)
             if type(stream) is io.TextIOWrapper and stream.fileno() == number:
                 stream.close = stream.flush  # type: ignore[method-assign]
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        # One that opens files without end, and is closed later, takes none from the others.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, _FILES)), most))
     usual, set_limit = sys.getrecursionlimit(), sys.setrecursionlimit
 
     def at_least_usual(limit: int, /) -> None:

@@ -21,7 +21,7 @@ from agentrl.reward import load_reward_functions
 from agentrl.tool import FunctionTool
 from agentrl.types import Task, Termination, Trajectory, TrajectoryGroup
 from tests.rollout.rollout_fakes import Bench, Talk, call
-from tests.rollout.user_code.misbehaviour import HARMLESS, WAYS
+from tests.rollout.user_code.misbehaviour import FILES, HARMLESS, KEPT, WAYS
 
 Make = Callable[..., Bench]
 HERE = f"{__name__}:"
@@ -86,6 +86,10 @@ def process() -> Iterator[None]:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     streams = sys.stdout, sys.stderr
     yield
+    while FILES:
+        os.close(FILES.pop())
+    for task in KEPT:
+        asyncio.tasks._unregister_task(task)  # pyright: ignore
     os.chdir(here)
     assert (time.time, time.monotonic) == clocks
     assert sys.getrecursionlimit() == limit
