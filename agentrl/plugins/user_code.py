@@ -194,6 +194,9 @@ def name_of(function: Callable[..., Any]) -> str:
         # What runs another in a thread or a context is given it first.
         inner = function.args[0] if function.args else None
         function = inner if callable(inner) else function.func
+    # An environment of other make stands in an adapter.
+    owner = getattr(getattr(function, "__self__", None), "_inner", None)
+    function = getattr(owner, getattr(function, "__name__", ""), None) or function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name

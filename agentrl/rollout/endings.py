@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError, shortened
-from agentrl.plugins.user_code import described
+from agentrl.plugins.user_code import described, name_of, place_of
 from agentrl.rollout.limits import Reached
 from agentrl.types import Termination
 
@@ -46,11 +48,28 @@ def classify(error: BaseException) -> Termination:
     return Termination.ENV_CRASHED
 
 
-def crash(where: str, error: BaseException, termination: Termination | None = None) -> RolloutEnded:
-    """The ending for an exception, with the tail of its traceback."""
-    return ended(
-        termination or classify(error), "\n".join([f"{where}: {described(error)}", *_tail(error)])
-    )
+def crash(
+    where: str,
+    error: BaseException,
+    termination: Termination | None = None,
+    *,
+    who: Callable[..., Any] | None = None,
+) -> RolloutEnded:
+    """The ending for an exception, with the tail of its traceback.
+
+    Args:
+        where: what was done.
+        error: what was raised.
+        termination: None goes by the error.
+        who: the user code that returned what the error is about.
+    """
+    lines = [f"{where}: {described(error)}"]
+    if who is not None:
+        lines.append(f"  returned by {name_of(who)}")
+    cause = error.__cause__
+    if cause is not None and not place_of(error) and (at := place_of(cause)):
+        lines.append(f"  because of {described(cause)} in {at}")
+    return ended(termination or classify(error), "\n".join([*lines, *_tail(error)]))
 
 
 def _tail(error: BaseException) -> list[str]:

@@ -28,7 +28,7 @@ from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
 from agentrl.rollout.history.of_loop import LoopHistory
 from agentrl.rollout.limits import Reached, RolloutProgress
-from agentrl.rollout.prompts import Prompt, PromptCache
+from agentrl.rollout.prompts import Prompt, PromptCache, characters_of
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
@@ -173,9 +173,10 @@ class ToolAgentLoop:
         try:
             observation = as_observation(value)
             tools = _merge_tools(self._tools, observation.tools)
+            parts.limits.check_characters(characters_of(observation))
             prompt = await self._prompts.get(observation, tuple(tools.values()))
         except Exception as error:  # recording boundary: reset may have returned anything
-            raise crash("reset", error) from error
+            raise crash("reset", error, who=self._env.reset) from error
         self._begin(prompt, tools, observation)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
             return self._end(reached)
@@ -404,7 +405,7 @@ class ToolAgentLoop:
         try:
             step = as_step_result(value)
         except Exception as error:  # recording boundary: step may have returned anything
-            raise crash("step", error) from error
+            raise crash("step", error, who=self._env.step) from error
         self._recorder.set_reward(step.rewards)
         turn.reward = step.rewards
         result = self._result
