@@ -20,6 +20,8 @@ from typing import Any
 MEGABYTE = 2**20
 KEPT: list[Any] = []
 """Tasks that are never awaited."""
+OVER: list[bool] = []
+"""Not empty once tasks may end."""
 FILES: list[int] = []
 """Descriptors that are never closed."""
 
@@ -122,11 +124,12 @@ def thread_left_behind() -> None:
 
 def task_left_behind() -> None:
     async def stubborn() -> None:
-        while True:
+        while not OVER:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(600)
 
-    KEPT.append(asyncio.get_running_loop().create_task(stubborn()))
+    with contextlib.suppress(RuntimeError):  # a thread without a loop
+        KEPT.append(asyncio.get_running_loop().create_task(stubborn()))
 
 
 def nan() -> float:
