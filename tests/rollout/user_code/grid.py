@@ -143,7 +143,8 @@ def main() -> None:
     """Run the cells that the command line names."""
     places = [word for word in sys.argv[1:] if word in PLACES] or PLACES
     ways = [word for word in sys.argv[1:] if word in WAYS] or list(WAYS)
-    with os.fdopen(os.dup(1), "w", buffering=1) as out:
+    with os.fdopen(os.dup(1), "w", buffering=1) as out, Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
         chat = build_chat(ByteTokenizer(), ChatSection(tool_parser="hermes"))
         before, wrong = _state(), 0
         for place in places:
