@@ -8,6 +8,7 @@ rollout, not the run. Tokens, masks and log-probabilities are none of its busine
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from agentrl.types import (
     ToolCall,
     ToolResult,
 )
+from agentrl.types.thoughts import split_thought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,10 @@ class Action:
     """The turn of the model that the environment has to answer."""
 
     text: str
-    """The text of the turn without its stop token."""
+    """Words of the model: the turn without its thought and its stop token, calls included."""
+    thought: str = ""
+    """What it thought before, without the marks `<think>` and `</think>`. A thought that `text` is
+    given with is moved here; one that is not closed leaves nothing that was said."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls found in the text, malformed ones included."""
     tool_results: tuple[ToolResult, ...] = ()
@@ -69,6 +74,16 @@ class Action:
     it with `wants_observation_text`."""
     raw_text: str = ""
     """The turn with its special tokens, stop token included; filled as `observation_text` is."""
+    whole_text: str = ""
+    """Thought and words as they were sampled, for what judges the form of a turn; filled from
+    `text` where it is not given."""
+
+    def __post_init__(self) -> None:
+        """Keep the thought out of the words, whoever made the action."""
+        thought, said = split_thought(self.text)
+        kept = {"whole_text": self.whole_text or self.text, "text": said}
+        for name, value in {**kept, "thought": self.thought or thought}.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +97,9 @@ class StepResult:
     done: bool = False
     """Whether the episode is over."""
     scores: float | None = None
-    """0-1 verdict so far, for filters and evaluation; the last one given counts."""
+    """0-1 verdict so far, for filters and evaluation; the last one given counts. In a class that
+    gives scores, a rollout that a limit ends before any has the score 0; in others the score is the
+    sum of the rewards."""
     extra_logs: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers averaged into the metrics under `env/`; not the names of `agentrl.types.usage`."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -149,6 +166,28 @@ Solution = str | Sequence[str | ToolCall]
 """A whole episode of the model: one text, or its turns."""
 
 
+def turns_of(solution: object) -> tuple[str | ToolCall, ...] | None:
+    """The turns of what `AgentInstance.solution` gave; None where none is known.
+
+    Raises:
+        EnvError: it is no solution.
+    """
+    if solution is None or isinstance(solution, str):
+        return None if solution is None else (solution,)
+    given: Any = solution
+    turns = [turn for turn in given if isinstance(turn, str | ToolCall)] if _is_list(given) else []
+    if not _is_list(given) or len(turns) != len(given):
+        raise EnvError(
+            f"solution gave {type(given).__name__}, expected text, or a sequence of texts and "
+            "ToolCalls, or None"
+        )
+    return tuple(turns)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence)
+
+
 class AgentInstance(ABC):
     """One episode. Subclass it, write `reset` and `step`, and check it with `agentrl env check`.
 
@@ -195,6 +234,21 @@ class AgentInstance(ABC):
 
     async def close(self) -> None:  # noqa: B027 - optional by design
         """Free what `reset` and `step` hold. Always called once, even after an error."""
+
+
+async def asked(method: Callable[..., Any], *given: Any) -> Any:
+    """Await a method of an environment.
+
+    Raises:
+        EnvError: it is no coroutine, and would hold up every other rollout while it runs.
+    """
+    found: Any = method(*given)
+    if not inspect.isawaitable(found):
+        raise EnvError(
+            f"{getattr(method, '__qualname__', method)} is no coroutine: it returned "
+            f"{type(found).__name__} at once; write it as `async def`, and await what takes time"
+        )
+    return await found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

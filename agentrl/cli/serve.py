@@ -18,7 +18,6 @@ from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError, EngineError
 from agentrl.machine.web_origin import is_loopback
-from agentrl.models.source import check_model_path
 
 if TYPE_CHECKING:
     from agentrl.serving.vllm.command import ServerCommand
@@ -101,11 +100,9 @@ def _command(
     from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
     from agentrl.serving.vllm.command import server_command
 
-    source = model_source(model)
-    check_model_path(source)
     return server_command(
         section,
-        model_path=source,
+        model_path=model_source(model),
         max_context_tokens=max_context,
         dtype=dtype,
         head_dtype=model.head_dtype,

@@ -6,7 +6,7 @@ file is read, so that nothing is lost where an environment changes the current f
 
     key                  in /w/configs/a.yaml     becomes
     model.path           ../runs/sft              /w/runs/sft
-    model.path           org/model                org/model, unless /w/configs/org/model exists
+    model.path           org/model                org/model, unless /w/configs/org exists
     data.source          run:../runs/a            run:/w/runs/a
     env.target           env.py:Env               /w/configs/env.py:Env
 """
@@ -25,6 +25,23 @@ from agentrl.errors import ConfigError
 
 QUICKSTART = "quickstart"
 """A model that is neither a folder nor a name of the hub."""
+
+
+def meant_as_folder(text: str, base: Path) -> bool:
+    """True for the name of a model or dataset that can only have been meant as a folder.
+
+    Args:
+        text: as a person wrote it; no folder has it.
+        base: folder that it starts from.
+    """
+    owner, slash, _ = text.partition("/")
+    return (
+        text.startswith((".", "/", "~"))
+        or text.endswith("/")
+        or "\\" in text
+        or text.count("/") > 1
+        or (bool(slash) and (base / owner).is_dir())
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +82,7 @@ class PathStart:
             return str(here)
         if there.exists() and not self.no_file:
             raise self._two_readings(key, text, here, there)
-        return str(here) if text.startswith((".", "/", "~")) else text
+        return str(here) if meant_as_folder(text, self.base.absolute()) else text
 
     def code(self, text: str) -> str:
         """An import string whose file is named by its absolute path."""

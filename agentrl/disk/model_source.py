@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.config.paths import QUICKSTART
 from agentrl.disk.checkpoint import resolve_model_path
-from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.source import loadable
 
 if TYPE_CHECKING:
     from agentrl.config.schema import ModelSection
@@ -15,10 +14,14 @@ if TYPE_CHECKING:
 
 
 def model_source(section: ModelSection, *, path: str | None = None) -> str:
-    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from."""
-    source = resolve_model_path(path or section.path)
-    if source == QUICKSTART:
-        return str(quickstart_checkpoint())
+    """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+        RunError: a run directory without a complete checkpoint.
+    """
+    key = "model.path" if path is None else "the model"
+    source = loadable(resolve_model_path(path or section.path), key=key)
     folder = Path(source).expanduser()
     return str(folder.absolute()) if folder.is_dir() else source
 

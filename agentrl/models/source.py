@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.paths import QUICKSTART
 from agentrl.errors import ConfigError
+from agentrl.models.hub import require_on_hub
 from agentrl.models.quickstart import quickstart_checkpoint
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def check_model_path(path: str, *, key: str = "model.path") -> None:
         key: of the config that names it.
 
     Raises:
-        ConfigError: a folder that is not a checkpoint.
+        ConfigError: a folder that is not there or no checkpoint, or a name that the hub does not
+            have or cannot be asked for.
     """
     if path == QUICKSTART:
         return
@@ -39,11 +41,32 @@ def check_model_path(path: str, *, key: str = "model.path") -> None:
                 f"{key} {path!r} is a folder without config.json, so not a Hugging Face "
                 f"checkpoint; it holds: {', '.join(names[:8]) or 'nothing'}"
             )
-    elif folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ConfigError(
-            f"{key} {path!r} does not exist; give a checkpoint folder, a hub name such as "
-            f"'org/model', or {QUICKSTART!r}"
-        )
+    elif folder.exists():
+        raise ConfigError(f"{key} {path!r} is a file; give the folder of a Hugging Face checkpoint")
+    else:
+        require_on_hub(path, key=key)
+
+
+def loadable(path: str, *, key: str = "model.path") -> str:
+    """The folder or hub name that `transformers` may be given for a path; checked.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+    """
+    check_model_path(path, key=key)
+    return str(quickstart_checkpoint()) if path == QUICKSTART else path
+
+
+def stored_config(path: str, *, key: str = "model.path") -> Any:
+    """The `transformers` config of a model, from its file alone.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+        OSError, ValueError: it is there and cannot be read.
+    """
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(loadable(path, key=key))
 
 
 def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
@@ -56,10 +79,9 @@ def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
     Raises:
         ConfigError: it is a reward model or another classifier.
     """
-    from transformers import AutoConfig
-
+    check_model_path(source, key=key)
     try:
-        kinds = AutoConfig.from_pretrained(source).architectures or [""]
+        kinds = stored_config(source, key=key).architectures or [""]
     except (OSError, ValueError):
         return  # what loads the model says what is wrong
     if kinds[0].endswith(SCORED):
@@ -78,8 +100,7 @@ def load_tokenizer(section: ModelSection) -> Any:
     """
     from transformers import AutoTokenizer
 
-    check_model_path(section.path)
-    source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
+    source = loadable(section.path)
     try:
         return AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:

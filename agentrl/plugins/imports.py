@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
+from agentrl.plugins.peer_imports import others_importable
 from agentrl.plugins.thread_alarm import answer_in_threads
 from agentrl.plugins.user_code import described, user_code
 
@@ -60,7 +61,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
         return _load_file((base or Path.cwd()) / Path(name).expanduser())
     answer_in_threads()
     try:
-        with user_code():
+        with others_importable(), user_code():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
@@ -106,7 +107,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.path.insert(0, parent)
     answer_in_threads()
     try:
-        with user_code():
+        with others_importable(), user_code():
             spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
         del sys.modules[key]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from agentrl.types.solved import ROUNDING
+
 TOO_HARD = "too_hard"
 """The mean score is at or below the lower bound."""
 TOO_EASY = "too_easy"
@@ -14,7 +16,8 @@ TOO_EASY = "too_easy"
 def why_filtered(scores: Sequence[float], bounds: tuple[float, float] | None) -> str:
     """Why a group is not trained on; empty if it is: lower < mean(score) < upper, both strict.
 
-    Scores and not rewards: a penalty must not move a group in or out.
+    Scores and not rewards: a penalty must not move a group in or out. A mean that misses a bound by
+    rounding alone has reached it.
 
     Args:
         scores: of the rollouts that can be trusted. Without any nothing is known of the task, and
@@ -30,6 +33,6 @@ def why_filtered(scores: Sequence[float], bounds: tuple[float, float] | None) ->
     if bounds is None or not scores:
         return ""
     mean = math.fsum(scores) / len(scores)
-    if mean <= bounds[0]:
+    if mean <= bounds[0] + ROUNDING:
         return TOO_HARD
-    return TOO_EASY if mean >= bounds[1] else ""
+    return TOO_EASY if mean >= bounds[1] - ROUNDING else ""

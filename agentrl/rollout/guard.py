@@ -10,11 +10,13 @@ environment, a tool or an engine raises becomes the ending of the rollout here a
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.engine import TURN_CLOCK, Generator
+from agentrl.env import asked
 from agentrl.errors import EngineError, NoEngine
 from agentrl.plugins.user_code import hangs_in, user_call
 from agentrl.rollout.calls import CallRunner
@@ -109,7 +111,7 @@ class EnvGuard:
         opening_s = self._sandbox.opening_s
         try:
             with self.watch.limit(limit_s):
-                answer = await user_call(method, given, limit_s=limit_s)
+                answer = await user_call(functools.partial(asked, method, given), limit_s=limit_s)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise

@@ -2,7 +2,7 @@
 
 Rewards come in two stages: those of one rollout when it ends (`graded`), and those of all rollouts
 of a group when the last one has ended (`graded_group`). Only then is it known what a score is that
-the environment did not give (`with_score`).
+the environment did not give (`with_scores`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import NotJudged
-from agentrl.plugins.user_code import text_of
 from agentrl.rollout.endings import crash
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
 from agentrl.types import TERMINATION_RULES, Task, Termination, Trajectory
+from agentrl.types.solved import unrounded
 from agentrl.types.usage import counting_served, without_usage
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ def trajectories(
 ) -> list[Trajectory]:
     """Rows of one rollout; a rollout without a prompt is one row without tokens.
 
-    Their score is the environment's, None where it gave none; see `with_score`.
+    Their score is the environment's, None where it gave none; see `with_scores`.
     """
     ending = rollout.ending
     assert ending is not None
@@ -89,8 +88,6 @@ async def graded(grade: Grade | None, task: Task, rows: list[Trajectory]) -> lis
         return rows
     try:
         return list(await grade(task, rows))
-    except NotJudged as error:
-        return ungraded(rows, Reached(termination=Termination.NOT_JUDGED, detail=text_of(error)))
     except Exception as error:  # recording boundary: reward functions may raise anything
         return ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
 
@@ -150,9 +147,30 @@ def ungraded(rows: Sequence[Trajectory], reached: Reached) -> list[Trajectory]:
     ]
 
 
-def with_score(row: Trajectory) -> Trajectory:
-    """The row with its reward for a score, where the environment gave none."""
-    return row if row.score is not None else replace(row, score=row.reward)
+def with_scores(rollouts: Rollouts, *, declared: bool) -> tuple[Trajectory, ...]:
+    """The rows of a group with the scores that the environment did not give.
+
+    Where it gives none at all, a score is the reward. Where it does, a rollout that a limit cut off
+    before it was judged has the score 0, since its rewards so far are no verdict. The rollouts
+    themselves show which of the two it is, unless all of them were cut off.
+
+    Args:
+        rollouts: of one group.
+        declared: the environment gives scores, as far as its code shows.
+    """
+    last = [rows[-1] for rows in rollouts if rows[-1].rule.reward_trusted]
+    if any(row.score is not None for row in last):
+        declared = True
+    elif any(row.rule.mark == "done" for row in last):
+        declared = False
+    return tuple(_scored(row, declared) for rows in rollouts for row in rows)
+
+
+def _scored(row: Trajectory, declared: bool) -> Trajectory:
+    score = row.score
+    if score is None and row.reward is not None:
+        score = 0.0 if declared and row.rule.mark == "limit" else row.reward
+    return row if score is None else replace(row, score=unrounded(score))
 
 
 def with_usage(rows: Sequence[Trajectory], usage: Mapping[str, float]) -> list[Trajectory]:

@@ -13,15 +13,17 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import RolloutSection
 from agentrl.engine import Generator
-from agentrl.env import AgentInstance, EnvContext
+from agentrl.env import AgentInstance, EnvContext, asked
 from agentrl.errors import ConfigError
 from agentrl.plugins.own_threads import keep_pool_free
 from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
+from agentrl.rollout.adapters.declared_scores import declares_scores
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -38,7 +40,7 @@ from agentrl.rollout.trajectories import (
     graded,
     graded_group,
     trajectories,
-    with_score,
+    with_scores,
     with_usage,
 )
 from agentrl.rollout.under_way.effort import CancelledWork, Effort
@@ -103,6 +105,7 @@ class RolloutWorker:
             long_texts=LongTexts(),
         )
         self._make_env = make_env
+        self._declared = False
         self._sandboxes = sandboxes
         self._sandbox_limits = sandbox_limits or SandboxLimits()
         self._retries = section.retries
@@ -164,7 +167,7 @@ class RolloutWorker:
         finally:
             for name in names:
                 self.in_flight.end(name)
-        rows = tuple(with_score(row) for rollout in rollouts for row in rollout)
+        rows = with_scores(rollouts, declared=self._declared)
         return TrajectoryGroup(group_id=group_id, task_id=task.id, trajectories=rows)
 
     async def _run_one(
@@ -239,6 +242,7 @@ class RolloutWorker:
                     for name, tool in self._parts.tools.items():
                         tools[name] = tool.fresh()
                     env = self._new_env()
+                    self._declared = declares_scores(env)
                 env.context = EnvContext(
                     seed=seed,
                     rollout_id=rollout_id,
@@ -285,7 +289,7 @@ class RolloutWorker:
         limit_s = self._parts.limits.env_timeout_s
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         if env is not None and type(env).close is not AgentInstance.close:
-            steps.append(("env.close", env.close))
+            steps.append(("env.close", partial(asked, env.close)))
         for tool in tools:
             # What a tool left in the sandbox is ended while there is one.
             if type(tool).close is not Tool.close:

@@ -6,7 +6,9 @@ import contextlib
 import gc
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +43,7 @@ from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
+from agentrl.runtime.checks.resumed import resume_notes
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -210,6 +213,7 @@ async def _run_from_disk(
     stop: StopSwitch,
 ) -> RunResult:
 
+    began = time.monotonic()
     sweep(directory.checkpoints)
     point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
     for path in point.damaged:
@@ -238,6 +242,10 @@ async def _run_from_disk(
                     * plan.schedule.rollout.n_samples_per_prompt,
                 )
             )
+            done = point.history.done
+            for note in resume_notes(directory.changed, plan.schedule.train, done=done):
+                logger.info("%s", note)
+                progress.note(note)
             for doubt in doubts(plan.trainer, plan.schedule):
                 progress.note(doubt)
             refresh = make_refresh(
@@ -263,8 +271,11 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
+            # Models that are loaded take time of the run, too.
+            opened_s = point.history.elapsed_s + time.monotonic() - began
+            history = replace(point.history, elapsed_s=opened_s)
             run = make_run(
-                plan.schedule, directory, parts, history=point.history, progress=progress, stop=stop
+                plan.schedule, directory, parts, history=history, progress=progress, stop=stop
             )
             with frozen_heap():
                 async with progress.watching(opened.stages.in_flight):

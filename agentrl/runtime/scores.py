@@ -35,6 +35,13 @@ class EvalSummary:
     """Share of the counted rollouts that a budget ended."""
     by_task: Mapping[str, float] = field(repr=False)
     """Mean score of each task that has at least one trusted rollout."""
+    tasks: int = 0
+    """Tasks of the dataset, those included of which no rollout could be scored."""
+
+    @property
+    def missing(self) -> int:
+        """Tasks without a score: all of their rollouts failed for reasons of their own."""
+        return max(0, self.tasks - len(self.by_task))
 
     def metrics(self) -> dict[str, float]:
         """Under `eval/NAME/`, for the log; unknown numbers are left out."""
@@ -42,6 +49,7 @@ class EvalSummary:
         numbers = (
             *(end for found in intervals for end in (found.mean, found.low, found.high)),
             *(self.mean_tokens, self.truncated, float(self.untrusted)),
+            self.missing / self.tasks if self.tasks else 0.0,
         )
         values = zip(metric_keys(self.k), numbers, strict=True)
         return {f"eval/{self.name}/{key}": v for key, v in values if not math.isnan(v)}
@@ -51,7 +59,7 @@ def metric_keys(n_samples: int) -> tuple[str, ...]:
     """Names after `eval/NAME/` in the metrics of a dataset with so many rollouts per task."""
     names = ("score", *(f"pass@{k}" for k in passes_of(n_samples)))
     ends = (f"{name}{end}" for name in names for end in ("", "_low", "_high"))
-    return (*ends, "mean_length", "truncated", "untrusted")
+    return (*ends, "mean_length", "truncated", "untrusted", "missing")
 
 
 def passes_of(n_samples: int) -> tuple[int, ...]:

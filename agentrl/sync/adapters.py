@@ -67,17 +67,16 @@ class AdapterWeights:
         base: Callable[[], Iterable[tuple[str, Tensor]]],
         adapters: Callable[[], Iterable[Adapter]],
         *,
-        stored: Mapping[str, str] | None = None,
+        own: Mapping[str, str] | None = None,
     ) -> None:
         """Keep the two.
 
         Args:
             base: every weight without what the adapters add; never changes.
             adapters: as they are now.
-            stored: by the name of a weight, the one that files of the model have for it, where
-                that is another.
+            own: by the name of a weight, another one that files of the model may have for it.
         """
-        self._base, self._adapters, self._stored = base, adapters, dict(stored or {})
+        self._base, self._adapters, self._own = base, adapters, dict(own or {})
         self._header: Tensor | None = None
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
@@ -103,7 +102,7 @@ class AdapterWeights:
                 "dtypes": dtypes,
                 "digest": digest.hexdigest(),
                 "layers": layers,
-                "stored": self._stored,
+                "own": self._own,
             }
         )
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -161,7 +160,7 @@ class Merger:
 
         files = self._files or self._find()
         for name, dtype in header["dtypes"].items():
-            there = name if name in files else header["stored"].get(name, name)
+            there = name if name in files else header["own"].get(name, name)
             if there not in files:
                 raise SyncError(f"{self._model} has no weight {name!r}; {_REMEDY}")
             with safe_open(files[there], framework="pt") as file:

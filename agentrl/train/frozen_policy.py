@@ -20,6 +20,7 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.logprob_worker import LogProbPasses, Result
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
+from agentrl.train.model.lora import persistent_buffers
 
 
 class FrozenPolicy:
@@ -47,6 +48,8 @@ class FrozenPolicy:
         # Tied weights come once, as they do from a backend.
         self.shapes = {name: param.shape for name, param in model.named_parameters()}
         """Shape of every whole weight, by name."""
+        self.constants = {name for name, _ in persistent_buffers(model)}
+        """Names of what is among the weights of a backend and is trained by none."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""

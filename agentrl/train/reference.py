@@ -76,6 +76,8 @@ class Reference(LogProbWorker):
         """
         held, waiting = self.frozen.held(), dict(self.frozen.shapes)
         for name, new in weights:
+            if name in self.frozen.constants:
+                continue
             shape = waiting.pop(name, None)
             if shape != new.shape:
                 got = "no such weight" if shape is None else f"shape {tuple(shape)}"

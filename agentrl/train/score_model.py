@@ -21,7 +21,7 @@ from agentrl.batch.examples import ScoredTokens, score_key, score_rows
 from agentrl.batch.records import FloatArray, MicroBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.models.source import check_model_path
+from agentrl.models.source import check_model_path, stored_config
 from agentrl.reward.posterior import HeadPosterior
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import by_row
@@ -168,11 +168,9 @@ def reward_head(path: str) -> RewardHead:
     Raises:
         ConfigError: it cannot be read, gives no score, or more than one that we know.
     """
-    from transformers import AutoConfig
-
     check_model_path(path, key="reward model")
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = stored_config(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the reward model {path!r} cannot be read: {error}") from None
     kind = (config.architectures or ["model without a name"])[0]

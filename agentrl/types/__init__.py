@@ -3,7 +3,7 @@
 Every stage of agentrl takes one record and gives one record, and knows the records but not the
 other stages. What is exported here needs the standard library only, so anything may import it. The
 modules that are not exported read and check such records: `explanation`, `history`, `usage`; a
-`finding` is the record of a check.
+`finding` is the record of a check, and `solved` the score of a solved task.
 """
 
 from agentrl.types.endings import (

@@ -109,7 +109,8 @@ class Trajectory:
     reward_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of the reward; for reading, never added again."""
     score: float | None = None
-    """The environment's 0-1 verdict for filters and evaluation; defaults to the reward."""
+    """The environment's 0-1 verdict for filters and evaluation; the reward where it gives none, 0
+    where a limit cut the rollout off before it gave one."""
     termination: Termination
     """Reason the rollout ended."""
     termination_detail: str = ""

@@ -66,7 +66,8 @@ class ReadOnce(Generic[T]):
         """
         self._read = read
         self._sandbox = sandbox
-        self._found: list[T] = []
+        self.found: list[T] = []
+        """What was read; empty before that."""
 
     async def get(self) -> T:
         """The files, read at the first call.
@@ -74,10 +75,10 @@ class ReadOnce(Generic[T]):
         Raises:
             SandboxError: it could not be read.
         """
-        if not self._found:
-            self._found.append(await self._read())
+        if not self.found:
+            self.found.append(await self._read())
             await self._sandbox.close()
-        return self._found[0]
+        return self.found[0]
 
 
 async def graded(

@@ -238,3 +238,39 @@ async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
     assert (await needed(best)).startswith("8.0 GiB for checkpoints")
     adapters = changed(config, train={"lora": {"rank": 2}})
     assert (await needed(adapters)).startswith("1.5 GiB for checkpoints")
+
+
+@pytest.mark.parametrize("by", ["", "eval/a/score"])
+@pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1)])
+def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
+    tmp_path: Path, by: str, order: Sequence[int]
+) -> None:
+    """Fails if a lost dataset, or lost tasks of one, raise the mean that decides what is kept."""
+    whole = {
+        "eval/a/score": 0.5,
+        "eval/a/missing": 0.0,
+        "eval/b/score": 0.25,
+        "eval/b/missing": 0.0,
+    }
+    found = {
+        1: whole,
+        2: {**whole, "eval/a/score": 1.0, "eval/a/missing": 0.75},  # three tasks of four
+        3: {name: v for name, v in whole.items() if name != "eval/b/score"} | {"eval/b/missing": 1},
+        4: {**whole, "eval/a/score": 0.9, "eval/b/score": 0.9, "eval/a/missing": 0.25},
+    }
+    section = CheckpointSection(keep_last=1, keep_best={by: 1} if by else 1)
+    kept = tmp_path / "kept"
+    for step in order:
+        # By name of one dataset, what another lacks does not matter.
+        if not (by and step == 3):
+            save_checkpoint(kept, replace(state(step), scores=found[step]), fill, section)
+    assert best_checkpoint(kept, by).state.step == 1
+    assert 1 in steps(kept)
+    assert not would_be_kept(kept, replace(state(9), scores=found[4]), section)
+    # Without a whole one, what is missing counts as failed: 0.9 of 3/4 beats 1.0 of 1/4.
+    broken = tmp_path / "broken"
+    for step in (2, 4):
+        save_checkpoint(
+            broken, replace(state(step), scores=found[step]), fill, CheckpointSection(keep_last=9)
+        )
+    assert best_checkpoint(broken, by).state.step == 4

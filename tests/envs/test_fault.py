@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.fault import ReadOnce, graded
 from agentrl_envs.reasoning import ReasoningProgram, make_tasks
-from agentrl_envs.swe import harbor
 
 from agentrl.env import Action, EnvContext
 from agentrl.errors import SandboxError, SandboxLost, SandboxUnavailable
@@ -137,24 +137,6 @@ async def test_a_node_that_was_lost_is_never_charged_to_the_model(before: int) -
         await graded(grade, control)
 
 
-async def test_a_full_disk_of_the_host_is_not_the_models_doing(monkeypatch) -> None:
-    sandbox = LocalSandbox()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(harbor, "_write", full)
-    with pytest.raises(SandboxLost, match="TMPDIR"):
-        await harbor._lay_out(sandbox, {"repo/a": b"1"})
-
-    # A path that the sandbox allows and the host does not is the agent's doing.
-    monkeypatch.undo()
-    deep = "/".join(["d" * 200] * 21)
-    with pytest.raises(OSError, match="too long"):
-        await harbor._lay_out(sandbox, {f"repo/{deep}": b"1"})
-    await sandbox.close()
-
-
 @pytest.mark.parametrize("task", [TASK, CHECKED], ids=["cases", "check"])
 async def test_code_that_ends_its_sandbox_earns_nothing_and_is_counted(task) -> None:
     sandboxes = BreakableSandboxes()
@@ -168,6 +150,26 @@ async def test_code_that_ends_its_sandbox_earns_nothing_and_is_counted(task) -> 
     env = await begin(sandboxes, task)
     step = await env.step(Action(text=RIGHT))
     assert (step.rewards, step.extra_logs["grading_broken"]) == (1.0, 0.0)
+    await sandboxes.close()
+
+
+DYING = "def check(candidate):\n    if candidate(4) {}:\n        import os; os._exit(1)\n"
+
+
+@pytest.mark.parametrize("dies", ["or True", "== 8"])
+async def test_a_check_without_a_verdict_is_the_models_doing_only_if_it_has_one_on_other_code(
+    dies: str,
+) -> None:
+    """Caught: right code earned 0 where the check was killed, whatever it was given."""
+    label = {"entry_point": "double", "test": DYING.format(dies)}
+    sandboxes = LocalSandboxes()
+    env = await begin(sandboxes, replace(CHECKED, label=label), max_turns=1)
+    if dies == "or True":
+        with pytest.raises(SandboxError, match=r"the check gave no verdict \(died\)"):
+            await env.step(Action(text=RIGHT))
+    else:
+        step = await env.step(Action(text=RIGHT))
+        assert (step.rewards, step.extra_logs["grading_broken"]) == (0.0, 1.0)
     await sandboxes.close()
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
-from agentrl.models.hub_format import save_pretrained
+from agentrl.models.hub_format import StoredForm, save_pretrained
+from agentrl.train.model.lora import base_weights
 from tests.train.tiny_llama import tiny_model
 
 
@@ -36,3 +38,61 @@ def test_a_model_is_saved_without_importing_deepspeed(
     assert all(torch.equal(found[name], own[name] + 1) for name in own)
     with pytest.raises(AssertionError, match="is looked for"):
         model.save_pretrained(tmp_path / "plain")
+
+
+_SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+_EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24}
+_FAMILIES = {
+    # Renamed, and experts in one tensor each: `block_sparse_moe.experts.N.w1` in the files.
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2},
+    # A router's bias is a buffer.
+    "glm4_moe": {**_EXPERTS, "first_k_dense_replace": 1, "num_experts_per_tok": 2},
+    # Nothing is another in the files.
+    "llama": {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_the_stored_form_of_a_stream_is_what_is_saved(family: str, tmp_path: Path) -> None:
+    """Fails if a name, a joined tensor or a persistent buffer is another than in the files, which
+    are what an engine reads."""
+    section = transformers.AutoConfig.for_model(family, **_SMALL, **_FAMILIES[family])
+    transformers.AutoModelForCausalLM.from_config(section).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    held = dict(base_weights(model))
+    form = StoredForm(model, held)
+    for _ in range(2):
+        found = list(form(iter(held.items())))
+        saved = load_file(tmp_path / "model.safetensors")
+        assert sorted(name for name, _ in found) == sorted(saved)
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in found)
+    assert form.renamed("model.embed_tokens.weight") == "model.embed_tokens.weight"
+    whole = "model.layers.1.mlp.experts.gate_up_proj"
+    assert (form.renamed(whole) is None) == (whole in held)
+
+
+def test_what_files_join_is_sent_when_all_of_it_has_come() -> None:
+    """Fails if half of a tensor goes for the whole."""
+    from transformers.core_model_loading import Chunk, WeightConverter
+
+    model: torch.nn.Module = tiny_model(torch.float32)
+    parts = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+    model._weight_conversions = [  # type: ignore[assignment]
+        WeightConverter("mlp.gate_up_proj.weight", parts, [Chunk(dim=0)])
+    ]
+    held = dict(model.named_parameters())
+    found = dict(StoredForm(model, held)(held.items()))
+    layer = "model.layers.0."
+    joined = torch.cat([held[layer + part] for part in parts])
+    assert torch.equal(found[f"{layer}mlp.gate_up_proj.weight"], joined)
+    assert len(found) == len(held) - len([name for name in held if "up_proj" in name])
+    with pytest.raises(AssertionError, match=r"before all parts of .*gate_up_proj"):
+        list(StoredForm(model, held)(list(held.items())[:-1][::-1][-6:]))

@@ -9,9 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from agentrl.env import Observation, StepResult
+from agentrl.env import AgentInstance, Observation, StepResult
 from agentrl.errors import EngineError, GraderError, SandboxError
 from agentrl.rollout import rollout_metrics
+from agentrl.rollout.adapters.adapt import adapt_env
+from agentrl.rollout.adapters.declared_scores import declares_scores
 from agentrl.rollout.seeds import rollout_seed
 from agentrl.rollout.under_way.effort import CancelledWork
 from agentrl.rollout.under_way.in_flight import InFlightReport
@@ -26,7 +28,7 @@ from agentrl.types import (
     Termination,
     TrajectoryGroup,
 )
-from tests.rollout.rollout_fakes import Talk, call
+from tests.rollout.rollout_fakes import Plain, Talk, call
 
 DONE = StepResult(done=True, rewards=1.0)
 
@@ -556,3 +558,95 @@ async def test_an_answer_that_was_cut_off_is_truncated_however_it_was_graded(ben
     assert row.termination is Termination.MAX_TOKENS
     assert row.rule.truncated
     assert row.reward == 1.0
+
+
+class Scored(AgentInstance):
+    """Pays every turn, and gives its verdict with the last one that it asks for."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    async def reset(self, task):
+        return Observation(content="Begin.")
+
+    async def step(self, action):
+        if action.turn + 1 < self.turns:
+            return StepResult(rewards=1.0, environment_feedback="more")
+        return verdict()
+
+
+class Paid(Scored):
+    """The same without a verdict: its rewards are all there is."""
+
+    async def step(self, action):
+        done = action.turn + 1 == self.turns
+        return StepResult(rewards=0.1, environment_feedback="" if done else "more", done=done)
+
+
+def verdict():
+    return StepResult(rewards=1.0, scores=0.5, done=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "lengths", "scores"),
+    [
+        (Scored, [4, 4], [0.0, 0.0]),  # all are cut off: the code says that there is a verdict
+        (Scored, [2, 4], [0.5, 0.0]),
+        (Paid, [40, 40], [0.3, 0.3]),
+        (Paid, [2, 40], [0.2, 0.3]),
+    ],
+)
+async def test_what_a_limit_cuts_off_before_its_verdict_has_solved_nothing(
+    bench, make, lengths, scores
+):
+    """Fails where the rewards so far, 3.0 of the first row, stand in for a verdict of 0 to 1."""
+    left = iter(lengths)
+    made = bench(["hi"], lambda: make(next(left)), max_assistant_turns=3)
+    group = await made.group(2)
+    assert [row.score for row in group.trajectories] == pytest.approx(scores)
+
+
+async def test_a_score_that_misses_one_by_rounding_is_stored_as_one(bench):
+    made = bench(["hi"], lambda: Paid(10), max_assistant_turns=20)
+    assert (await made.one()).score == 1.0
+
+
+class PlainVerdict(Plain):
+    """Gives its verdict in a dictionary."""
+
+    async def step(self, states):
+        return {"rewards": 1.0, "done": True, "scores": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (Scored(1), True),
+        (Paid(1), False),
+        (adapt_env(Plain("")), False),
+        (adapt_env(PlainVerdict("")), True),
+    ],
+)
+def test_the_code_of_an_environment_tells_if_it_gives_scores(env, expected):
+    assert declares_scores(env) is expected
+
+
+class NoCoroutine(Talk):
+    """Written without `async`."""
+
+    def step(self, action):
+        return StepResult(rewards=1.0, done=True)
+
+    def close(self):
+        self.closed += 1
+
+
+async def test_a_step_that_is_no_coroutine_is_refused_by_name(bench, caplog):
+    """Fails with `object StepResult can't be used in 'await' expression`."""
+    made = bench(["hi"], NoCoroutine)
+    row = await made.one()
+    assert row.termination is Termination.ENV_CRASHED
+    assert "NoCoroutine.step is no coroutine: it returned StepResult" in row.termination_detail
+    assert "write it as `async def`" in row.termination_detail
+    assert made.envs[0].closed == 1
+    assert "NoCoroutine.close is no coroutine" in caplog.text

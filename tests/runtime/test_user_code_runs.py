@@ -1,4 +1,4 @@
-"""Runs of which many rollouts misbehave at once: they end, and the others are what they would be."""
+"""Runs of which many rollouts misbehave at once: they end, and the others are unchanged."""
 
 from __future__ import annotations
 

@@ -83,6 +83,8 @@ def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
             note += f"; {item.truncated:.3f} of them cut off by a limit of turns, tokens or context"
         if item.untrusted:
             note += f"; {item.untrusted} failed for reasons of their own and are not counted"
+        if item.missing:
+            note += f", so {item.missing} of {item.tasks} tasks have no score"
         notes.append(Text(note))
     return Group(table, *notes)
 

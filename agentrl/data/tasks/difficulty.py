@@ -24,6 +24,7 @@ from agentrl.data.tasks.pass_rates import (
 )
 from agentrl.errors import DataError
 from agentrl.types import Task
+from agentrl.types.solved import ROUNDING
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,8 @@ def keep_by_pass_rate(
     bounds, source = difficulty.keep, difficulty.source
     rates = {name: rate.mean for name, rate in _known(tasks, section, source, base).items()}
     known = list(rates)
-    easy = {name for name in known if rates[name] > bounds[1]}
-    hard = {name for name in known if rates[name] < bounds[0]}
+    easy = {name for name in known if rates[name] > bounds[1] + ROUNDING}
+    hard = {name for name in known if rates[name] < bounds[0] - ROUNDING}
     kept = [task for task in tasks if task.id not in easy and task.id not in hard]
     said = (
         f"dataset {section.source}: difficulty.keep {list(bounds)} leaves "

@@ -19,6 +19,7 @@ from agentrl.data.tasks.files import (
     read_files,
 )
 from agentrl.errors import ConfigError, DataError, choices
+from agentrl.models.hub import require_on_hub
 from agentrl.plugins.user_code import text_of, user_code
 
 
@@ -142,9 +143,12 @@ def _load(datasets: Any, name: str, split: str, *, base: Path | None) -> Any:
         if folder.is_dir():
             return datasets.load_dataset(str(folder), split=split)
         repository, _, config = name.partition(":")
+        require_on_hub(repository, key="the dataset", kind="dataset", base=base)
         return datasets.load_dataset(repository, config or None, split=split)
     except DataError:
         raise
+    except ConfigError as error:
+        raise DataError(f"dataset source 'hf:{name}', split {split!r}: {error}") from None
     # The library and the network stack below it raise anything from ValueError to bare Exception;
     # to the user all of them mean that the dataset could not be had.
     except Exception as error:

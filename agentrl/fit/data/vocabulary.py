@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.batch.examples import Example
 from agentrl.errors import ConfigError
+from agentrl.models.source import check_model_path, stored_config
 
 
 def vocabulary_of(source: str) -> int:
@@ -18,10 +19,9 @@ def vocabulary_of(source: str) -> int:
     Raises:
         ConfigError: it has no config that can be read.
     """
-    from transformers import AutoConfig
-
+    check_model_path(source)
     try:
-        config: Any = AutoConfig.from_pretrained(source)
+        config: Any = stored_config(source)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {source!r} has no usable config.json: {error}") from None
     return int(config.get_text_config().vocab_size)

@@ -29,6 +29,7 @@ from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.sketches import answer_sketches, are_alike
 from agentrl.inspect.read.task_scores import rows_by_rollout
 from agentrl.types import TERMINATION_RULES
+from agentrl.types.solved import ROUNDING
 
 _KEPT_HITS, _KEPT_BYTES = 4, 2**16
 """The texts of so many hits of one step are kept until they are shown, those of more read again."""
@@ -123,13 +124,13 @@ def _by_index(table: pa.Table, question: Question) -> pa.Table:
         contains = pc.match_substring(table.column("task_id"), escape(question.task))  # pyright: ignore[reportAttributeAccessIssue] - made at run time
         table = table.filter(contains)
     if question.reward_min is not None:
-        tests.append(pc.field("reward") >= question.reward_min)
+        tests.append(pc.field("reward") >= question.reward_min - ROUNDING)
     if question.reward_max is not None:
-        tests.append(pc.field("reward") <= question.reward_max)
+        tests.append(pc.field("reward") <= question.reward_max + ROUNDING)
     if question.score_min is not None:
-        tests.append(pc.field("score") >= question.score_min)
+        tests.append(pc.field("score") >= question.score_min - ROUNDING)
     if question.score_max is not None:
-        tests.append(pc.field("score") <= question.score_max)
+        tests.append(pc.field("score") <= question.score_max + ROUNDING)
     if question.step_min is not None:
         tests.append(pc.field("step") >= question.step_min)
     if question.step_max is not None:

@@ -31,6 +31,7 @@ from agentrl.inspect.read.task_scores import (
     numbered,
     rollout_scores,
 )
+from agentrl.types.solved import ROUNDING, SOLVED
 
 SORTS = ("gain", "loss", "task", "before", "after")
 """Orders of the table of tasks."""
@@ -260,9 +261,9 @@ def _kept(
     wanted = question.labels or {}
     fits = {
         None: np.ones(len(names), dtype=bool),
-        "zero": before <= 0,
-        "between": (before > 0) & (before < 1),
-        "one": before >= 1,
+        "zero": before <= ROUNDING,
+        "between": (before > ROUNDING) & (before < SOLVED - ROUNDING),
+        "one": before >= SOLVED - ROUNDING,
     }[question.was]
     return [
         task

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.images import ExpandedImage, ImageFolder, decode_image, read_image
+from agentrl.models.source import loadable, stored_config
 from agentrl.models.vision.families import FAMILIES, VisionFamily, family_of
 from agentrl.models.vision.sizes import Sizes, differing_sizes, model_sizes, processor_sizes
 from agentrl.types import Image
@@ -231,10 +232,11 @@ def load_reader(source: str, tokenizer: Any) -> VisionReader | None:
         ConfigError: a family that is not read here, no image processor or that of a model with
             other patches or tiles, or no Pillow.
     """
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoImageProcessor
 
+    source = loadable(source)
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = stored_config(source)
     except (OSError, ValueError):
         return None  # what loads the model says what is wrong
     family = family_of(config, path=source)

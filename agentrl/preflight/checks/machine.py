@@ -21,6 +21,7 @@ from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
 from agentrl.models.device import pick_device
 from agentrl.models.quickstart import quickstart_checkpoint
+from agentrl.models.source import stored_config
 from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
 from agentrl.runtime.assembly.teacher import teacher_bytes
@@ -70,10 +71,8 @@ async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
 
 async def context(model: ModelSection, wanted: int) -> Finding | str:
     """Compare the longest sequence of the run with what the model was made for."""
-    from transformers import AutoConfig
-
     try:
-        found = await asyncio.to_thread(AutoConfig.from_pretrained, model_source(model))
+        found = await asyncio.to_thread(stored_config, model_source(model))
     except (AgentrlError, OSError, ValueError) as error:
         return warn("context", f"not checked: {error}", "mend model")
     text = getattr(found, "text_config", None) or found
@@ -140,9 +139,9 @@ def model_shape(section: ModelSection) -> ModelShape:
         OSError, ValueError: its config cannot be read, or no model can be made from it.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    found = AutoConfig.from_pretrained(model_source(section))
+    found = stored_config(model_source(section))
     with torch.device("meta"):
         return shape_of(AutoModelForCausalLM.from_config(found))
 

@@ -24,6 +24,7 @@ from agentrl.preflight.reward.causes import (
 from agentrl.preflight.reward.known_answers import LIMITS, NOTHING, SOLVED, AnswerKind, TriedAnswer
 from agentrl.preflight.reward.repeats import find_flaky, first_verdicts, reason_of, surely_broken
 from agentrl.types.finding import Finding, Status
+from agentrl.types.solved import is_solved
 
 NAME = "reward test"
 """The line about known answers."""
@@ -225,7 +226,7 @@ def _of_solutions(
 
 
 def _solved(answer: TriedAnswer) -> bool:
-    return answer.score is None or answer.score >= 1.0
+    return answer.score is None or is_solved(answer.score)
 
 
 def _paid(kind: str, answers: Sequence[TriedAnswer]) -> list[str]:

@@ -20,7 +20,6 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.imports import resolve
 from agentrl.plugins.own_threads import OwnThread
-from agentrl.rollout.adapters.peer_imports import others_importable
 from agentrl.rollout.adapters.text_envs import text_env_of
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
 from agentrl.types import Message, Task
@@ -59,8 +58,7 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
     Raises:
         ConfigError: the target cannot be loaded or is none of these.
     """
-    with others_importable():
-        found = resolve(target, base=base)
+    found = resolve(target, base=base)
     if inspect.isclass(found):
         found = _agent_of_executor(target, found)
         if issubclass(found, AgentInstance):
@@ -115,6 +113,11 @@ class DictEnv(AgentInstance):
         self._thread = OwnThread()
         self._label: Any = None
         self._sampling = SimpleNamespace()
+
+    @property
+    def kind(self) -> type:
+        """Class of the environment that it wraps."""
+        return type(self._inner)
 
     async def reset(self, task: Task) -> Observation:
         """Give it the rendered prompt, take its first observation."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from agentrl.plugins.user_code import hangs_in, user_call
 from agentrl.rollout.endings import crash
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def close_all(
@@ -25,8 +27,8 @@ async def close_all(
             logger.warning("rollout %s: %s failed: %s", session_id, name, detail)
 
 
-async def to_the_end(work: Awaitable[None]) -> None:
-    """Await `work`; a cancellation meanwhile takes effect when it is done."""
+async def to_the_end(work: Awaitable[T]) -> T:
+    """The result of `work`; a cancellation meanwhile takes effect when it is done."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
@@ -36,3 +38,4 @@ async def to_the_end(work: Awaitable[None]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
+    return task.result()

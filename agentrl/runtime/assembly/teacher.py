@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeacher
-from agentrl.config.paths import QUICKSTART
 from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
@@ -17,8 +16,7 @@ from agentrl.disk.other_models import (
 )
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
-from agentrl.models.quickstart import quickstart_checkpoint
-from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model, stored_config
 from agentrl.models.vision.sizes import model_sizes
 
 if TYPE_CHECKING:
@@ -169,14 +167,10 @@ def _server(teacher: ServedTeacher, section: DistillSection, *, vocabulary: int)
 def _check_checkpoint(
     teacher: CheckpointTeacher, section: DistillSection, plan: TrainerPlan, *, tokenizer: Any
 ) -> None:
-    from transformers import AutoConfig
-
-    source = other_model_source(teacher.path, plan.base)
-    check_model_path(source, key=f"{KEY}.path")
-    source = str(quickstart_checkpoint()) if source == QUICKSTART else source
+    source = loadable(other_model_source(teacher.path, plan.base), key=f"{KEY}.path")
     refuse_scoring_model(source, key=f"{KEY}.path")
     try:
-        shape = AutoConfig.from_pretrained(source)
+        shape = stored_config(source)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{KEY}.path {teacher.path!r} has no usable config: {error}") from None
     text = getattr(shape, "text_config", None) or shape
@@ -209,12 +203,10 @@ def _check_checkpoint(
 
 def _check_images(shape: Any, model: ModelSection, *, path: str) -> None:
     """Refuse a teacher that cannot be given the images of a vision-language policy."""
-    from transformers import AutoConfig
-
     from agentrl.models.vision.families import family_of
     from agentrl.models.vision.reader import check_shared_images
 
-    policy = AutoConfig.from_pretrained(model_source(model))
+    policy = stored_config(model_source(model))
     family = family_of(policy, path=model.path)
     if family is not None:
         check_shared_images(shape, family, model_sizes(policy), who=f"{KEY}.path {path!r}")

@@ -1,8 +1,13 @@
-"""The stream that a push sends: the weights of the trainer, or only its adapters."""
+"""The stream that a push sends: the weights of the trainer, or only its adapters.
+
+Both go in the form of the model's files (`StoredForm`), since that is what an engine reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.training import LoraSection
@@ -25,22 +30,32 @@ def sent_weights(
         trainer: for whole weights.
         backend: that carries the stream.
     """
+    from agentrl.models.hub_format import StoredForm
+    from agentrl.sync.adapters import AdapterWeights
+    from agentrl.train.model.lora import (
+        adapters,
+        base_parameters,
+        base_weights,
+        gathered_adapters,
+        persistent_buffers,
+    )
+
     kind = find_transfer(backend)
     assert kind is not None, backend
-    if lora is None or lora.sync == "merged" or not kind.merges_adapters:
-        return trainer.weights
-    from agentrl.models.hub_format import stored_names
-    from agentrl.models.vision.reader import reader_of
-    from agentrl.sync.adapters import AdapterWeights
-    from agentrl.train.model.lora import base_parameters, gathered_adapters
-
+    names = [name for name, _ in base_weights(model)]
+    form = StoredForm(model, names)
+    layers = {one.name: form.renamed(f"{one.name}.weight") for one in adapters(model)}
+    alone = lora is not None and lora.sync != "merged" and kind.merges_adapters
+    # An adapter adds to one stored matrix; where the files hold that in parts, all weights go.
+    if not alone or None in layers.values():
+        return lambda: form(trainer.weights())
     whole = trainer.backend.parameters
-    stored: dict[str, str] = {}
-    if reader_of(model) is not None:
-        names = [name for name, _ in base_parameters(model.named_parameters())]
-        stored = stored_names(model, names)
+    stored = {name: str(key).removesuffix(".weight") for name, key in layers.items()}
     return AdapterWeights(
-        lambda: base_parameters(whole()),
-        lambda: gathered_adapters(model, whole(trained_only=True)),
-        stored=stored,
+        lambda: form(chain(base_parameters(whole()), persistent_buffers(model))),
+        lambda: (
+            replace(one, name=stored[one.name])
+            for one in gathered_adapters(model, whole(trained_only=True))
+        ),
+        own={key: name for name in names if (key := form.renamed(name)) and key != name},
     )

@@ -13,7 +13,7 @@ from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
-from agentrl.models.source import load_tokenizer
+from agentrl.models.source import load_tokenizer, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
@@ -221,9 +221,7 @@ async def _strangers(
 
 
 def _vocabulary(section: ModelSection) -> int:
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(model_source(section)).get_text_config().vocab_size)
+    return int(stored_config(model_source(section)).get_text_config().vocab_size)
 
 
 async def cluster(plan: EnginePlan) -> str:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_COUNTS = ("missing", "untrusted")
+"""Metrics that count what an evaluation lacks; they hold for one that lacks tasks, too."""
+
 
 def check_health(section: HealthSection, *, datasets: Collection[str]) -> tuple[Rule, ...]:
     """Parse the rules and the thresholds of a config.
@@ -113,8 +116,14 @@ class RunRules:
         return any(rule.of_evaluation for rule in self._rules)
 
     def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the metrics of a step; a value that is known already stays as it was logged first."""
+        """Add the metrics of a step; a value that is known already stays as it was logged first.
+
+        A mean over what failures left of an evaluation neither breaks a rule nor keeps it.
+        """
         for metric, known in self._values.items():
+            dataset, _, what = metric.rpartition("/")
+            if what not in _COUNTS and values.get(f"{dataset}/missing", 0.0) > 0:
+                continue
             if metric in values:
                 known.setdefault(step, float(values[metric]))
         self._names.update(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.models.hub_format import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
@@ -18,6 +19,7 @@ from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
+from agentrl.runtime.assembly.weight_check import Turn, probe_prompts
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.ray.actor import RankSpec
 from agentrl.runtime.ray.sender import SenderFacts
@@ -27,6 +29,7 @@ from agentrl.serving.lean import EngineServer
 from agentrl.sync import make_sender
 from agentrl.train.backends.choose import full_weights, trained_parameters
 from agentrl.train.backends.ranks import Ranks
+from agentrl.train.logprob_worker import turn_log_probs
 from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import base_weights, save_policy
 
@@ -100,7 +103,9 @@ class Rank:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
         others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
-        layout = _layout(base_weights(pretrained.model))
+        model = pretrained.model
+        form = StoredForm(model, (name for name, _ in base_weights(model)))
+        layout = _layout(form(base_weights(model)))
         trainer = make_trainer(
             plan,
             pretrained.model,
@@ -126,6 +131,14 @@ class Rank:
         if self._rank_spec.rank != 0:
             return None
         return copy_policy(self._pretrained.tokenizer, self._pretrained.images)
+
+    def probe_prompts(self) -> list[list[int]]:
+        """Prompts of the turns after which engines are compared with the ranks."""
+        return probe_prompts(self._pretrained.tokenizer)
+
+    def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities of sampled turns; all ranks call where each holds a part."""
+        return turn_log_probs(self.trainer.backend, turns)
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
         """Serve the embedded engine on these weights to clients with the secret; None with vLLM.
@@ -190,7 +203,7 @@ class Rank:
             address=address,
             cuda=cuda,
             workers=engine_width(self._plan.engines.serving),
-            describe=lambda: self._layout if self._sharded else _layout(self.trainer.weights()),
+            describe=lambda: self._layout if self._sharded else _layout(self._sent()),
         )
         self._take_part(backend)
         return SenderFacts(

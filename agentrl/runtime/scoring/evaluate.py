@@ -6,17 +6,25 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from agentrl.metrics.intervals import clipped_t_interval, mean_interval
+from agentrl.metrics.intervals import clipped_t_interval, score_interval
 from agentrl.runtime.scores import EvalSummary, passes_of
 from agentrl.runtime.stages import GroupReport
+from agentrl.types.solved import is_solved
 
 
 def summarise(
-    name: str, step: int, groups: Sequence[GroupReport], *, n_samples: int
+    name: str, step: int, groups: Sequence[GroupReport], *, n_samples: int, tasks: int = 0
 ) -> EvalSummary:
     """Score stored or fresh groups. Untrusted rollouts are counted and left out.
 
     A rollout's score is its `score`, or its reward where the environment gives no score.
+
+    Args:
+        name: of the dataset.
+        step: training steps done.
+        groups: one a task.
+        n_samples: rollouts per task.
+        tasks: of the dataset, where that is known.
     """
     scores: dict[str, list[float]] = {}
     untrusted = truncated = 0
@@ -31,7 +39,7 @@ def summarise(
     passed = {
         k: clipped_t_interval(
             [
-                pass_at_k(sum(value >= 1.0 for value in values), len(values), min(k, len(values)))
+                pass_at_k(sum(map(is_solved, values)), len(values), min(k, len(values)))
                 for values in scores.values()
             ]
         )
@@ -42,11 +50,12 @@ def summarise(
     return EvalSummary(
         name=name,
         step=step,
-        score=mean_interval(list(by_task.values())),
+        score=score_interval(list(by_task.values())),
         passed=passed,
         k=n_samples,
         rollouts=rollouts,
         untrusted=untrusted,
+        tasks=max(tasks, len({group.task_id for group in groups})),
         mean_tokens=sum(group.tokens for group in groups) / rollouts if rollouts else 0.0,
         truncated=truncated / counted if counted else 0.0,
         by_task=by_task,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.runtime.scores import Comparison, EvalSummary
 from agentrl.runtime.scoring.evaluate import summarise
-from agentrl.runtime.stages import GroupHandle, report_of
+from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
 from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
+
+logger = logging.getLogger(__name__)
 
 RollOut = Callable[[str, Sequence[Task]], Awaitable[Sequence[GroupHandle]]]
 
@@ -76,10 +79,20 @@ class ScoreBook:
             summary = self._stored(name, step)
             if summary is None:
                 groups = [handle.report for handle in await roll_out(name, tasks)]
-                summary = summarise(name, step, groups, n_samples=self._n_samples)
+                summary = self._summary(name, step, groups)
                 fresh = True
             self._scores[key] = summary
             on_score(summary)
+            if summary.missing:
+                logger.warning(
+                    "evaluation of %s at step %d: %d of %d tasks have no score, since all of their "
+                    "rollouts failed for reasons of their own; the mean is that of the others, so "
+                    "no checkpoint with a whole evaluation gives way to this one",
+                    name,
+                    step,
+                    summary.missing,
+                    summary.tasks,
+                )
             if key not in self._logged:
                 self._logged.add(key)
                 metrics.update(summary.metrics())
@@ -113,7 +126,11 @@ class ScoreBook:
         groups = stored_groups(self._store, f"eval/{name}", step)
         if not groups:
             return None
-        return summarise(name, step, [report_of(g) for g in groups], n_samples=self._n_samples)
+        return self._summary(name, step, [report_of(group) for group in groups])
+
+    def _summary(self, name: str, step: int, groups: Sequence[GroupReport]) -> EvalSummary:
+        tasks = len(self._tasks[name])
+        return summarise(name, step, groups, n_samples=self._n_samples, tasks=tasks)
 
 
 def last_value(logged: Mapping[int, Mapping[str, float]], key: str) -> float:

@@ -41,7 +41,9 @@ _NO_TRANSFER = "Weight transfer not configured"
 _UNFIT = re.compile(
     r"weights have no place in|got no weight|does not fit the model: (AssertionError|ValueError)"
 )
-"""Words of `sync.vllm.receiver` for weights whose names or shapes are not those of its model."""
+"""Words of `sync.vllm.reload` for weights whose names or shapes are not those of its model."""
+_NEVER = "goes on with its first ones"
+"""Words of `sync.vllm.reload` for a model that vLLM can only load when it starts."""
 _STILL_OPEN = "already active"
 
 
@@ -162,4 +164,6 @@ def _explained(error: EngineError, backend: str) -> SyncError:
             f"{error}; the server holds another model than the one that is trained: start it with "
             "that of model.path"
         )
+    if _NEVER in str(error):
+        return WeightsDoNotFit(str(error))
     return error if isinstance(error, SyncError) else SyncError(str(error))

@@ -14,12 +14,18 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm.config import ModelConfig
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 from agentrl.errors import SyncError
 
@@ -33,12 +39,16 @@ class ReloadableModel:
     def __init__(self, model: nn.Module, config: ModelConfig) -> None:
         """Keep both; nothing is changed before `begin`."""
         self.model = model
+        self.tied = tied_heads(model)
+        """Heads with the weight of the embeddings, as found: vLLM goes by the files, not a flag."""
         self._config = config
+        self._kernels: list[tuple[Any, Any]] = []
         self._proved: set[str] = set()
         """Names that are known to have a place, each, and to fill the model, together."""
 
     def begin(self) -> None:
         """Have the layers wait for their weights."""
+        self._kernels = _take_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def load(self, weights: Iterator[tuple[str, Tensor]], *, keeps: bool) -> None:
@@ -62,18 +72,17 @@ class ReloadableModel:
     def finish(self) -> None:
         """Bring the layers into the layout of their kernels."""
         finalize_layerwise_reload(self.model, self._config)
-        self._prepare_tied_head()
+        self._prepare_tied_heads()
 
-    def _prepare_tied_head(self) -> None:
-        """Make the layout of a head that is tied to the embeddings again, from the new weights.
+    def _prepare_tied_heads(self) -> None:
+        """Make the layout of heads that are tied to the embeddings again, from the new weights.
 
-        It is given no weight of its own, so the reload passes it over; on a CPU it multiplies with
-        a packed copy, and would go on sampling from the old one.
+        They are given no weight of their own, so the reload passes them over; on a CPU they
+        multiply with a packed copy, and would go on sampling from the old one.
         """
-        head = getattr(self.model, "lm_head", None)
-        method = getattr(head, "quant_method", None)
-        if self._tied and method is not None:
-            method.process_weights_after_loading(head)
+        for name in self.tied:
+            head: Any = self.model.get_submodule(name)
+            head.quant_method.process_weights_after_loading(head)
 
     def _load(self, stream: _Stream) -> None:
         # Name by name the first time, slower, to prove that every name has its place.
@@ -99,11 +108,7 @@ class ReloadableModel:
                 places = self._put([(name, tensor)])
             except Exception as error:  # vLLM's loaders raise all kinds, without the name
                 raise SyncError(f"{stream.current} does not fit the model: {error!r}") from error
-            if (
-                places is not None
-                and not places
-                and not (self._tied and name.startswith("lm_head."))
-            ):
+            if places is not None and not places and not self._of_tied_head(name):
                 unused.append(name)
             loaded |= places or set()
         if unused:
@@ -113,9 +118,9 @@ class ReloadableModel:
             )
         return loaded
 
-    @property
-    def _tied(self) -> bool:
-        return bool(getattr(self._config.hf_text_config, "tie_word_embeddings", False))
+    def _of_tied_head(self, name: str) -> bool:
+        flag = bool(getattr(self._config.hf_text_config, "tie_word_embeddings", False))
+        return name.removesuffix(".weight") in self.tied or (flag and name.startswith("lm_head."))
 
     def _put(self, weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
         """Names of the parameters that were filled; None from models that do not report them."""
@@ -126,21 +131,47 @@ class ReloadableModel:
         # Quantised models make parameters that no checkpoint has; vLLM itself looks no closer.
         if self._config.quantization is not None or not loaded:
             return
-        missing = sorted({name for name, _ in self.model.named_parameters()} - loaded)
-        if self._tied:
-            # While layers wait for their weights, a tied head looks like a parameter of its own.
-            missing = [name for name in missing if not name.startswith("lm_head.")]
-        # A fused parameter counts as loaded as soon as one of its parts is.
+        missing = self._unfilled(loaded)
         for name, layer in self.model.named_modules():
             info = get_layerwise_info(layer)
             total = info.load_numel_total
+            # A fused parameter counts as loaded as soon as one of its parts is.
             if isinstance(layer, LinearBase) and total and 0 < info.load_numel < total:
                 missing.append(f"{name} ({total - info.load_numel} of {total} elements)")
+        kind = type(self.model).__name__
         if missing:
             raise SyncError(
-                f"{len(missing)} parameters of {type(self.model).__name__} got no weight: "
-                f"{_listed(missing)}"
+                f"{len(missing)} parameters of {kind} got no weight: {_listed(missing)}"
             )
+        if passed := self._passed_over(loaded):
+            raise SyncError(
+                f"vLLM's {kind} copies {len(passed)} weights past the loaders of its layers, so a "
+                f"running server goes on with its first ones: {_listed(passed)}; set "
+                "serving.engine: embedded"
+            )
+
+    def _passed_over(self, loaded: set[str]) -> list[str]:
+        """Parameters that were reported as loaded while their layer waits for its first weight."""
+        return [
+            f"{name}.{leaf}"
+            for name, layer in self.model.named_modules()
+            if (info := get_layerwise_info(layer)).load_numel_total
+            and not info.load_numel
+            and not is_deferred_attention_layer(layer)
+            for leaf, _ in layer.named_parameters(recurse=False)
+            if f"{name}.{leaf}" in loaded and not self._of_tied_head(f"{name}.{leaf}")
+        ]
+
+    def _unfilled(self, loaded: set[str]) -> list[str]:
+        """Parameters of which no name was loaded; models may know a layer under several."""
+        named = dict(self.model.named_parameters(remove_duplicate=False))
+        filled = {id(named[name]) for name in loaded if name in named}
+        return sorted(
+            name
+            for name, parameter in self.model.named_parameters()
+            # While layers wait for their weights, a tied head looks like a parameter of its own.
+            if id(parameter) not in filled and not self._of_tied_head(name)
+        )
 
     def _put_together(self) -> None:
         """Drop what waits in half-loaded layers and give all layers their tensors back."""
@@ -150,6 +181,39 @@ class ReloadableModel:
                 info.loaded_weights = []
                 info.load_numel = 0
         finalize_layerwise_reload(self.model, self._config)
+        for method, kernel in self._kernels:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+
+
+def tied_heads(model: nn.Module) -> dict[str, str]:
+    """Name of the embeddings by the name of a head that is another layer with the same weight."""
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "weight")
+    ]
+    inputs = {id(one.weight): name for name, one in layers if not isinstance(one, ParallelLMHead)}
+    return {
+        name: inputs[id(head.weight)]
+        for name, head in layers
+        if isinstance(head, ParallelLMHead) and id(head.weight) in inputs
+    }
+
+
+def _take_expert_kernels(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Have mixtures of experts on a CPU made ready as on the first load; methods and kernels.
+
+    vLLM packs experts for its CPU kernels only where a layer has no kernel yet, and copies the
+    unpacked weights over the packed ones where it has.
+    """
+    if not current_platform.is_cpu():
+        return []
+    methods: list[Any] = [getattr(layer, "quant_method", None) for layer in model.modules()]
+    held = [(one, one.moe_kernel) for one in methods if getattr(one, "moe_kernel", None)]
+    for method, _ in held:
+        method.moe_kernel = None
+    return held
 
 
 class _Stream:

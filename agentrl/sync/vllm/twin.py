@@ -13,6 +13,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -84,6 +85,8 @@ def make_twin(
     with set_default_torch_dtype(config.model_config.dtype), device:
         with _own_rotary_embeddings():
             spare = initialize_model(own)
+            for head, embeddings in serving.tied.items():
+                _tie(spare, head, embeddings)
         if set(spare.modules()) & set(model.modules()):
             logger.info("layers of this model are shared by all copies: syncs pause longer")
             return None
@@ -106,6 +109,19 @@ def _own_rotary_embeddings() -> Iterator[None]:
     finally:
         rotary_embedding._ROPE_DICT.clear()
         rotary_embedding._ROPE_DICT.update(shared)
+
+
+def _tie(model: nn.Module, head: str, embeddings: str) -> None:
+    """Tie as `tied_heads` found it: vLLM does so only after it has read files, which no copy does.
+
+    Args:
+        model: as it is made.
+        head: name of the layer.
+        embeddings: name of the layer whose weight the head has.
+    """
+    path, _, leaf = head.rpartition(".")
+    layer: Any = model.get_submodule(head)
+    setattr(model.get_submodule(path), leaf, layer.tie_weights(model.get_submodule(embeddings)))
 
 
 def _packs_plainly(model: nn.Module) -> bool:

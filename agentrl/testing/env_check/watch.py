@@ -28,6 +28,10 @@ class Blocked(BaseException):
     """Raised inside code that held the event loop too long; no `except Exception` hides it."""
 
 
+class NoCoroutine(Exception):
+    """A method that a rollout awaits is none that can be awaited."""
+
+
 class BlockingWatch:
     """Interrupts a guarded coroutine that runs without awaiting for more than `block_s` seconds.
 
@@ -49,7 +53,7 @@ class BlockingWatch:
         self._since = None
 
     async def guard(self, start: Callable[[], Any], *, limit_s: float) -> Any:
-        """Call `start`, await what it returns if that can be awaited, under the watch.
+        """Call `start` and await what it returns, under the watch.
 
         Args:
             start: calls user code.
@@ -57,12 +61,15 @@ class BlockingWatch:
 
         Raises:
             Blocked: it held the event loop.
+            NoCoroutine: what it returned cannot be awaited.
         """
 
         async def run() -> Any:
             with user_code(Blocked):
                 value = start()
-                return await value if isinstance(value, Awaitable) else value
+                if not isinstance(value, Awaitable):
+                    raise NoCoroutine(f"returned {type(value).__name__} and is no coroutine")
+                return await value
 
         with call_limit(limit_s):
             return await _Guarded(self, run())

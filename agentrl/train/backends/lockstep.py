@@ -35,7 +35,7 @@ from agentrl.train.model.logprobs import (
     of_tensors,
     packed_log_probs,
 )
-from agentrl.train.model.lora import has_adapters, merged_parameters
+from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -126,6 +126,7 @@ class LockstepBackend(ABC):
             yield from merged_parameters(self._model, self.parameters())
         else:
             yield from self.parameters()
+        yield from persistent_buffers(self._model)
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """`to_tensors` as in `TrainBackend.to_tensors`."""

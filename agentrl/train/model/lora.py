@@ -108,18 +108,30 @@ def has_adapters(model: Any) -> bool:
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter under its name in the model without adapters, adapters merged.
+    """Every weight under its name in the model without adapters, adapters merged.
 
     The order is that of `named_parameters`, a tied head comes once, and the tensors are detached.
-    What has no adapter is the parameter itself, not a copy.
+    What has no adapter is the parameter itself, not a copy. Persistent buffers come last.
     """
     yield from merged_parameters(model, model.named_parameters())
+    yield from persistent_buffers(model)
+
+
+def persistent_buffers(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a checkpoint holds beside the parameters, as the bias of some routers.
+
+    Nothing trains them, and no backend divides them.
+    """
+    for path, module in model.named_modules():
+        for leaf, buffer in module.named_buffers(prefix=path, recurse=False):
+            if leaf.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield leaf.replace(".base_layer.", "."), buffer.detach()
 
 
 def merged_parameters(
     model: Any, whole: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `merged_weights`, of parameters that are gathered one by one.
+    """The parameters among `merged_weights`, gathered one by one.
 
     Args:
         model: says which layers have an adapter; its own tensors are not read.
@@ -148,10 +160,11 @@ def merged_parameters(
 def base_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """As `merged_weights`, without what the adapters add: the model that the run began with."""
     yield from base_parameters(model.named_parameters())
+    yield from persistent_buffers(model)
 
 
 def base_parameters(whole: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """As `base_weights`, of parameters that are gathered one by one."""
+    """The parameters among `base_weights`, gathered one by one."""
     for name, param in whole:
         if not _of_an_adapter(name):
             yield name.replace(".base_layer.", "."), param.detach()

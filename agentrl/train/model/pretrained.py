@@ -12,12 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
 from agentrl.models.lm_head import use_float32_head
 from agentrl.models.quickstart import quiet_loading
-from agentrl.models.source import (
-    QUICKSTART,
-    load_tokenizer,
-    quickstart_checkpoint,
-    refuse_scoring_model,
-)
+from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model
 from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
 
 
@@ -54,8 +49,8 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     device = pick_device(section.device)
+    source = loadable(section.path)
     tokenizer = load_tokenizer(section)
-    source = str(quickstart_checkpoint()) if section.path == QUICKSTART else section.path
     refuse_scoring_model(source)
     images = load_reader(source, tokenizer)
     loader = AutoModelForCausalLM if images is None else AutoModelForImageTextToText

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from agentrl.batch.tensors import TensorBatch
-from agentrl.config.paths import QUICKSTART
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
-from agentrl.models.quickstart import quickstart_checkpoint, quiet_loading
-from agentrl.models.source import SCORED, check_model_path
+from agentrl.models.quickstart import quiet_loading
+from agentrl.models.source import SCORED, check_model_path, loadable, stored_config
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
@@ -215,13 +214,9 @@ def _in_reward_unit(critic: CriticSection, model: ModelSection, path: str) -> Va
 
 def _stored_heads(path: str) -> int:
     """Heads of a checkpoint; 1 where it cannot be read, which is reported on loading."""
-    from transformers import AutoConfig
-
-    check_model_path(path)
-    if path == QUICKSTART:
-        return 1
+    check_model_path(path, key="critic.path")
     try:
-        return heads_of(AutoConfig.from_pretrained(path))
+        return heads_of(stored_config(path))
     except (OSError, ValueError):
         return 1
 
@@ -243,14 +238,13 @@ def load_value_model(
     Raises:
         ConfigError: the checkpoint cannot be loaded, or its head has other outputs.
     """
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForSequenceClassification
 
     path = critic.path or model.path
-    check_model_path(path)
+    source = loadable(path, key="critic.path" if critic.path else "model.path")
     device = pick_device(model.device)
-    source = str(quickstart_checkpoint()) if path == QUICKSTART else path
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = stored_config(source)
         kinds = config.architectures or [""]
         scored = kinds[0].endswith(SCORED)
         loader: Any = AutoModelForSequenceClassification if scored else AutoModel

@@ -23,6 +23,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
+from agentrl.errors import SandboxError
 from agentrl.sandbox import Sandbox
 from agentrl_envs.code.asked import AskedProgram, Over
 from agentrl_envs.code.harness import MAX_BYTES, decode, encode
@@ -215,6 +216,9 @@ async def _check(judge: AskedProgram, tested: AskedProgram, problem: Problem) ->
 
     Returns:
         What was wrong, in words for readers; empty where the check passed.
+
+    Raises:
+        SandboxError: there is no verdict, be it for what the code returned or for the machine.
     """
     job = {"setup": problem.setup, "check": problem.check, "entry_point": problem.entry_point}
     (line,) = await judge.ask([json.dumps(job).encode()])
@@ -224,11 +228,13 @@ async def _check(judge: AskedProgram, tested: AskedProgram, problem: Problem) ->
     try:
         verdict = json.loads(line or b"")
     except ValueError:
-        verdict = None  # the check takes too long or too much on what the code returned
+        verdict = None
     if verdict == {"verdict": ""}:
         return ""
     said = verdict.get("verdict") if isinstance(verdict, dict) else None
-    return f"The check: {said}" if isinstance(said, str) else "The check gave no verdict."
+    if not isinstance(said, str):
+        raise SandboxError(f"the check gave no verdict ({judge.over}): {line!r}")
+    return f"The check: {said}"
 
 
 def _not_loaded(problem: Problem, why: str, over: Over | None) -> Report:

@@ -8,6 +8,7 @@ from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
 from agentrl.plugins.own_threads import own_thread
 from agentrl.types import Explanation, Task
+from agentrl.types.solved import is_solved
 from agentrl_envs.marked_text import last_between
 from agentrl_envs.reasoning.judge import judge
 
@@ -54,9 +55,10 @@ class ReasoningTask(AgentInstance):
         if answer is not None and len(answer) <= LONGEST:
             verdict = await own_thread(judge, self._family, answer, self._entry)
             score, hung = verdict.score, verdict.hung
-        if score < 1.0 and not self.partial:
+        solved = is_solved(score)
+        if not solved and not self.partial:
             score = 0.0
-        if score < 1.0 and self._turns < self.tries and not action.last:
+        if not solved and self._turns < self.tries and not action.last:
             wrong = "That is not the answer" if answer is not None else "There is no answer in that"
             return StepResult(
                 environment_feedback=f"{wrong}. Try again and end with <answer>...</answer>."
@@ -67,7 +69,7 @@ class ReasoningTask(AgentInstance):
             scores=score,
             reward_parts={"answer": score},
             extra_logs={
-                "solved": float(score >= 1.0),
+                "solved": float(solved),
                 "answered": float(answer is not None),
                 "judge_hung": float(hung),
             },

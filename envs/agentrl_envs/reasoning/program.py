@@ -7,6 +7,7 @@ from agentrl.errors import ConfigError, SandboxError
 from agentrl.plugins.own_threads import own_thread
 from agentrl.sandbox import ExecResult, Outcome
 from agentrl.types import Explanation, Task
+from agentrl.types.solved import is_solved
 from agentrl_envs.clean_sandbox import CleanSandbox
 from agentrl_envs.code.extract import extract_code
 from agentrl_envs.fault import Graded, graded
@@ -78,7 +79,7 @@ class ReasoningProgram(AgentInstance):
             answer = "" if result is None else result.stdout.strip()
             if ran and 0 < len(answer) <= LONGEST:
                 verdict = await own_thread(judge, self._family, answer, self._entry)
-                score = float(verdict.score >= 1.0)
+                score = float(is_solved(verdict.score))
         if not score and self._turns < self.tries and not action.last:
             return StepResult(environment_feedback=f"{problem} Write the whole program again.")
         return StepResult(

@@ -59,6 +59,8 @@ class TestRun:
     """Digests of what the tested code gave at probes; `T`, `F` and `N` are True, False and None."""
     killed: bool = False
     """Whether something other than the judge or a limit of the sandbox killed the test runner."""
+    silent: bool = False
+    """Whether a limit of the sandbox ended the judge before its report."""
 
     def passed(self, name: str) -> bool:
         """True if this test passed."""
@@ -146,6 +148,7 @@ async def run_tests(
             timed_out=result.outcome is Outcome.TIMEOUT,
             seconds=result.duration_s,
             tail=f"{result.outcome}: {result.stderr[-300:]}",
+            silent=True,
         )
     try:
         report = json.loads(said[1])

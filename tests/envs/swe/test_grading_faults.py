@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from agentrl.errors import SandboxError
+from agentrl.errors import GraderError, SandboxError
 from agentrl.sandbox import Outcome
 from tests.envs.strongest_backend import strongest_backend
 from tests.envs.swe.swe_episode import GOLD, play
@@ -39,6 +39,11 @@ def without_runner(stdout: str) -> str:
     said = json.loads(text)
     said |= {"states": "m" * len(said["states"]), "exit": -9}
     return f"{head}\n{nonce} {json.dumps(said)}\n"
+
+
+def out_of_memory(stdout: str) -> str:
+    """What a judge has said that the limit of its sandbox ended while the tests ran."""
+    return without_report(stdout)
 
 
 class Killing:
@@ -72,6 +77,8 @@ class KilledIn:
         stdout = self.machine.victim(result.stdout)
         code = -9 if self.machine.victim is without_report else 0
         outcome = Outcome.NONZERO if code else Outcome.OK
+        if self.machine.victim is out_of_memory:
+            code, outcome = None, Outcome.OOM
         return dataclasses.replace(result, stdout=stdout, exit_code=code, outcome=outcome)
 
 
@@ -84,9 +91,18 @@ async def test_one_kill_from_outside_costs_a_repair_nothing(victim, backend, tas
     assert step.extra_logs["grading_repeated"] == float(victim is without_report)
 
 
-async def test_a_machine_that_kills_every_judge_is_no_reward_of_0(backend, task):
-    machine = Killing(backend, without_report, 100)
-    with pytest.raises(SandboxError, match="ended before its report: exit status -9"):
+@pytest.mark.parametrize(
+    ("victim", "error"),
+    [
+        (without_report, (SandboxError, "ended before its report: exit status -9")),
+        (without_runner, (GraderError, "the tests are killed, with or without")),
+        (out_of_memory, (GraderError, "the tests are killed, with or without")),
+    ],
+)
+async def test_a_machine_that_kills_every_judge_is_no_reward_of_0(victim, error, backend, task):
+    """Caught: a runner that is killed on an untouched tree, too, gave a right repair 0."""
+    machine = Killing(backend, victim, 100)
+    with pytest.raises(error[0], match=error[1]):
         await play(machine, task, GOLD, before_grading=machine.start)
 
 

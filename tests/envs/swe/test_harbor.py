@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from agentrl_envs.swe import HarborTask
+from agentrl_envs.swe.harbor import _HarborGrade, read_reward
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
@@ -90,6 +91,65 @@ async def test_no_score_leaves_its_bounds(written, earned, backend, tmp_path):
     (task,) = load(tmp_path / "tasks", image="none")
     _, step = await play(backend, task, "true", reward="fraction")
     assert (step.rewards, step.scores) == (earned, earned)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (".50", 0.5), ("1.", 1.0), ("+1", 1.0), ("1e0", 1.0), ("-.5\n", -0.5), ("01", 1.0),
+        ("true", 1.0), ('"0.5"', 0.5), ('{"time": 3, "reward": .50}', 0.5), ('{"score": +1.}', 1.0),
+        ('{"says": "is 1. or .5", "reward": 0}', 0.0),
+    ],
+)  # fmt: skip
+def test_numbers_of_any_language_are_read(text, reward):
+    """Caught: `.50`, as bc writes it, was no number, and its rollout earned 0."""
+    assert read_reward(text) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"passed": 7, "total": 9}', r"it names \['passed', 'total'\], but neither reward nor sc"),
+        ('{"reward": null}', "expected one finite number"),
+        ("{}", r"it names \[\]"),
+        ("[1]", "expected one finite number"),
+        ("1 2", "it holds '1 2'"),
+        ("1_0", "it holds '1_0'"),
+        ("0x1", "it holds '0x1'"),
+        ("nan", "it holds 'nan'"),
+        ("1e999", "expected one finite number"),
+        ("", "it holds ''"),
+    ],
+)
+def test_what_is_no_declared_score_is_refused_by_name(text, words):
+    """Caught: an object without a reward paid its first value, here 7 passed tests."""
+    with pytest.raises(ValueError, match=words):
+        read_reward(text)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+async def test_tests_that_fail_now_and_then_are_the_doing_of_who_changed_what_they_read(
+    changes, backend, tmp_path, monkeypatch
+):
+    """Caught: an agent that changed nothing earned 0 where its tests gave no score twice."""
+    write(tmp_path / "tasks/hello", test="mkdir -p /logs/verifier; echo '{\"passed\": 7}' "
+          ">/logs/verifier/reward.json")  # fmt: skip
+    (task,) = load(tmp_path / "tasks", image="none")
+    tested, runs = HarborTask._tested, []
+
+    async def flaky(self, left, limits):
+        runs.append(left)
+        if len(runs) > 2:
+            return _HarborGrade(reward=0.0, output="")
+        return await tested(self, left, limits)
+
+    monkeypatch.setattr(HarborTask, "_tested", flaky)
+    if changes:
+        _, step = await play(backend, task, "echo hi >hello.txt")
+        assert (step.rewards, step.extra_logs["grading_broken"], len(runs)) == (0.0, 1.0, 3)
+    else:
+        with pytest.raises(GraderError, match=r"reward.json that cannot be read.*'passed'"):
+            await play(backend, task, "cat given.txt; touch given.txt")
 
 
 async def test_tests_that_say_nothing_are_no_reward_of_0(backend, tmp_path):

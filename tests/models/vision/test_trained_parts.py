@@ -12,12 +12,13 @@ import torch
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
+from agentrl.models.hub_format import StoredForm
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import Merger
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.load import load_trained
-from agentrl.train.model.lora import adapters, add_adapters, merged_weights
+from agentrl.train.model.lora import adapters, add_adapters, base_weights, merged_weights
 from tests.models.vision.tiny_seeing import FAMILIES, checkpoint, model_of, seeing_model
 
 TOWERS = dict.fromkeys(FAMILIES, ".visual.") | {
@@ -64,7 +65,8 @@ def test_an_engine_merges_adapters_into_files_with_older_names(name: str, tmp_pa
     trainer: Any = SimpleNamespace(backend=backend, weights=backend.weights)
     sent = sent_weights(train.lora, model, trainer, backend="disk")
     found = dict(Merger(str(tmp_path)).whole(sent()))
-    wanted = dict(merged_weights(model))
+    form = StoredForm(model, [name for name, _ in base_weights(model)])
+    wanted = dict(form(merged_weights(model)))
     assert list(found) == list(wanted)
     assert all(torch.equal(weight, wanted[name]) for name, weight in found.items())
     assert any(".lora_A." in name for name, _ in sent())

@@ -78,3 +78,21 @@ def test_the_table_has_intervals_and_fits_80_columns() -> None:
     for found in (fractions.score, *fractions.passed.values()):
         assert found.text() in both
     assert "1 failed" in both
+
+
+def test_a_sum_of_tenths_passes_and_lost_tasks_are_counted() -> None:
+    """Fails if a pass is 1.0 to the last bit, or if a mean over what is left looks like a whole."""
+    tenths = sum([0.1] * 10)
+    summary = held(group("a", tenths, 0), group("b", None, None), group("c", None))
+    assert summary.passed[1].mean == 0.5
+    assert (summary.tasks, summary.missing) == (3, 2)
+    assert summary.metrics()["eval/held/missing"] == pytest.approx(2 / 3)
+    assert "so 2 of 3 tasks have no score" in text_of(summary)
+    whole = held(group("a", 1), group("b", 0, None))
+    assert whole.metrics()["eval/held/missing"] == 0
+    assert "have no score" not in text_of(whole)
+    gone = summarise("held", 0, [group("a", None)], n_samples=1, tasks=4)
+    assert gone.metrics() == {
+        "eval/held/mean_length": 10, "eval/held/truncated": 0, "eval/held/untrusted": 1,
+        "eval/held/missing": 1,
+    }  # fmt: skip

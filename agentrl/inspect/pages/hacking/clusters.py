@@ -28,6 +28,7 @@ from agentrl.inspect.read.sketches import (
     are_alike,
 )
 from agentrl.inspect.read.task_scores import numbered, rollout_scores, rows_by_rollout
+from agentrl.types.solved import SOLVED, unrounded
 
 LEAST_TASKS = 4
 """Different tasks that a cluster has at least, as for the detector of collapsed patterns."""
@@ -88,7 +89,10 @@ def clusters_answer(
             **_over_time(index, members),
         }
         cluster["paid_wrong"] = len(np.unique(of_task[members[wrong[members]]]))
-        cluster["solves"] = cluster["score"] == cluster["reward"] == 1.0
+        cluster["solves"] = all(
+            mean is not None and unrounded(mean) == SOLVED
+            for mean in (cluster["score"], cluster["reward"])
+        )
         found.append(cluster)
     found.sort(key=lambda one: (-one["paid_wrong"], -one["rollouts"]))
     examples = _examples(reader, shelves, index, [one["leader"] for one in found])

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError, ToolError, choices
 from agentrl.images import decode_image, message
 from agentrl.tool import FunctionTool
 from agentrl.types import Explanation, Task, ToolCall, ToolResult
+from agentrl.types.solved import is_solved
 from agentrl_envs.screens.shared import blank_of
 from agentrl_envs.screens.web.chromium import ChromiumRefused
 from agentrl_envs.screens.web.experts import EXPERTS, ExpertStuck, PageExpert
@@ -180,7 +181,7 @@ class WebTask(AgentInstance):
             expert = PageExpert(env._page, env._act, self._scale)
             await EXPERTS[page_of(task)[0]](expert)
             offered = all(call.name in self._tools for call in expert.calls)
-            solved = env._state.over and env._state.reward >= 1.0
+            solved = env._state.over and is_solved(env._state.reward)
             return expert.calls if offered and solved and len(expert.calls) <= self._turns else None
         except ExpertStuck:
             return None
@@ -228,7 +229,7 @@ class WebTask(AgentInstance):
             done=True,
             scores=max(0.0, reward),
             extra_logs={
-                "solved": float(reward >= 1.0),
+                "solved": float(is_solved(reward)),
                 "actions": float(self._actions),
                 "refused_actions": float(self._refused),
             },
