@@ -201,9 +201,9 @@ async def test_a_reward_function_that_hangs(bench: Make, name: str) -> None:
     section = RewardSection(functions={"f": RewardFunction(target=HERE + name)})
     grade = load_reward_functions(section, base=Path(__file__).parent, timeout_s=LIMIT_S)
     group = await bench(["a"], lambda: Talk(DONE), grade=grade).group(4)
-    endings = [row.termination for row in group.trajectories]
-    assert endings.count(Termination.ENV_DONE) == 3
-    (lost,) = [row for row in group.trajectories if row.termination is not Termination.ENV_DONE]
+    lost, *more = [r for r in group.trajectories if r.termination is not Termination.ENV_DONE]
+    # One of TRL is asked once for all rollouts of a group.
+    assert len(more) == (3 if name == "of_trl" else 0)
     assert lost.termination is Termination.GRADER_CRASHED
     assert f" at {__file__}:" in lost.termination_detail, lost.termination_detail
 
