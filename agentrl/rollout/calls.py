@@ -125,8 +125,13 @@ class CallRunner:
             return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
-        started, limit_s = time.monotonic(), min(tool.timeout_s, left_s)
+        began = started = time.monotonic()
         try:
+            with watch.limit(left_s):
+                await user_call(tool.make_ready, limit_s=left_s)
+            started = time.monotonic()
+            left_s -= started - began
+            limit_s = min(tool.timeout_s, left_s)
             with watch.limit(limit_s):
                 result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
         except ToolError as error:
@@ -134,7 +139,8 @@ class CallRunner:
         except TimeoutError:
             if not watch.expired:
                 raise
-            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, left_s))
+            late = started == began or tool.timeout_s > left_s
+            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, late))
         if not isinstance(result, ToolResult):
             raise EnvError(
                 f"tool {tool.name!r} returned {type(result).__name__}, expected ToolResult"
@@ -172,7 +178,7 @@ def _words(error: ToolError) -> str:
         return text_of(error)
 
 
-def _timeout_text(tool: Tool, left_s: float) -> str:
-    if tool.timeout_s <= left_s:
+def _timeout_text(tool: Tool, late: bool) -> str:
+    if not late:
         return f"Error: {tool.name} was stopped after {tool.timeout_s:g} s."
     return f"Error: {tool.name} was stopped because the time of the whole task ran out."
