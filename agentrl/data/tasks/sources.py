@@ -46,6 +46,8 @@ def open_source(section: DatasetSection, *, base: Path | None = None) -> Generat
         return read_file(path)
     if file_kind(path) is None and ":" in source:
         return _function(section, base=base)
+    if path.exists():
+        raise DataError(f"dataset source {source!r}: {path} is no plain file and no folder")
     raise DataError(_not_there(source, path))
 
 
