@@ -34,8 +34,10 @@ from agentrl.models.source import check_model_path
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
+from agentrl.runtime.assembly.prompt_lengths import limit_prompts
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
+from agentrl.runtime.assembly.task_labels import check_labels
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
@@ -87,6 +89,8 @@ async def train(
         datasets = dataset_sections(plan.tasks)
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(plan.tasks, chosen=chosen)
+        check_labels(tasks, plan.rollouts)
+        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks.dataset)
         if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
         await require_fleet(plan.engines)

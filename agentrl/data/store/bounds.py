@@ -77,8 +77,8 @@ def _why_too_large(path: Path, _changed: int, size: int) -> str:
     with path.open("rb") as file:
         if size >= 8:
             file.seek(-8, os.SEEK_END)
-            footer = int.from_bytes(file.read(4), "little")
-            if footer > _FOOTER:
+            footer, mark = int.from_bytes(file.read(4), "little"), file.read(4)
+            if footer > _FOOTER and mark == b"PAR1":
                 return f"its footer has {footer} bytes, expected at most {_FOOTER}"
         with pq.ParquetFile(file) as parquet:
             return _judge(file, parquet.metadata, size)

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.tasks.merged_nulls import MergedNulls
 from agentrl.errors import DataError
 from agentrl.machine.files import require_plain
 from agentrl.machine.inside import TRUST, trusted
@@ -30,6 +31,8 @@ class SourceRow:
     """A mapping of column names, or a finished `Task`; anything else is refused later."""
     base: Path | None = None
     """Folder that relative paths in the row start from; None for the working directory."""
+    flat: bool = False
+    """True where a cell is text alone, so that what is nested stands there as JSON."""
 
 
 def file_kind(path: Path) -> str | None:
@@ -184,7 +187,7 @@ def _read_csv(path: Path) -> Generator[SourceRow]:
                 missing = [name for name, cell in values.items() if cell is None]
                 if missing:
                     raise DataError(f"{where}: no cells for {missing}; the row is too short")
-                yield SourceRow(where=where, values=values)
+                yield SourceRow(where=where, values=values, flat=True)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}, line {reader.line_num}: broken CSV: {error}") from None
 
@@ -192,11 +195,12 @@ def _read_csv(path: Path) -> Generator[SourceRow]:
 def _read_parquet(path: Path) -> Generator[SourceRow]:
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
+            number, nulls = 0, MergedNulls(str(path), file.schema_arrow)
             for batch in file.iter_batches(batch_size=256):
                 for values in batch.to_pylist():
                     number += 1
-                    yield SourceRow(where=f"{path}, row {number}", values=values)
+                    yield SourceRow(where=f"{path}, row {number}", values=nulls.clean(values))
+            nulls.log()
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file: {error}") from error
 

@@ -30,8 +30,10 @@ from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
+from agentrl.runtime.assembly.prompt_lengths import limit_prompts
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
+from agentrl.runtime.assembly.task_labels import check_labels
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
@@ -103,13 +105,15 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
 
 
 async def datasets(
-    plan: TaskPlan, run: RunSection, found: PreflightFacts, resume: bool
+    plan: TaskPlan, rollouts: RolloutPlan, run: RunSection, found: PreflightFacts, resume: bool
 ) -> Finding | str:
-    """Load every task of training and evaluation."""
+    """Load every task of training and evaluation, and measure prompts where they are bounded."""
     sections = dataset_sections(plan)
     kept = run_path(run) / CHOSEN_FILE
     chosen = read_chosen(kept, sections, base=plan.base) if resume else None
     sets = load_task_sets(plan, chosen=chosen)
+    check_labels(sets, rollouts)
+    sets = limit_prompts(sets, rollouts, plan.dataset)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

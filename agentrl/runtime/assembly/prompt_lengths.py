@@ -1,0 +1,136 @@
+"""Prompts of the data set that are longer than `dataset.max_prompt_tokens`, found before a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.chat import ChatFormat, build_chat
+from agentrl.config.plan import RolloutPlan
+from agentrl.config.schema import TrainDatasetSection
+from agentrl.disk.model_source import model_source
+from agentrl.errors import DataError
+from agentrl.models.source import load_tokenizer
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.types import Message, Task
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Tasks that a message names."""
+_TRIES = 8
+"""Cuts until a prompt is short enough; the template and the tokenizer move a few tokens each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Long:
+    """A prompt over the limit."""
+
+    place: int
+    """Of the task in the data set, from 0."""
+    task: Task
+    tokens: int
+    """Of the prompt, generation prompt included."""
+
+
+def limit_prompts(sets: TaskSets, plan: RolloutPlan, dataset: TrainDatasetSection) -> TaskSets:
+    """The tasks with no prompt over `dataset.max_prompt_tokens`, as `dataset.long_prompts` asks.
+
+    A prompt is what the row holds, in the chat template of the policy and without tools: what an
+    environment or its tools add comes on top.
+
+    Args:
+        sets: tasks of the run.
+        plan: of its rollouts, for the chat template.
+        dataset: with the limit.
+
+    Raises:
+        DataError: there are longer ones, all of them are, or one cannot be shortened; with their
+            number, the longest and the limit.
+        AgentrlError: the tokenizer or the chat template cannot be had.
+    """
+    most = dataset.max_prompt_tokens
+    if most is None:
+        return sets
+    chat, tokenizer = _chat_of(plan, sets.train)
+    long = _find_long(sets.train, chat, most)
+    if not long:
+        return sets
+    longest = max(one.tokens for one in long)
+    text = (
+        f"{len(long)} of {len(sets.train)} prompts of {dataset.source} have more than "
+        f"{most} tokens (dataset.max_prompt_tokens), the longest {longest}"
+    )
+    if dataset.long_prompts == "refuse":
+        named = ", ".join(
+            f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long[:_NAMED]
+        )
+        raise DataError(
+            f"{text}: {named}{', ...' if len(long) > _NAMED else ''}; raise the limit, shorten "
+            "them, or set dataset.long_prompts to drop or truncate_left"
+        )
+    if dataset.long_prompts == "truncate_left":
+        cut = {one.place: _truncated(one, chat, tokenizer, most) for one in long}
+        logger.warning("%s; they lose tokens at their beginning", text)
+        return replace(sets, train=[cut.get(place, task) for place, task in enumerate(sets.train)])
+    gone = {one.place for one in long}
+    left = [task for place, task in enumerate(sets.train) if place not in gone]
+    if not left:
+        raise DataError(f"{text}, so none is left; raise the limit")
+    logger.warning("%s; they are left out, and %d are left", text, len(left))
+    return replace(sets, train=left, weights=_of(left, sets.weights))
+
+
+def _of(tasks: Sequence[Task], weights: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if weights is None else {task.id: weights[task.id] for task in tasks}
+
+
+def _chat_of(plan: RolloutPlan, tasks: Sequence[Task]) -> tuple[ChatFormat, Any]:
+    source = model_source(plan.model)
+    tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
+    images = None
+    if any(message.images for task in tasks for message in _messages(task)):
+        from agentrl.models.vision.reader import load_reader
+
+        images = load_reader(source, tokenizer)
+    return build_chat(tokenizer, plan.chat, images=images), tokenizer
+
+
+def _messages(task: Task) -> tuple[Message, ...]:
+    prompt = task.prompt
+    return (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
+
+
+def _find_long(tasks: Sequence[Task], chat: ChatFormat, most: int) -> list[_Long]:
+    found: list[_Long] = []
+    for place, task in enumerate(tasks):
+        size = len(chat.render_prompt(_messages(task)))
+        if size > most:
+            found.append(_Long(place=place, task=task, tokens=size))
+    return found
+
+
+def _truncated(long: _Long, chat: ChatFormat, tokenizer: Any, most: int) -> Task:
+    """The task, whose last message of the user begins later."""
+    messages = list(_messages(long.task))
+    place = max((n for n, said in enumerate(messages) if said.role == "user"), default=None)
+    over = long.tokens - most
+    for _ in range(_TRIES):
+        if place is None or messages[place].images:
+            break
+        ids = tokenizer.encode(messages[place].content, add_special_tokens=False)
+        if over >= len(ids):
+            break
+        content = tokenizer.decode(ids[over:])
+        messages[place] = replace(messages[place], content=content)
+        over = len(chat.render_prompt(messages)) - most
+        if over <= 0:
+            prompt = content if isinstance(long.task.prompt, str) else tuple(messages)
+            return replace(long.task, prompt=prompt)
+    raise DataError(
+        f"the prompt of task {long.place + 1} ({long.task.id!r}) has {long.tokens} tokens and "
+        f"cannot be cut to dataset.max_prompt_tokens ({most}): the last message of the user is too "
+        "short for that, or holds images; raise the limit, or set dataset.long_prompts: drop"
+    )
