@@ -25,6 +25,7 @@ from agentrl.types import (
     ToolCall,
     ToolResult,
 )
+from agentrl.types.thoughts import split_thought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,10 @@ class Action:
     """The turn of the model that the environment has to answer."""
 
     text: str
-    """The text of the turn without its stop token."""
+    """Words of the model: the turn without its thought and its stop token, calls included."""
+    thought: str = ""
+    """What it thought before, without the marks `<think>` and `</think>`. A thought that `text` is
+    given with is moved here; one that is not closed leaves nothing that was said."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls found in the text, malformed ones included."""
     tool_results: tuple[ToolResult, ...] = ()
@@ -69,6 +73,16 @@ class Action:
     it with `wants_observation_text`."""
     raw_text: str = ""
     """The turn with its special tokens, stop token included; filled as `observation_text` is."""
+    whole_text: str = ""
+    """Thought and words as they were sampled, for what judges the form of a turn; filled from
+    `text` where it is not given."""
+
+    def __post_init__(self) -> None:
+        """Keep the thought out of the words, whoever made the action."""
+        thought, said = split_thought(self.text)
+        kept = {"whole_text": self.whole_text or self.text, "text": said}
+        for name, value in {**kept, "thought": self.thought or thought}.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

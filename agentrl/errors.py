@@ -7,7 +7,6 @@
     |-- EnvError               `reset`, `step` or `close` of an environment
     |   |-- GraderError        the reward could not be computed
     |   `-- ServedModelError   a served model gave no answer, or none of the form asked for
-    |-- NotJudged              no reward function judged a rollout
     |-- ToolError              shown to the model; the only error it ever sees
     |-- SandboxError           the sandbox itself failed (infrastructure)
     |   |-- SandboxUnavailable no backend works on this machine
@@ -57,10 +56,6 @@ class EnvError(AgentrlError):
 
 class GraderError(EnvError):
     """A reward could not be computed; never counted as a reward of 0."""
-
-
-class NotJudged(AgentrlError):
-    """No reward function judged a rollout, which is therefore no failure and not trained."""
 
 
 class ServedModelError(EnvError):

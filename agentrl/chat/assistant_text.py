@@ -14,11 +14,11 @@ from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.template import GuardedTemplate, guard_call, short_call_ids
 from agentrl.chat.tokenizer import Codec
 from agentrl.types import CallStatus, Message, ToolCall
+from agentrl.types.thoughts import CLOSE, OPEN, has_thought, split_thought
 
 _USER: Mapping[str, Any] = {"role": "user", "content": "Alphaprobe"}
 _WORDS = "Betaprobe"
 _SPACES = " " * 5
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 class TurnWriter:
@@ -38,13 +38,13 @@ class TurnWriter:
         self._close = boundaries.close
         self._openers = [codec.special_text(token) for token in boundaries.openers.values()]
         self._lead = boundaries.lead
-        self._thinks = _OPEN in boundaries.lead
+        self._thinks = OPEN in boundaries.lead
         """Whether the template puts an empty thought before a message without one."""
-        prefilled = boundaries.generation.rstrip().endswith(_OPEN)
-        self._begun = boundaries.generation.rpartition(_OPEN)[2] if prefilled else None
+        prefilled = boundaries.generation.rstrip().endswith(OPEN)
+        self._begun = boundaries.generation.rpartition(OPEN)[2] if prefilled else None
         """What the generation prompt has behind `<think>`; None where it opens no such block."""
         prompt = template.raw([_USER], generate=True)
-        self._prompt = prompt[: prompt.rindex(_OPEN)] if prefilled else prompt
+        self._prompt = prompt[: prompt.rindex(OPEN)] if prefilled else prompt
         self._trims = self._trimmed()
 
     def texts(self, message: Message, *, lead: bool) -> list[str]:
@@ -58,11 +58,11 @@ class TurnWriter:
         start = ""
         if lead and (words or self._thinks or not message.tool_calls):
             start = self._lead
-            if self._thinks and words.lstrip().startswith(_OPEN):
-                start, words = start[: start.index(_OPEN)], words.lstrip()
+            if self._thinks and words.lstrip().startswith(OPEN):
+                start, words = start[: start.index(OPEN)], words.lstrip()
         if not message.tool_calls:
             return [start + words]
-        if words.rstrip().endswith(_CLOSE):  # what follows a thought stands apart, calls as words
+        if words.rstrip().endswith(CLOSE):  # what follows a thought stands apart, calls as words
             words = f"{words.rstrip()}\n\n"
         calls = message.tool_calls
         found: list[str] = []
@@ -86,19 +86,19 @@ class TurnWriter:
         text = text.rstrip() if right else text
         if self._begun is None:
             return text
-        if _CLOSE not in text:  # nothing was thought; the block is closed all the same
-            return f"{self._begun}{_CLOSE}\n\n{text}"
+        if not has_thought(text):  # nothing was thought; the block is closed all the same
+            return f"{self._begun}{CLOSE}\n\n{text}"
         thought = text.lstrip()
-        if not thought.startswith(_OPEN):
+        if not thought.startswith(OPEN):
             return text
-        thought = thought.removeprefix(_OPEN)
+        thought = thought.removeprefix(OPEN)
         if thought.startswith(self._begun):
             return thought.removeprefix(self._begun)
         return thought.lstrip("\n") if self._begun.isspace() else thought
 
     def _as_template(self, words: str, calls: Sequence[ToolCall]) -> str | None:
         """Words and calls as the template writes them; None if it does not show these calls."""
-        if words.rpartition(_CLOSE)[2].strip():
+        if split_thought(words, begun=self._begun is not None)[1].strip():
             beside = self._rendered(_WORDS, calls)
             if beside is not None and beside.lstrip().startswith(_WORDS):
                 return words + beside.lstrip().removeprefix(_WORDS)
@@ -127,8 +127,8 @@ class TurnWriter:
                 continue
             if self._thinks:
                 text = text.removeprefix(self._lead)
-            if text.startswith(_OPEN) and _CLOSE in text:
-                text = text[text.index(_CLOSE) + len(_CLOSE) :].lstrip("\n")
+            if text.startswith(OPEN) and CLOSE in text:
+                text = text[text.index(CLOSE) + len(CLOSE) :].lstrip("\n")
             return text
         return None
 

@@ -16,6 +16,7 @@ from agentrl.chat.template import GuardedTemplate
 from agentrl.chat.tokenizer import Codec, TokenizerLike
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ConfigError, choices
+from agentrl.models.ends import stored_ends
 from agentrl.types.finding import Status
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ def build_chat(
         )
     chat = _build(tokenizer, section, images)
     chat.set_reply(prefix=section.reply_prefix, stop=section.stop)
+    chat.add_ends(*stored_ends(str(getattr(tokenizer, "name_or_path", None) or "")))
+    logger.info("a turn ends at %s", chat.ends())
     return chat
 
 
@@ -95,20 +98,19 @@ def _build(
         boundaries = replace(
             boundaries, pieces={r: p for r, p in boundaries.pieces.items() if r != "tool"}
         )
-    extra = FAMILIES[name].stops if name in FAMILIES else ()
-    stops = [boundaries.close_id, *boundaries.openers.values(), tokenizer.eos_token_id]
-    stops += [codec.specials.get(text) for text in extra]
-    return TemplateChat(
+    chat = TemplateChat(
         codec,
         name=name,
         template=template,
         boundaries=boundaries,
         findings=findings,
-        stop_token_ids=tuple(dict.fromkeys(stop for stop in stops if stop is not None)),
         syntax=syntax,
         reads_calls=parser is not None,
         system_prompt=system_prompt,
     )
+    known = FAMILIES[name].stops if name in FAMILIES else ()
+    chat.add_ends(f"family {name}", [codec.specials.get(text) for text in known])
+    return chat
 
 
 def _family_of(template: GuardedTemplate, wanted: str) -> str:

@@ -54,6 +54,12 @@ class FencedCodeParser(ToolCallParser):
             if not (stray and not str(found.arguments["code"]).strip()):
                 yield found
 
+    def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
+        """Spans of blocks up to a line that begins with `</think>`: thoughts leave fences open."""
+        for start, end in super().quotes(text, tools):
+            line = text.find("\n</think>", start, end)
+            yield start, end if line < 0 else line
+
 
 def _read_block(text: str, opening: re.Match[str]) -> Found:
     indent, fence, language = opening[1], opening[2], opening[3]

@@ -32,7 +32,7 @@ class ChatFormat(ABC):
     name: str
     """The family: a name of `build.FAMILIES`, `generic` or `raw`."""
     stop_token_ids: tuple[int, ...]
-    """Special tokens that end an assistant turn; the first is the one the template writes."""
+    """Tokens that end an assistant turn; the first is the one the template writes."""
     action_stop_ids: tuple[int, ...] = ()
     """Tokens that end an action but not the turn as the template knows it: `chat.stop`."""
     reply_prefix_ids: tuple[int, ...] = ()
@@ -51,6 +51,22 @@ class ChatFormat(ABC):
         self.syntax = syntax
         """Reads and writes calls; that of `hermes` where the run has no parser."""
         self._system_prompt = system_prompt
+        self._origins: dict[int, list[str]] = {}
+
+    def add_ends(self, origin: str, ids: Sequence[int | None]) -> None:
+        """Take tokens that end a turn, beside those known; `origin` is what names them."""
+        for end in ids:
+            if end is not None:
+                self._origins.setdefault(end, []).append(origin)
+        self.stop_token_ids = tuple(self._origins)
+
+    def ends(self) -> str:
+        """The tokens that end a turn and what names them, for people."""
+        shown = (
+            f"{self.decode_raw([end]) or end} ({', '.join(dict.fromkeys(origins))})"
+            for end, origins in self._origins.items()
+        )
+        return ", ".join(shown)
 
     def write_call(self, call: ToolCall) -> str:
         """The text of a call as the parser of the run reads it."""
@@ -200,7 +216,6 @@ class TemplateChat(ChatFormat):
         template: GuardedTemplate,
         boundaries: Boundaries,
         findings: Sequence[Finding] = (),
-        stop_token_ids: tuple[int, ...],
         syntax: CallSyntax,
         reads_calls: bool,
         system_prompt: str | None,
@@ -208,8 +223,9 @@ class TemplateChat(ChatFormat):
         super().__init__(codec, syntax=syntax, system_prompt=system_prompt)
         self._reads_calls = reads_calls
         self.name = name
-        self.stop_token_ids = stop_token_ids
         self.boundaries = boundaries
+        self.add_ends("template", [boundaries.close_id, *boundaries.openers.values()])
+        self.add_ends("tokenizer", [codec.tokenizer.eos_token_id])
         self.findings = tuple(findings)
         self.reasoning_prefilled = boundaries.generation.rstrip().endswith("<think>")
         self._template = template
@@ -309,7 +325,7 @@ class RawChat(ChatFormat):
                 "chat.template is 'raw', but the tokenizer has no end-of-text token that could "
                 "end a turn; set its eos_token"
             )
-        self.stop_token_ids = (stop,)
+        self.add_ends("tokenizer", [stop])
 
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()

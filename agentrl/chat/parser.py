@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -19,6 +19,7 @@ from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.format import ChatFormat
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
+from agentrl.types.thoughts import end_of_thought, split_behind
 
 MAX_CALLS = 128
 """Calls that are read in one turn. What follows is one malformed call, so that neither reading a
@@ -31,8 +32,12 @@ class ParsedTurn:
 
     text: str
     """The turn without special tokens."""
+    thought: str = ""
+    """What was thought at its beginning, without the marks."""
+    said: str
+    """What stands behind the thought, calls included."""
     content: str
-    """What stands outside the calls, without special tokens and outer white space."""
+    """Words outside the calls and behind the thought, without outer white space."""
     calls: tuple[ToolCall, ...]
     """Calls in order, malformed ones included."""
 
@@ -72,6 +77,7 @@ class ToolCallParser(CallSyntax):
         given: Sequence[int] = (),
         tools: Sequence[Tool] = (),
         turn: int = 0,
+        begun: bool | None = None,
     ) -> ParsedTurn:
         """Read one turn. Never raises on model text.
 
@@ -84,21 +90,26 @@ class ToolCallParser(CallSyntax):
                 the schemas.
             turn: index of the turn in its rollout; makes the ids of the calls differ between
                 turns with the same text.
+            begun: whether the prompt has opened a thought; None for prompts of the template.
         """
         body = [*given, *ids]
         while body and body[-1] in chat.stop_token_ids:
             body.pop()
         raw = chat.decode_raw(body)
-        found = self._bounded(raw, _after_reasoning(raw, chat.reasoning_prefilled), tools)
+        begun = chat.reasoning_prefilled if begun is None else begun
+        behind = end_of_thought(raw, begun=begun, quotes=self.quotes(raw, tools))
+        found = self._bounded(raw, behind, tools)
         text = chat.decode(body) if chat.has_specials(body) else raw
+        thought, said = map(chat.drop_specials, split_behind(raw, behind))
+        said = said if behind else text
         if not found:
-            return ParsedTurn(text=text, content=text.strip(), calls=())
+            return ParsedTurn(text=text, thought=thought, said=said, content=said.strip(), calls=())
         token_map = chat.token_map(body, raw)
         fresh = _call_ids(body, turn, len(found))
         calls: list[ToolCall] = []
         outside: list[str] = []
         given_ids: set[str] = set()
-        done = 0
+        done = behind
         for index, item in enumerate(found):
             outside.append(raw[done : item.start])
             done = item.end
@@ -117,7 +128,15 @@ class ToolCallParser(CallSyntax):
             )
         outside.append(raw[done:])
         content = chat.drop_specials("".join(outside)).strip()
-        return ParsedTurn(text=text, content=content, calls=tuple(calls))
+        return ParsedTurn(
+            text=text, thought=thought, said=said, content=content, calls=tuple(calls)
+        )
+
+    def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
+        """Spans of whole calls in a turn; a `</think>` in one of them is text of an argument."""
+        for item in islice(self.find(text, 0, tools), MAX_CALLS):
+            if item.status is CallStatus.OK:
+                yield item.start, item.end
 
     def _bounded(self, text: str, start: int, tools: Sequence[Tool]) -> list[Found]:
         """The calls of a turn; beyond `MAX_CALLS`, all that follows is one malformed call."""
@@ -146,15 +165,22 @@ class ToolCallParser(CallSyntax):
         """
 
 
+def read_text(
+    ids: Sequence[int], chat: ChatFormat, *, given: Sequence[int] = (), begun: bool | None = None
+) -> ParsedTurn:
+    """Read one turn in which no call is looked for; arguments as `ToolCallParser.parse`."""
+    body = [*given, *ids]
+    raw = chat.decode_raw(body)
+    begun = chat.reasoning_prefilled if begun is None else begun
+    end = end_of_thought(raw, begun=begun)
+    thought, said = map(chat.drop_specials, split_behind(raw, end))
+    text = chat.decode(body) if chat.has_specials(body) else raw
+    said = said if end else text
+    return ParsedTurn(text=text, thought=thought, said=said, content=said.strip(), calls=())
+
+
 def _shifted(span: tuple[int, int], by: int) -> tuple[int, int]:
     return max(0, span[0] - by), max(0, span[1] - by)
-
-
-def _after_reasoning(text: str, prefilled: bool) -> int:
-    end = text.find("</think>")
-    if end >= 0:
-        return end + len("</think>")
-    return len(text) if prefilled or text.lstrip().startswith("<think>") else 0
 
 
 def _call_ids(ids: Sequence[int], turn: int, count: int) -> list[str]:

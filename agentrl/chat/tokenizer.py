@@ -28,6 +28,10 @@ noncharacter: it never stands for anything, so foreign text does not need it."""
 LONG_TEXT = 1024
 """Characters; encoding more than these takes longer than a thread takes to begin it, and is done
 without the GIL."""
+_PIECE = 2**16
+"""Characters in which look-alikes are looked for at once."""
+_MOST_SPECIAL = 1024
+"""Characters of an added token, at most."""
 
 
 class TokenizerLike(Protocol):
@@ -105,7 +109,7 @@ class Codec:
         """
         pattern = self._added_pattern if everything else self._special_pattern
         text = clean(text)
-        match = pattern.search(text)
+        match = _search(pattern, text)
         if match is not None:
             parts: list[str] = []
             done = 0
@@ -113,7 +117,7 @@ class Codec:
                 split = match.start() + 1
                 parts.append(text[done:split])
                 done = split
-                match = pattern.search(text, split)
+                match = _search(pattern, text, split)
             parts.append(text[done:])
             text = CUT.join(parts)
         guarded = self._guarded_ids if everything else self.special_ids
@@ -252,6 +256,16 @@ def _alternation(tokens: Mapping[str, int]) -> re.Pattern[str]:
     if not tokens:
         return re.compile(r"(?!)")
     return re.compile("|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True)))
+
+
+def _search(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    """As `pattern.search`, a piece at a time: one search of megabytes keeps the GIL for long."""
+    while start < len(text):
+        found = pattern.search(text, start, start + _PIECE + _MOST_SPECIAL)
+        if found is not None:
+            return found
+        start += _PIECE
+    return None
 
 
 def _fast_calls(

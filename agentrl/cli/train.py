@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,9 @@ from agentrl.errors import AgentrlError, ConfigError
 from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
+    from agentrl.config import RunConfig
     from agentrl.config.plan import Plan
+    from agentrl.disk.run_directory import RunDir
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.runner import CheckPlan
 
@@ -30,6 +33,10 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run, also after kill -9.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Start the run of a run directory anew, under another name."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything that needs no model, then stop.")
     ] = False,
@@ -44,9 +51,46 @@ def command(
 ) -> None:
     """Train a policy from a run file. Exit status 3: a rule of `health.rules` has ended it."""
     prepare()
+    if again and resume:
+        raise ConfigError("--again starts a run anew and --resume goes on with it; give one")
+    if again:
+        overrides = [*_new_name(config, overrides or []), *(overrides or [])]
     if dry_run:
         raise typer.Exit(_dry_run(config, overrides or [], resume=resume))
+    if again:
+        raise typer.Exit(_train_again(config, overrides or [], inspect=inspect))
     raise typer.Exit(train_from(config, overrides or [], resume=resume, inspect=inspect))
+
+
+def _new_name(run: Path, overrides: list[str]) -> list[str]:
+    """Name and folder of a run that begins beside the one at `run`; less what the user gives."""
+    from agentrl.disk.run_name import free_name
+
+    if not run.is_dir():
+        raise ConfigError(f"--again needs the directory of a run, got {run}; train it as it is")
+    here = run.resolve()
+    own = {"run.name": free_name(here), "run.dir": str(here.parent)}
+    given = {text.partition("=")[0] for text in overrides}
+    return [f"{key}={value}" for key, value in own.items() if key not in given]
+
+
+def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
+    """Train with the config, the models and the seed of a run, and name what else has changed."""
+    from agentrl.disk.origin import differences, origin_of
+    from agentrl.disk.pinned_models import check_pinned, read_pinned
+    from agentrl.disk.run_name import IDENTITY_FILE
+
+    config, base = read_config(run, overrides, with_models=True)
+    identity = json.loads((run / IDENTITY_FILE).read_bytes())
+    check_pinned(read_pinned(identity), option="--again")
+    starts = identity.get("starts")
+    changes = differences(starts[0], origin_of(config, base)) if starts else []
+    if starts is None:
+        changes = ["nothing is known of its code, data and versions: an older agentrl began it"]
+    console = open_console()
+    for line in changes:
+        console.print(f"other than in {run}: {line}", markup=False, soft_wrap=True)
+    return _run(config, base, None, inspect=inspect)
 
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
@@ -74,15 +118,9 @@ def plan(run: Plan, *, resume: bool, found: PreflightFacts) -> CheckPlan:
 
 def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool) -> int:
     """Train from a run file or go on with a run; returns the exit status."""
-    from agentrl.cli.console.live import watch
-    from agentrl.cli.console.report import result_table
-    from agentrl.cli.console.run_page import run_page
     from agentrl.disk.run_directory import RunDir
-    from agentrl.disk.run_name import run_path
-    from agentrl.machine.processes.stop import Interrupted
-    from agentrl.runtime.launch import open_run, train
+    from agentrl.runtime.launch import open_run
 
-    console = open_console()
     if path.is_dir():
         if not resume:
             raise ConfigError(
@@ -95,11 +133,23 @@ def train_from(path: Path, overrides: list[str], *, resume: bool, inspect: bool)
         except AgentrlError:
             run_dir.close()
             raise
-        where = path
     else:
         config, base = read_config(path, overrides)
         run_dir = open_run(config, base=base) if resume else None
-        where = run_path(config.run)
+    return _run(config, base, run_dir, inspect=inspect)
+
+
+def _run(config: RunConfig, base: Path, run_dir: RunDir | None, *, inspect: bool) -> int:
+    """Train under a live view; returns the exit status."""
+    from agentrl.cli.console.live import watch
+    from agentrl.cli.console.report import result_table
+    from agentrl.cli.console.run_page import run_page
+    from agentrl.disk.run_name import run_path
+    from agentrl.machine.processes.stop import Interrupted
+    from agentrl.runtime.launch import train
+
+    console = open_console()
+    where = run_dir.path if run_dir else run_path(config.run)
     try:
         with run_page(served=inspect) as page, watch(console, page) as progress:
             result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))

@@ -46,6 +46,7 @@ def log_to(path: Path) -> Iterator[None]:
     What does not print is spelled out, and a line after the first of a record begins with `| `, so
     text of an environment can neither command a terminal nor pass for a record.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(_Plain("%(asctime)s %(levelname)-7s %(name)s: %(message)s", validate=True))
     root = logging.getLogger()

@@ -25,7 +25,7 @@ from agentrl.config.fit import FitConfig
 from agentrl.config.schema import ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.other_models import other_model_source, reward_model_sources
-from agentrl.errors import RunError
+from agentrl.errors import AgentrlError, RunError
 from agentrl.reward.posterior import POSTERIOR_FILE
 from agentrl.reward.scale import SCALE_FILE
 
@@ -98,8 +98,12 @@ def with_pinned(config: Config, pinned: Mapping[str, Sequence[PinnedModel]]) -> 
     return config.model_copy(update=changed)
 
 
-def check_pinned(pinned: Mapping[str, Sequence[PinnedModel]]) -> None:
+def check_pinned(pinned: Mapping[str, Sequence[PinnedModel]], *, option: str = "--resume") -> None:
     """Refuse to go on with other weights than the run began with.
+
+    Args:
+        pinned: by key.
+        option: of the command, for the message.
 
     Raises:
         RunError: a checkpoint is gone, or a file of it is another one; names the key.
@@ -116,11 +120,31 @@ def check_pinned(pinned: Mapping[str, Sequence[PinnedModel]]) -> None:
                 continue
             what = f"{', '.join(wrong)} changed since" if now else "it is gone"
             raise RunError(
-                f"--resume: the run began with {key} at {folder}, expected as it was then, but "
-                f"{what}; put the old files back, as from a copy, or start another run with "
-                "another run.name (to keep it next time, name a copy, or raise "
-                "checkpoint.keep_last of the run that it belongs to)"
+                f"{option}: the run began with {key} at {folder}, expected as it was then, but "
+                f"{what}; put the old files back, as from a copy; if they were moved, add {key}="
+                "and their folder to the command; or start another run with another run.name (to "
+                "keep it next time, name a copy, or raise checkpoint.keep_last of the run that it "
+                "belongs to)"
             )
+
+
+def moved_models(
+    pinned: Mapping[str, Sequence[PinnedModel]], config: RunConfig | FitConfig, base: Path
+) -> dict[str, tuple[PinnedModel, ...]]:
+    """Models that a config finds in another folder, with the very files that the run began with."""
+    if all(Path(model.path).is_dir() or not model.files for of in pinned.values() for model in of):
+        return {}  # none is gone
+    try:
+        present = pin_models(config, base)
+    except AgentrlError:
+        return {}  # `check_pinned` names what is gone
+    moved: dict[str, tuple[PinnedModel, ...]] = {}
+    for key, found in present.items():
+        old = pinned.get(key, ())
+        same = [m.files for m in found] == [m.files for m in old] and all(m.files for m in old)
+        if same and [m.path for m in found] != [m.path for m in old]:
+            moved[key] = found
+    return moved
 
 
 def read_pinned(identity: Mapping[str, Any]) -> dict[str, tuple[PinnedModel, ...]]:

@@ -2,8 +2,8 @@
 
     RUN/config.yaml       the resolved config
     RUN/run.json          where relative paths of the config start, which model it began with and
-                          which other models (`agentrl.disk.pinned_models`), versions, when it was
-                          written
+                          which other models (`agentrl.disk.pinned_models`), and of each start the
+                          command, commits, versions and digests of data and code (`disk.origin`)
     RUN/tasks.json        ids of the tasks that dataset.difficulty left when the run began
     RUN/task_labels.jsonl labels of the tasks (family, level, tags), by which the inspector filters
     RUN/metrics.jsonl     one line a step
@@ -42,7 +42,6 @@ import logging
 import os
 import platform
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -52,10 +51,12 @@ from agentrl.config import RunConfig, dump_config
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE, RUN_FILE, is_fit_file
 from agentrl.data.run.paths import RunPaths
+from agentrl.disk.origin import origin_of
 from agentrl.disk.pinned_models import (
     MODEL,
     PinnedModel,
     check_pinned,
+    moved_models,
     pin_models,
     pinned_json,
     read_pinned,
@@ -77,6 +78,9 @@ logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=RunConfig | FitConfig)
 Read = TypeVar("Read")
+
+_STARTS = 19
+"""Starts before the present one that `run.json` keeps."""
 
 _MAY_CHANGE = (
     "train.steps",
@@ -120,6 +124,8 @@ class RunDir(RunPaths):
     def __init__(self, path: Path, lock: IO[str]) -> None:
         super().__init__(path)
         self._lock = lock
+        self.changed: Mapping[str, tuple[Any, Any]] = {}
+        """By key, the values before and after `adopt`, where it took another config."""
 
     @classmethod
     def create(cls, config: RunConfig | FitConfig, *, base: Path) -> RunDir:
@@ -180,10 +186,18 @@ class RunDir(RunPaths):
         else:
             config = RUN_FILE.whole(config, base)
         new = _flatten(config.model_dump(mode="json"))
-        wrong = [
-            f"  {key}: {old.get(key)!r} in the run, {new.get(key)!r} now"
+        identity = json.loads((self.path / IDENTITY_FILE).read_bytes())
+        pinned = read_pinned(identity)
+        pinned |= (moved := moved_models(pinned, config, base))
+        changed = {
+            key: (old.get(key), new.get(key))
             for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key) and not key.startswith(_MAY_CHANGE)
+            if old.get(key) != new.get(key)
+        }
+        wrong = [
+            f"  {key}: {before!r} in the run, {now!r} now"
+            for key, (before, now) in changed.items()
+            if not key.startswith(_MAY_CHANGE) and key not in moved
         ]
         if wrong:
             raise RunError(
@@ -191,11 +205,14 @@ class RunDir(RunPaths):
                 + "\n".join(wrong)
                 + "\nundo the change, or start another run with another run.name"
             )
-        pinned = read_pinned(json.loads((self.path / IDENTITY_FILE).read_bytes()))
         check_pinned(pinned)
         # What an older make did not keep, or a run without steps had no need of.
-        pinned = pin_models(self.resolve_models(config), base) | pinned
-        self._write_identity(config, base, pinned=pinned)
+        if MODEL in moved:
+            identity["model"] = moved[MODEL][0].path
+        whole = resolved_models(config, {**identity, "models": pinned_json(pinned)})
+        pinned = pin_models(whole, base) | pinned
+        self._write_identity(config, base, pinned=pinned, starts=identity.get("starts", []))
+        self.changed = changed
 
     def resolve_models(self, config: Config) -> Config:
         """`config` with the models that this run began with, whatever their names stand for now.
@@ -265,14 +282,17 @@ class RunDir(RunPaths):
         base: Path,
         *,
         pinned: Mapping[str, Sequence[PinnedModel]],
+        starts: Sequence[Mapping[str, Any]] = (),
     ) -> None:
+        origin = origin_of(config, base)
         identity = {
             "base": str(base.resolve()),
             "model": pinned[MODEL][0].path,
             "models": pinned_json(pinned),
             "agentrl": agentrl.__version__,
             "python": platform.python_version(),
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "written": origin["at"],
+            "starts": [*starts[-_STARTS:], origin],
         }
         write_whole(self.path / IDENTITY_FILE, json.dumps(identity, indent=1).encode())
         write_whole(self.config_file, dump_config(config).encode())

@@ -19,10 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import choices
+from agentrl.gateway.bodies import check_shape
 from agentrl.gateway.posted import MOST_REWARD_BYTES, PostedReward, digest_of
-from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.records import (
+    MODEL,
+    ReadRequest,
+    RefusalReason,
+    RequestRefused,
+    TurnAnswer,
+    TurnRequest,
+    check_number,
+)
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.wires import ChatWire, MessagesWire, ResponsesWire, Wire
+from agentrl.gateway.wires.fields import wrong
 from agentrl.gateway.wires.wire import as_json
 
 logger = logging.getLogger(__name__)
@@ -46,6 +56,8 @@ _COUNT = "messages/count_tokens"
 _MODELS = "models"
 _REWARD = "reward"
 _SESSIONS = "sessions"
+_MOST_NAME = 256
+"""Characters of the name of a model, which is written into the answer."""
 _MOST_ENDED = 4096
 """Sessions that are over and whose reward is known still, for requests that are sent again."""
 
@@ -72,7 +84,7 @@ class Gateway:
     def __init__(
         self,
         *,
-        models: Sequence[str] = (MODEL,),
+        models: Sequence[str] = (),
         token: str | None = None,
         most_bytes: int = MOST_BYTES,
         keep_alive_s: float = KEEP_ALIVE_S,
@@ -80,7 +92,8 @@ class Gateway:
         """Take the settings.
 
         Args:
-            models: names under which the policy is asked for; all stand for the one policy.
+            models: names under which the policy is asked for; without any, every name stands for
+                it.
             token: a request that brings no secret of an open session must bring it, in the header
                 `x-agentrl-token` or as the API key; None for servers that only this process, or
                 one sandbox, can reach.
@@ -97,6 +110,11 @@ class Gateway:
         self._keep_alive_s = keep_alive_s
         self._sessions: dict[str, GatewaySession] = {}
         self._ended: dict[str, PostedReward] = {}
+
+    @property
+    def _shown_names(self) -> Sequence[str]:
+        """Names under which it is listed."""
+        return self._models or (MODEL,)
 
     @property
     def guarded(self) -> bool:
@@ -183,14 +201,19 @@ class Gateway:
             await send_json(send, 200, self._listed(place.path.partition("/")[2]))
             return
         raw = await _read_body(headers, receive, self._most_bytes)
-        body, digest = _parsed(raw, place, session)
-        self._check_model(body)
+
+        def read() -> ReadRequest:
+            body, digest = _parsed(raw, place, session)
+            self._check_model(body)
+            wire = _MESSAGES.read_count if place.path == _COUNT else place.wire.read
+            return ReadRequest(request=wire(body, session.known), body=body, digest=digest)
+
         if place.path == _COUNT:
-            tokens = await session.count(_MESSAGES.read_count(body, session.known))
+            tokens = await session.count(read, size=len(raw))
             await send_json(send, 200, {"input_tokens": tokens})
             return
-        request = place.wire.read(body, session.known)
-        turn = await session.ask(request, body=digest)
+        asked, turn = await session.ask(read, size=len(raw))
+        request, body = asked.request, asked.body
         gone = asyncio.create_task(until_gone(receive))
         try:
             if request.stream:
@@ -275,6 +298,7 @@ class Gateway:
                 if gone.done():
                     raise _Dropped
                 await _send_part(send, part)
+                await asyncio.sleep(0)  # each may repeat the whole request
         await _send_part(send, b"", more=False)
         if gone.done():
             raise _Dropped
@@ -288,11 +312,13 @@ class Gateway:
 
     def _check_model(self, body: Mapping[str, Any]) -> None:
         model = body.get("model")
-        if not isinstance(model, str) or model not in self._models:
-            got = model if isinstance(model, str) else ascii(model)[:80]
+        if not isinstance(model, str) or not model:
+            raise wrong("model", model, f"a name, as {self._shown_names[0]!r}")
+        if self._models and model not in self._models:
             raise RequestRefused(
-                RefusalReason.UNKNOWN_MODEL, f"model is not served: {choices(got, self._models)}"
+                RefusalReason.UNKNOWN_MODEL, f"model is not served: {choices(model, self._models)}"
             )
+        check_number("model", len(model), _MOST_NAME, "characters")
 
     def _listed(self, wanted: str) -> dict[str, Any]:
         """All models, or one, in a form that clients of both vendors read."""
@@ -306,12 +332,12 @@ class Gateway:
                 "display_name": name,
                 "created_at": "1970-01-01T00:00:00Z",
             }
-            for name in self._models
+            for name in ([wanted] if wanted else self._shown_names)
         ]
         if wanted:
             self._check_model({"model": wanted})
-            return next(entry for entry in entries if entry["id"] == wanted)
-        ends = {"first_id": self._models[0], "last_id": self._models[-1]}
+            return entries[0]
+        ends = {"first_id": self._shown_names[0], "last_id": self._shown_names[-1]}
         return {"object": "list", "data": entries, "has_more": False, **ends}
 
 
@@ -381,6 +407,7 @@ def _unreadable(why: str) -> RequestRefused:
 
 def _parsed(raw: bytes, place: _Place, session: GatewaySession) -> tuple[Mapping[str, Any], bytes]:
     """The body of a request, and what is the same for the same request."""
+    check_shape(raw)
     try:
         body = session.known.bodies.read(raw, path=place.path, field=place.wire.history)
     except ValueError as error:

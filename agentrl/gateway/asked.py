@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from agentrl.errors import EnvError, choices
+from agentrl.gateway.bodies import check_shape
 from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.rollout.coerce import as_observation
 from agentrl.types import Task
@@ -79,6 +80,7 @@ def own_task(raw: bytes) -> Task:
 
 
 def _object(raw: bytes, known: Sequence[str]) -> dict[str, Any]:
+    check_shape(raw)
     try:
         body = json.loads(raw)
         json.dumps(body, ensure_ascii=False, allow_nan=False).encode()

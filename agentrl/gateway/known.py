@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import is_
 from typing import Any, TypeVar
 
 import orjson
 
 from agentrl.gateway.bodies import BodyReader
-from agentrl.gateway.records import RefusalReason, RequestRefused
+from agentrl.gateway.records import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    RefusalReason,
+    RequestRefused,
+    check_number,
+)
 from agentrl.rollout.history.meaning import HeardMessage, hear, tools_key
 from agentrl.tool import Tool
 from agentrl.types import Image, Message
@@ -75,6 +82,7 @@ class KnownParts:
             read: gives the messages of one item, and takes its name for errors.
             where: name of an item, with `{}` for its position.
         """
+        check_number(where.partition("{")[0].rstrip("[."), len(items), MOST_MESSAGES, "items")
         before, known = self._read
         goes_on = len(before) <= len(items) and all(map(is_, before, items))
         found = [*known] if goes_on else []
@@ -83,6 +91,7 @@ class KnownParts:
             if one is None:
                 one = self._item(items[at], read, where.format(at))
             found += one.messages
+            check_number(where.format(at), len(found), MOST_MESSAGES, "messages up to it")
         self._read = items, (*found,)
         return found
 
@@ -161,7 +170,8 @@ class KnownParts:
         spelled = _spelled(items)
         known = self._tools.get(spelled) if spelled else None
         if known is None:
-            known = tuple(read())
+            known = tuple(islice(read(), MOST_TOOLS + 1))
+            check_number("tools", len(known), MOST_TOOLS, "tools")
             self._keep(self._tools, spelled, known, size=len(spelled))
         self._offered = items, known
         return known

@@ -37,6 +37,7 @@ from agentrl.gateway.side_model import SideCalls
 from agentrl.gateway.wires.wire import as_json
 from agentrl.machine.web_origin import is_loopback
 from agentrl.rollout.coerce import as_step_result
+from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
 from agentrl.rollout.own_loop import RolloutLoop
 from agentrl.types import Task
 
@@ -83,9 +84,17 @@ BeginTask = Callable[[Task], BegunTask]
 class AgentDesk(Gateway):
     """Serves sessions on a port, and hands waiting rollouts to the agents that ask."""
 
-    def __init__(self, *, host: str, port: int, token: str, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        token: str,
+        names: Sequence[str] = (),
+        models: Sequence[str] = (),
+    ) -> None:
         """Listen to nothing yet; `open_at` does."""
-        super().__init__(token=token)
+        super().__init__(token=token, models=models)
         self.address = ""
         """Where it is served; empty before it is."""
         self._where = (host, port)
@@ -97,6 +106,7 @@ class AgentDesk(Gateway):
         self._begin: BeginTask | None = None
         self._most_own = 0
         self._own: dict[str, asyncio.Future[WaitingRollout]] = {}
+        self._texts = LongTexts()
 
     async def start(self) -> None:
         """Listen, until the event loop ends; once for all rollouts.
@@ -179,10 +189,11 @@ class AgentDesk(Gateway):
         gone = asyncio.create_task(until_gone(receive))
         try:
             if asked:
-                wanted, wait_s = wanted_rollout(raw)
+                wanted, wait_s = await self._texts.run_alone(len(raw), wanted_rollout, raw)
                 found = await self._next(wanted, wait_s, gone)
             else:
-                found = await self._begun(own_task(raw), gone)
+                task = await self._texts.run_alone(IMAGE_WORK, own_task, raw)
+                found = await self._begun(task, gone)
         finally:
             gone.cancel()
         body = {"object": "session", "session": None} if found is None else self._told(found)
@@ -308,6 +319,7 @@ class OutsideAgent(SessionAgent):
         token_env: str = TOKEN_ENV,
         allow_hosts: Sequence[str] = (),
         claim_timeout_s: float = 3600.0,
+        models: Sequence[str] = (),
         side_calls: SideCalls = "train",
     ) -> None:
         """Check the arguments; nothing listens before the first rollout.
@@ -319,16 +331,20 @@ class OutsideAgent(SessionAgent):
                 `x-agentrl-token`; see `gateway_token`.
             allow_hosts: other names by which agents reach the machine, as that of a container.
             claim_timeout_s: seconds after which a rollout that no agent took has failed.
+            models: names of the model that requests may have; without any, all of them.
             side_calls: see `GatewaySession`.
 
         Raises:
-            ConfigError: the variable is not set.
+            ConfigError: the variable is not set, or the models are no list of names.
         """
         super().__init__(side_calls=side_calls)
         self._token = gateway_token(token_env, host=host)
         self._where = (host, port)
         self._names = tuple(allow_hosts)
         self._claim_timeout_s = claim_timeout_s
+        if isinstance(models, str) or not all(isinstance(name, str) and name for name in models):
+            raise ConfigError(f"models is {models!r}, expected a list of names, as [policy]")
+        self._models = tuple(models)
 
     def session_loop(self, opened: OpenedRollout) -> RolloutLoop:
         """Make the loop of an open session; see `SessionAgent.session_loop`."""
@@ -360,7 +376,11 @@ class OutsideAgent(SessionAgent):
         host, port = self._where
         if self._where not in desks:
             desks[self._where] = AgentDesk(
-                host=host, port=port, token=self._token, names=self._names
+                host=host,
+                port=port,
+                token=self._token,
+                names=self._names,
+                models=self._models,
             )
         return desks[self._where]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.env import StepResult
 from agentrl.errors import AgentrlError, GraderError, choices
+from agentrl.gateway.bodies import check_shape
 from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.rollout.coerce import as_step_result
 
@@ -18,6 +19,9 @@ FIELDS = ("reward", "score", "reward_parts", "extra_logs", "explanation")
 """Fields of a posted reward; all but the first may be left out."""
 MOST_REWARD_BYTES = 2**20
 """Most bytes of a posted reward; what is logged beside it belongs into files of the agent."""
+
+_MOST_VALUES = 4096
+"""Most values in one: it is read on the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ def read_reward(raw: bytes) -> PostedReward:
     Raises:
         RequestRefused: it is neither, or a field of it is wrong; names the field.
     """
+    check_shape(raw, most=_MOST_VALUES)
     try:
         value = json.loads(raw)
     except ValueError as error:

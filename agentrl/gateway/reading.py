@@ -13,7 +13,7 @@ from typing import Literal
 
 from agentrl.chat import ChatFormat, ToolCallParser
 from agentrl.gateway.records import TurnRequest
-from agentrl.rollout.history.meaning import split_reasoning, words_outside
+from agentrl.rollout.history.meaning import thought_and_words
 from agentrl.types import CallStatus, FinishReason, Generation, ToolCall
 
 
@@ -82,16 +82,17 @@ def read_turn(
         calls = calls[:1]
     ids = generation.ids
     body = _body(ids, end_ids)
-    text = words_outside(chat, (*given, *body), calls)
-    if stop_text:
-        text = text[: text.rindex(stop_text)] if stop_text in text else text
-    reasoning, words = split_reasoning(text, begun=chat.reasoning_prefilled)
+    reasoning, words = thought_and_words(chat, parser, (*given, *body), calls)
+    if stop_text and stop_text in words:
+        words = words[: words.rindex(stop_text)].rstrip()
+    elif stop_text and stop_text in reasoning:
+        reasoning = reasoning[: reasoning.rindex(stop_text)].rstrip()
     return ReadTurn(
         generation=generation,
         text=chat.decode(body),
         found=found,
         calls=calls,
-        words=words.strip(),
+        words=words,
         reasoning=reasoning,
         stop_id=ids[-1] if len(body) < len(ids) else None,
         stop_text=stop_text,

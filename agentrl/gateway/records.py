@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.tool import Tool
 from agentrl.types import Message, ToolCall
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 MODEL = "policy"
 """Name of the one model that is served; `agentrl serve` uses the same."""
+
+
+MOST_MESSAGES = 4096
+"""Most messages of a request, and most items that stand for them."""
+MOST_TOOLS = 1024
+"""Most tools that a request offers."""
+MOST_STOPS = 16
+"""Most stop texts of a request."""
+MOST_STOP_LENGTH = 1024
+"""Most characters of a stop text."""
 
 
 class RefusalReason(StrEnum):
@@ -67,6 +78,19 @@ class RequestRefused(Exception):
         """Node of the message tree behind which it was placed; None where it was not."""
 
 
+def check_number(field: str, number: int, most: int, of: str) -> None:
+    """Refuse more than `most` of something.
+
+    Raises:
+        RequestRefused: names the field and the bound.
+    """
+    if number > most:
+        raise RequestRefused(
+            RefusalReason.TOO_LARGE,
+            f"{field} has {number} or more {of}, at most {most} are read; send less",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """One request for a turn of the model, as every wire gives it."""
@@ -87,8 +111,22 @@ class TurnRequest:
     """Whether the answer comes as events."""
     stream_usage: bool = False
     """Whether a stream of chat completions ends with the token counts."""
+    log_probs: bool = False
+    """Whether the answer brings the log-probabilities of its tokens."""
     previous: str = ""
     """Id of the answer whose conversation these messages continue; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """The body of a request, read."""
+
+    request: TurnRequest
+    """What is asked for."""
+    body: Mapping[str, Any]
+    """All of it, for the answer."""
+    digest: bytes
+    """The same for the same request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +151,9 @@ class TurnAnswer:
     """Tokens of the turn."""
     cached_tokens: int
     """Prompt tokens that the engine did not compute again."""
+    log_probs: tuple[tuple[str, float], ...] = ()
+    """Text and log-probability of each sampled token, where they were asked for; another model
+    gives none."""
 
     @property
     def message(self) -> Message:

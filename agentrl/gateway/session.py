@@ -10,18 +10,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from agentrl.chat import ChatFormat
 from agentrl.engine import TURN_CLOCK
 from agentrl.errors import ChatError, ServedModelError
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.posted import PostedReward, digest_of, read_reward
 from agentrl.gateway.reading import read_turn
-from agentrl.gateway.records import RefusalReason, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.records import (
+    ReadRequest,
+    RefusalReason,
+    RequestRefused,
+    TurnAnswer,
+    TurnRequest,
+)
 from agentrl.gateway.session_record import SessionRecord
 from agentrl.gateway.side_model import SideCalls, SideModel
 from agentrl.images import without_pictures
@@ -41,11 +48,19 @@ from agentrl.rollout.history import (
 from agentrl.rollout.history.kinds import kind_of_next
 from agentrl.rollout.history.tree import has_turns
 from agentrl.rollout.limits import Reached, RolloutProgress
+from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
 from agentrl.rollout.records import LoopParts
 from agentrl.rollout.seeds import turn_seed
 from agentrl.rollout.under_way.in_flight import Activity, WaitsFor
+from agentrl.rollout.under_way.release import to_the_end
 from agentrl.rollout.watch import DeadlineWatch
-from agentrl.types import SamplingParams, Termination
+from agentrl.types import Generation, SamplingParams, Termination
+
+READING_S = 60.0
+"""Seconds of processor time in which the requests of a session are read and rendered, counts of
+tokens among them. A policy can have them sent without end."""
+READING_TURN_S = 2.0
+"""More of them for each turn."""
 
 
 class GatewaySession(SessionRecord):
@@ -96,7 +111,8 @@ class GatewaySession(SessionRecord):
         """The reward that the agent posted; None if it has not."""
         self.rewarded = asyncio.Event()
         """Set once a reward was posted, which ends the rollout."""
-        self._placer = HistoryPlacer(tree=self.tree, chat=parts.chat, long_texts=parts.long_texts)
+        self._texts = LongTexts(parts.long_texts)
+        self._placer = HistoryPlacer(tree=self.tree, chat=parts.chat, long_texts=self._texts)
         self._parts = parts
         self._sampling = sampling
         self._seed = seed
@@ -110,6 +126,8 @@ class GatewaySession(SessionRecord):
         self._response_tokens = 0
         self._counted: set[TreeNode] = set()
         self._started = 0
+        self._unplayed = 0
+        """Requests that were placed, and found no room for a turn."""
         self._waiting = 0
         self._read: tuple[TreeNode | None, list[int]] = None, []
         """The node behind which the latest turn was sampled, and the ids of its path."""
@@ -118,56 +136,69 @@ class GatewaySession(SessionRecord):
 
     # -- requests ---------------------------------------------------------------------------
 
-    async def ask(self, request: TurnRequest, *, body: bytes) -> asyncio.Task[TurnAnswer]:
+    async def ask(
+        self, read: Callable[[], ReadRequest], *, size: int
+    ) -> tuple[ReadRequest, asyncio.Task[TurnAnswer]]:
         """Begin to sample a turn, or find the one that the same request began.
 
         Args:
-            request: what is asked for.
-            body: the same for the same request.
+            read: reads what is asked for, with `known`.
+            size: bytes that it reads.
 
         Returns:
-            The task of the turn, which gives the answer or raises `RequestRefused`.
+            What is asked for, and the task of the turn, which gives the answer or raises
+            `RequestRefused`.
 
         Raises:
             RequestRefused: it cannot be answered; nothing was recorded.
         """
         async with self._placing:
+            asked = await self._take(read, size)
+            body = asked.digest
             if (known := self._turns.get(body)) is not None:
-                return self._again(known)
+                return asked, self._again(known)
             self._check_open()
-            request = self._with_previous(request)
+            self._refuse_at(self._parts.limits.refusals(self._unplayed))
+            request = self._with_previous(asked.request)
             if (frozen := self._frozen(request)) is not None:
                 turn = asyncio.create_task(frozen, context=self._context.copy())
                 self._turns[body] = turn
                 turn.add_done_callback(lambda done: self._forget_failed(body, done))
-                return turn
+                return asked, turn
             node = await self._place(request)
             try:
                 sampling = self._turn_sampling(request, node)
             except RequestRefused as refused:
                 refused.behind = node
+                if refused.reason is RefusalReason.CONTEXT_FULL:
+                    refused.behind = self.tree.undo()  # each may hold megabytes
+                self._unplayed += 1
                 raise
             turn = asyncio.create_task(self._sample(node, request, sampling, self._started))
             self._started += 1
             self._turns[body] = turn
             turn.add_done_callback(lambda done: self._forget_failed(body, done))
-        return turn
+        return asked, turn
 
-    async def count(self, request: TurnRequest) -> int:
+    async def count(self, read: Callable[[], ReadRequest], *, size: int) -> int:
         """Tokens of a conversation, as its prompt would be; nothing is recorded.
 
+        Args:
+            read: as `ask` takes it.
+            size: as `ask` takes it.
+
         Raises:
-            RequestRefused: it cannot be rendered.
+            RequestRefused: it cannot be read or rendered.
         """
-        self.counts["counted"] += 1
-        heard = self._heard(request)
         async with self._placing:
+            request = (await self._take(read, size)).request
+            self.counts["counted"] += 1
+            heard = self._heard(request)
             found = self.tree.match(heard, self.known.tools_key(request.tools))
             if found is not None and found.known == len(heard):
                 return found.node.length
-            messages = [item.message for item in heard]
             try:
-                return len(await self._placer.rendered(messages, request.tools))
+                return len(await self._placer.rendered(heard, request.tools))
             except ChatError as error:
                 raise _refused_by_template(error) from error
 
@@ -199,6 +230,31 @@ class GatewaySession(SessionRecord):
                 "rollout is over; open another session",
             )
         return self.posted
+
+    async def _take(self, read: Callable[[], ReadRequest], size: int) -> ReadRequest:
+        """Read a request beside the event loop, with all that is heard of it.
+
+        Raises:
+            RequestRefused: it cannot be read, or too much was read before.
+        """
+        most_s = READING_S + READING_TURN_S * self._started
+        if self._texts.spent_s > most_s:
+            raise RequestRefused(
+                RefusalReason.LIMIT,
+                f"the requests of this session took {self._texts.spent_s:.0f} s of processor time "
+                f"to read, at most {most_s:g} s may be used after {self._started} turns; send "
+                "shorter conversations, and count their tokens less often",
+            )
+
+        def heard() -> ReadRequest:
+            asked = read()
+            self.known.hear(asked.request.messages)
+            self.known.tools_key(asked.request.tools)
+            return asked
+
+        # What is known is no one else's until the thread is done with it.
+        work = IMAGE_WORK if self.known.sees else size
+        return await to_the_end(self._texts.run_alone(work, heard))
 
     def _again(self, turn: asyncio.Task[TurnAnswer]) -> asyncio.Task[TurnAnswer]:
         self._refuse_at(self._parts.limits.repeats(self.counts["retries"]))
@@ -427,6 +483,7 @@ class GatewaySession(SessionRecord):
             prompt_tokens=node.length,
             sampled_tokens=len(turn.generation.ids),
             cached_tokens=turn.generation.cached_tokens,
+            log_probs=_log_probs(turn.generation, parts.chat) if request.log_probs else (),
         )
         sampled = TreeNode(
             kind=NodeKind.SAMPLED,
@@ -487,6 +544,11 @@ class GatewaySession(SessionRecord):
         for turn in under_way:
             turn.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def _log_probs(generation: Generation, chat: ChatFormat) -> tuple[tuple[str, float], ...]:
+    texts = (chat.decode_raw([token]) for token in generation.ids)
+    return tuple(zip(texts, generation.log_probs, strict=True))
 
 
 def _refused_by_template(error: ChatError) -> RequestRefused:

@@ -16,6 +16,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
     name: frozenset(words.split())
     for name, words in (
         ("infrastructure", f"tool_errors turns_collapse {_REWARD}"),
+        ("starvation", "reward_flat length_hacking score_falls"),
         ("tool_errors", f"{_TEXT} {_REWARD} entropy_collapse entropy_explosion"),
         ("sampler_learner_gap", f"{_UPDATE} {_TEXT} {_REWARD} value_divergence"),
         ("value_divergence", f"{_UPDATE} {_TEXT} {_REWARD}"),
@@ -30,6 +31,7 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
         ("members_disagree", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("reward_model_drift", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("score_falls", f"{_TEXT} decoupling reward_spike kl_too_large entropy_collapse"),
+        ("unscored_pay", "pattern_collapse reward_spike kl_too_large entropy_collapse"),
         # Loops surprise a letter model, too; other nonsense does not loop.
         ("repetition", f"truncation length_hacking gibberish pattern_collapse {_REWARD}"),
         ("gibberish", f"repetition truncation tool_errors entropy_explosion {_REWARD}"),

@@ -19,6 +19,7 @@ _REPLAY = ("replay {run}", "computes an update again and names what differs")
 
 _NEXT: dict[str, tuple[str, str]] = {
     "infrastructure": ("traj find {run} end:{end} step>={step}", "the rollouts that were lost"),
+    "starvation": ("traj find {run} end:stale step>={step}", "the rollouts that were dropped"),
     "tool_errors": ("traj find {run} tool:any_error step>={step}", "the calls that failed"),
     "sampler_learner_gap": ("mismatch {run}", "traces the gap to tokens and a likely cause"),
     "not_finite": _REPLAY,

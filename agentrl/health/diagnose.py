@@ -15,12 +15,14 @@ from agentrl.config.keys import leaves
 from agentrl.errors import ConfigError, choices
 from agentrl.health.detector import Detector
 from agentrl.health.detectors import LISTED
+from agentrl.health.findings import short_rules, unknown
 from agentrl.health.measures.curves import since
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, History, Series, Verdict
 from agentrl.health.thresholds import Limits, Threshold
 from agentrl.plugins.imports import resolve
 from agentrl.plugins.registry import Registry
+from agentrl.types.finding import Status
 
 
 def _entry(name: str, found: Any) -> Detector:
@@ -84,14 +86,22 @@ def diagnose(
     Raises:
         ConfigError: `thresholds` names one that does not exist.
     """
+    asked = (*_BUILT_IN, *more)
     bounds = limits(own_thresholds(history) if thresholds is None else thresholds, more=more)
-    verdicts = [dated(detector(history, bounds), history) for detector in (*_BUILT_IN, *more)]
+    verdicts = [dated(_judged(detector, history, bounds), history) for detector in asked]
     if not any(key.startswith("objective.") for key in history.config):
         return verdicts
     return [
         replace(verdict, levers=tuple(x for x in verdict.levers if x.key in _fit_keys()))
         for verdict in verdicts
     ]
+
+
+def _judged(detector: Detector, history: History, bounds: Limits) -> Verdict:
+    """The verdict; none where a rule was broken in all the steps there are, and wants more."""
+    with short_rules() as short:
+        verdict = detector(history, bounds)
+    return unknown(verdict.name, short[0]) if short and verdict.status is Status.OK else verdict
 
 
 def dated(verdict: Verdict, history: History) -> Verdict:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -15,7 +17,9 @@ from agentrl.health.measures.curves import (
     difference,
     end_steps,
     number,
+    percent,
     since,
+    smoothed,
     stretches,
     trend,
 )
@@ -160,13 +164,61 @@ def shown(
     )
 
 
+_SHORT: ContextVar[list[str] | None] = ContextVar("_SHORT", default=None)
+
+
+@contextmanager
+def short_rules() -> Iterator[list[str]]:
+    """Collect, in words, the rules of the block that broke and want more steps than there are.
+
+    A detector that finds nothing because of them has not judged the run.
+    """
+    words: list[str] = []
+    token = _SHORT.set(words)
+    try:
+        yield words
+    finally:
+        _SHORT.reset(token)
+
+
+def _note_short(metric: str, stretch: Stretch, steps: float) -> None:
+    words = _SHORT.get()
+    if words is not None:
+        words.append(
+            f"{metric} is beyond its bound ({number(stretch.worst)}) for {steps_text(stretch)}; "
+            f"the rule wants {steps:.0f} steps"
+        )
+
+
 def sustained(
     history: History, metric: str, test: Callable[[float], bool], steps: float
 ) -> Stretch | None:
     """The stretch that lasts until now and is at least so many logged steps long."""
     series = history.metrics.get(metric)
     stretch = current(series, test) if series else None
-    return stretch if stretch is not None and stretch.length >= steps else None
+    if stretch is None or stretch.length >= steps:
+        return stretch
+    if series is not None and len(series.values) < steps:
+        _note_short(metric, stretch, steps)
+    return None
+
+
+def mostly(
+    history: History, metric: str, test: Callable[[float], bool], steps: float
+) -> Stretch | None:
+    """The stretch until now in which the mean of so many logged steps passes.
+
+    For shares of small batches, where one step of many says little: a verdict on them does not come
+    and go with each.
+    """
+    series, width = history.metrics.get(metric), int(steps)
+    if series is None or len(series.values) < width:
+        return None
+    stretch = current(smoothed(series, width), test)
+    if stretch is None:
+        return None
+    first = bisect_right(series.steps, stretch.first_step) - width
+    return replace(stretch, first_step=series.steps[first], length=stretch.length + width - 1)
 
 
 def lasting(
@@ -179,7 +231,7 @@ def lasting(
     series = history.metrics.get(metric)
     long = [part for part in stretches(series, test) if part.length >= steps] if series else []
     if not long or series is None:
-        return None, False
+        return sustained(history, metric, test, steps), False  # none, or not enough steps yet
     return long[-1], long[-1].last_step == series.steps[-1]
 
 
@@ -246,7 +298,12 @@ def score_errors(history: History, name: str) -> list[float] | None:
     low, high = (history.metrics.get(f"eval/{name}/score_{end}") for end in ("low", "high"))
     if low is None or high is None or not low.steps == high.steps == series.steps:
         return None
-    halves = [(b - a) / 2 for a, b in zip(low.values, high.values, strict=True)]
+    # An end that stays within 0 and 1 is nearer than the other one; where all score the same, it
+    # is the score itself.
+    halves = [
+        (b - a) / 2 if score in (a, b) else max(b - score, score - a)
+        for a, score, b in zip(low.values, series.values, high.values, strict=True)
+    ]
     # Where all tasks score the same, the interval is exact at one end and says too much.
     return [max(half / 1.96, 0.01) for half in halves]
 
@@ -386,10 +443,10 @@ def steps_text(stretch: Stretch) -> str:
 
 
 def share(value: float) -> str:
-    """Write a share as the metrics have it, from 0 to 1.
+    """Write a share from 0 to 1 in percent, so that `1` is never read as one rollout.
 
     Example:
         >>> share(0.98712)
-        '0.987'
+        '98.7 %'
     """
-    return number(value)
+    return percent(value)

@@ -56,6 +56,8 @@ class RolloutFacts:
     """Text that the policy wrote, turns joined by newlines."""
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of the reward."""
+    limit: str = ""
+    """Key of `rollout` whose limit truncated it, as `max_turn_tokens`; empty if none did."""
     errors: tuple[str, ...] = ()
     """One line of each error, a few at most: of calls that failed, and of what it was lost to."""
 

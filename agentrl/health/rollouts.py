@@ -17,6 +17,7 @@ from agentrl.types import TERMINATION_RULES, Termination, ToolStatus, Trajectory
 
 TEXT_CHARS = 20_000
 """Kept of what one rollout wrote, half of it from its end."""
+_ENDINGS = frozenset(name.value for name in TERMINATION_RULES)
 _FIRST, _BETWEEN, _LAST = 4, 6, 6
 """Sampled steps of a kind: so many at its start, in between, and at its end. Of a run of fewer than
 20 steps, whose quarters `movement` compares by their rollouts, both quarters are among them."""
@@ -126,6 +127,7 @@ def facts_of(
         tool_errors=sum(result.status != ToolStatus.OK for result in results),
         text=_text(turn.text for turn in turns if turn.role == "assistant"),
         parts=dict(last.reward_parts),
+        limit=_limit(last.termination.value, last.termination_detail),
         errors=_errors(
             last.termination.value,
             last.termination_detail,
@@ -180,6 +182,7 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
         tool_errors=sum(result["status"] != ToolStatus.OK for result in results),
         text=_text(turn["text"] for turn in turns if turn["role"] == "assistant"),
         parts=stored_numbers(last["reward_parts"]),
+        limit=_limit(last["termination"], unescape(last["termination_detail"] or "")),
         errors=_errors(
             last["termination"],
             unescape(last["termination_detail"] or ""),
@@ -187,6 +190,13 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
             [(result["status"], unescape(result["text"] or "")) for result in results],
         ),
     )
+
+
+def _limit(termination: str, detail: str) -> str:
+    """The key that a detail begins with, as `max_turn_tokens: the last turn was cut off ...`."""
+    rule = TERMINATION_RULES[Termination(termination)] if termination in _ENDINGS else None
+    key, colon, _ = detail.partition(":")
+    return key if rule and rule.truncated and colon and key.isidentifier() else ""
 
 
 def _trusted(reward: float | None) -> float | None:
@@ -197,8 +207,7 @@ def _trusted(reward: float | None) -> float | None:
 def _errors(
     termination: str, detail: str, calls: Sequence[str], results: Sequence[tuple[str, str]]
 ) -> tuple[str, ...]:
-    known = termination in {name.value for name in TERMINATION_RULES}
-    lost = known and TERMINATION_RULES[Termination(termination)].retried
+    lost = termination in _ENDINGS and TERMINATION_RULES[Termination(termination)].retried
     failed = [text for status, text in results if status != ToolStatus.OK]
     found = [error_line(text) for text in ([detail] if lost else []) + [*calls, *failed]]
     return tuple(dict.fromkeys(line for line in found if line))[:MOST_ERRORS]

@@ -142,8 +142,9 @@ _BATCH = (
     _m("waste/seconds/FATE", "rollout-seconds of the step by fate", "s"),
     _m("staleness/lag_mean", "steps between the weights that sampled a token and those trained",
        "steps", "training/off_policy/trajectory_staleness/mean"),
-    _m("staleness/lag_max", "the oldest token", "steps",
+    _m("staleness/lag_max", "the oldest token that is trained", "steps",
        "training/off_policy/trajectory_staleness_worst/max"),
+    _m("staleness/tasks_dropped", "tasks of the step of which age left nothing", "count"),
     _m("staleness/lag_p95", "95 % of the tokens are no older", "steps"),
     _m("staleness/share_lag_N", "tokens that are N steps old", "share"),
 )  # fmt: skip
@@ -223,6 +224,7 @@ _MACHINE = (
     _m("sync/load_s", "weights going into the engines", "s"),
     _m("sync/pause_s", "engines idle because of new weights", "s"),
     _m("sync/bytes", "bytes sent", "bytes"),
+    _m("sync/first_difference", "engine against trainer after its first sync, by token", "nats"),
     _m("sync/replicas", "engines that took the weights", "count"),
     _m("sync/quarantined", "engines left out", "count"),
     _m("async/trainer_idle_share", "time the trainer waits for rollouts", "share"),

@@ -123,6 +123,17 @@ def clipped_t_interval(values: Sequence[float]) -> Interval:
     return Interval(mean=found.mean, low=low, high=high, n=found.n)
 
 
+def score_interval(values: Sequence[float]) -> Interval:
+    """As `mean_interval` for scores: where all are from 0 to 1, the ends are, too.
+
+    Example:
+        >>> score_interval([0.0, 0.0, 0.0, 0.1]).low
+        0.0
+    """
+    within = all(0 <= value <= 1 for value in values)
+    return clipped_t_interval(values) if within else mean_interval(values)
+
+
 def paired_difference(before: Mapping[str, float], after: Mapping[str, float]) -> Interval:
     """Mean of `after - before` over the tasks that have both, with its t interval.
 

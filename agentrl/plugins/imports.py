@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
+from agentrl.plugins.peer_imports import others_importable
 from agentrl.plugins.user_code import user_code
 
 _FILE_MODULE = "agentrl_file_"
@@ -58,7 +59,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
     if name.endswith(".py") or "/" in name:
         return _load_file((base or Path.cwd()) / Path(name).expanduser())
     try:
-        with user_code():
+        with others_importable(), user_code():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or name
@@ -103,7 +104,7 @@ def _load_file(path: Path) -> ModuleType:
     parent = str(path.parent)
     sys.path.insert(0, parent)
     try:
-        with user_code():
+        with others_importable(), user_code():
             spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
         del sys.modules[key]

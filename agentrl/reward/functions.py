@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import RewardSection
-from agentrl.errors import NotJudged
 from agentrl.reward.group_functions import GroupRewardFunctions
-from agentrl.reward.other_trainers import NOT_JUDGED
 from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
 from agentrl.types import RewardValue, Task, Trajectory
 from agentrl.types.explanation import joined, later, read_explanation, reference_of
@@ -40,9 +38,17 @@ def load_reward_functions(
     targets = [load_target(name, item, base=base) for name, item in section.functions.items()]
     targets += models
     of_groups = [target for target in targets if target.of_group]
+    alone = [target for target in targets if not target.of_group]
     return RewardFunctions(
-        [target for target in targets if not target.of_group],
-        group=GroupRewardFunctions(of_groups, timeout_s=timeout_s) if of_groups else None,
+        alone,
+        group=GroupRewardFunctions(
+            of_groups,
+            timeout_s=timeout_s,
+            judges=[target.name for target in alone],
+            env_weight=section.env_weight,
+        )
+        if of_groups
+        else None,
         env_weight=section.env_weight,
         timeout_s=timeout_s,
     )
@@ -56,7 +62,8 @@ class RewardFunctions:
     all rows by that name. Functions for verl, TRL or OpenRLHF are called as these call them
     (`other_trainers`). Plain functions run in threads, several at once. A function with an
     attribute `check_args` has it called with its `args` before anything runs. Those whose first
-    parameter is called `trajectories` wait until their group is complete, and are in `group`.
+    parameter is called `trajectories`, and those for TRL, wait until their group is complete, and
+    are in `group`.
     """
 
     def __init__(
@@ -87,7 +94,6 @@ class RewardFunctions:
         Raises:
             GraderError: a function raised, took too long or returned no finite number; or its name
                 is that of a part the environment gives.
-            NotJudged: no function judged the rollout, and `env_weight` is 0.
         """
         last = rows[-1]
         assert last.reward is not None
@@ -99,14 +105,7 @@ class RewardFunctions:
                 ]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        asked = zip(self._functions, running, strict=True)
-        judged = [(f, value) for f, job in asked if (value := job.result()) is not None]
-        if self._functions and not judged and not self._env_weight and self.group is None:
-            names = ", ".join(function.name for function in self._functions)
-            raise NotJudged(
-                f"reward.functions ({names}) returned None, and reward.env_weight is 0; a rollout "
-                "that no function judges has no reward"
-            )
+        judged = [(f, job.result()) for f, job in zip(self._functions, running, strict=True)]
         values = {function.name: value for function, value in judged}
         parts = parts_with(last.reward_parts, {ENV_PART: RewardValue(value=last.reward), **values})
         reward = math.fsum(
@@ -128,6 +127,6 @@ class RewardFunctions:
 
     async def _value(
         self, function: RewardTarget, task: Task, rows: Sequence[Trajectory]
-    ) -> RewardValue | None:
+    ) -> RewardValue:
         value = await function.ask(rows[-1], task, tuple(rows), timeout_s=self._timeout_s)
-        return None if value is NOT_JUDGED else read_value(value, function.where)
+        return read_value(value, function.where)

@@ -170,6 +170,11 @@ class RolloutLimits:
         same = f"{self.max_assistant_turns} requests were the same as one before"
         return self._model_turns(number, same)
 
+    def refusals(self, number: int) -> Reached | None:
+        """The limit on requests that no limit left room for: each stays in the record."""
+        full = f"{self.max_assistant_turns} requests were refused for their length"
+        return self._model_turns(number, full)
+
     def _model_turns(self, number: int, detail: str = "") -> Reached | None:
         if number < self.max_assistant_turns:
             return None

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.chat.parser import read_text
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.images import without_images, words
@@ -46,6 +47,7 @@ from agentrl.types import (
     ToolResult,
 )
 from agentrl.types.explanation import later
+from agentrl.types.thoughts import OPEN
 
 _NO_MESSAGES = (
     "step: history in a rollout whose Observation has raw=True; its text has no messages, so leave "
@@ -265,8 +267,9 @@ class ToolAgentLoop:
         stopped = ids[-1] in self._end_ids
         body = ids[:-1] if stopped else ids
         given = self._given
+        begun = self._thought_begun()
         if parts.parser is None:
-            text, calls = parts.chat.decode((*given, *body) if given else body), ()
+            parsed = read_text(body, parts.chat, given=given, begun=begun)
         else:
             parsed = parts.parser.parse(
                 body,
@@ -274,20 +277,28 @@ class ToolAgentLoop:
                 given=given,
                 tools=self._offered,
                 turn=self._progress.assistant_turns,
+                begun=begun,
             )
-            text, calls = parsed.text, parsed.calls
         raw_text = parts.chat.decode_raw(ids) if self._env.wants_observation_text else ""
         return SampledTurn(
-            text=text,
-            sampled_text=parts.chat.decode(body) if given else text,
+            text=parsed.text,
+            thought=parsed.thought,
+            said=parsed.said,
+            sampled_text=parts.chat.decode(body) if given else parsed.text,
             raw_text=raw_text,
-            calls=calls,
+            calls=parsed.calls,
             stop_id=ids[-1] if stopped else None,
             truncated=ids[-1] not in self._stop_ids
             and generation.finish_reason is FinishReason.LENGTH,
             generation=generation,
             temperature=self._recorder.temperature,
         )
+
+    def _thought_begun(self) -> bool:
+        """True if the prompt of this turn ends in an open thought."""
+        if not self._deltas.raw:
+            return self._parts.chat.reasoning_prefilled
+        return self._parts.chat.decode_raw(self._recorder.ids[-8:]).rstrip().endswith(OPEN)
 
     # -- PROCESSING_TOOLS -------------------------------------------------------------------
 
@@ -389,7 +400,9 @@ class ToolAgentLoop:
     ) -> StepResult:
         wants_text = self._env.wants_observation_text
         action = Action(
-            text=turn.text,
+            text=turn.said,
+            thought=turn.thought,
+            whole_text=turn.text,
             tool_calls=turn.calls,
             tool_results=results,
             turn=self._progress.assistant_turns - 1,

@@ -55,7 +55,11 @@ class SampledTurn:
     PROCESSING_TOOLS, and a frozen one takes three times as long to make."""
 
     text: str
-    """What the environment reads: decoded, reply prefix included, without the stop token."""
+    """Decoded, reply prefix included, without the stop token."""
+    thought: str
+    """What was thought at its beginning."""
+    said: str
+    """What the environment reads: what stands behind the thought."""
     sampled_text: str
     """What the model itself wrote; goes into the record."""
     raw_text: str

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import NotJudged
 from agentrl.rollout.endings import crash
 from agentrl.rollout.limits import Reached
 from agentrl.rollout.records import Rollout
@@ -89,8 +88,6 @@ async def graded(grade: Grade | None, task: Task, rows: list[Trajectory]) -> lis
         return rows
     try:
         return list(await grade(task, rows))
-    except NotJudged as error:
-        return ungraded(rows, Reached(termination=Termination.NOT_JUDGED, detail=str(error)))
     except Exception as error:  # recording boundary: reward functions may raise anything
         return ungraded(rows, crash("reward", error, Termination.GRADER_CRASHED).reached)
 

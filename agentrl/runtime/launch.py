@@ -43,6 +43,7 @@ from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
+from agentrl.runtime.checks.resumed import resume_notes
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -242,6 +243,10 @@ async def _run_from_disk(
                     * plan.schedule.rollout.n_samples_per_prompt,
                 )
             )
+            done = point.history.done
+            for note in resume_notes(directory.changed, plan.schedule.train, done=done):
+                logger.info("%s", note)
+                progress.note(note)
             for doubt in doubts(plan.trainer, plan.schedule):
                 progress.note(doubt)
             refresh = make_refresh(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.run_directory import RunDir
+from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
@@ -21,6 +22,12 @@ from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, Pu
 from agentrl.runtime.assembly.resume_point import ResumePoint
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
+from agentrl.runtime.assembly.weight_check import (
+    FirstSyncCheck,
+    Turn,
+    most_apart,
+    probe_prompts,
+)
 from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.checks.fleet import require_server
@@ -160,6 +167,8 @@ async def syncing(
         directory: folder of the `disk` backend.
     """
 
+    from agentrl.train.logprob_worker import turn_log_probs
+
     backend = section_backend(serving, section, device=device)
     sender = make_sender(
         section,
@@ -178,7 +187,18 @@ async def syncing(
         await sync.connect()
         assert policy.pretrained is not None  # there is something to train
         weights = sent_weights(lora, policy.pretrained.model, trainer, backend=backend)
-        yield lambda version: sync.push(weights, version)
+
+        async def score(turns: Sequence[Turn]) -> Sequence[Sequence[float]]:
+            return await run_computing(turn_log_probs, trainer.backend, turns)
+
+        yield FirstSyncCheck(
+            lambda version: sync.push(weights, version),
+            policy.engines.client,
+            score,
+            probe_prompts(policy.pretrained.tokenizer),
+            shared=policy.engines.shares_weights,
+            bound=most_apart(serving.args if serving.engine == "vllm" else {}),
+        )
     finally:
         await sync.close()
 

@@ -8,9 +8,11 @@ and is never shown to a model as program output. No limit has the default "unlim
 from agentrl.sandbox.backend import Prepare, SandboxBackend, SandboxSpec
 from agentrl.sandbox.contract import MakeProtocol, Process, Sandbox, SandboxPort, Snapshot
 from agentrl.sandbox.records import ExecResult, Isolation, Origin, Outcome, Probe, SandboxLimits
+from agentrl.sandbox.tree import FileTree, TreeEntry
 
 __all__ = [
     "ExecResult",
+    "FileTree",
     "Isolation",
     "MakeProtocol",
     "Origin",
@@ -24,4 +26,5 @@ __all__ = [
     "SandboxPort",
     "SandboxSpec",
     "Snapshot",
+    "TreeEntry",
 ]

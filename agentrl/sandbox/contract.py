@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.records import ExecResult, Origin, Outcome, SandboxLimits
+from agentrl.sandbox.tree import FileTree, read_by_tar, write_by_tar
 
 
 class Snapshot(ABC):
@@ -206,6 +207,28 @@ class Sandbox(ABC):
             SandboxError: the sandbox failed or is closed.
         """
         raise SandboxUnavailable(f"{type(self).__name__} reads single files, but no trees")
+
+    async def download_tree(self, source: str, *, max_bytes: int) -> FileTree:
+        """The folder `source` of the work directory with all that is in it, as it is.
+
+        Permission bits hinder it where those of the program that reads do.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError, PermissionError: as for `read_file`.
+            ValueError: its files together are larger than `max_bytes`.
+            SandboxError: the sandbox failed or is closed.
+        """
+        return await read_by_tar(self, source, max_bytes)
+
+    async def upload_tree(self, tree: FileTree, target: str) -> None:
+        """Lay a tree out in the folder `target` of the work directory, where no such folder is.
+
+        Links arrive as they are, wherever they lead: whoever reads through them must mind it.
+
+        Raises:
+            PermissionError, OSError, SandboxError: as for `write_file`.
+        """
+        await write_by_tar(self, tree, target)
 
     @abstractmethod
     async def snapshot(self) -> Snapshot:

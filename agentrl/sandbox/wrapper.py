@@ -13,6 +13,7 @@ from typing import Literal
 
 from agentrl.sandbox import (
     ExecResult,
+    FileTree,
     MakeProtocol,
     Outcome,
     Process,
@@ -88,6 +89,16 @@ class SandboxWrapper(Sandbox):
         """Return files of the work directory; see `Sandbox.download`."""
         with self.around("files"):
             return await self._inner.download(source, max_bytes=max_bytes)
+
+    async def download_tree(self, source: str, *, max_bytes: int) -> FileTree:
+        """Return a folder with all that is in it; see `Sandbox.download_tree`."""
+        with self.around("files"):
+            return await self._inner.download_tree(source, max_bytes=max_bytes)
+
+    async def upload_tree(self, tree: FileTree, target: str) -> None:
+        """Lay a tree out inside; see `Sandbox.upload_tree`."""
+        with self.around("files"):
+            await self._inner.upload_tree(tree, target)
 
     async def snapshot(self) -> Snapshot:
         """Freeze the work directory; see `Sandbox.snapshot`."""

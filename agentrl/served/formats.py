@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentrl.types.thoughts import split_served
+
 Api = Literal["openai", "anthropic"]
 """Wire formats: OpenAI's chat completions and Anthropic's messages."""
 TurnEnd = Literal["stop", "length", "calls"]
@@ -151,6 +153,8 @@ def _read_openai(answer: Any) -> WireTurn:
     thought = message.get("reasoning_content") or message.get("reasoning") or ""
     if not isinstance(text, str) or not isinstance(thought, str):
         raise ValueError("the content of the answer is no text")
+    if not thought:  # a server without a parser of thoughts leaves them in the text
+        thought, text = split_served(text)
     return WireTurn(
         text=text,
         thought=thought,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.served.settings import ServedSettings
+from agentrl.types.thoughts import split_served
 
 ChatMessages = Sequence[Mapping[str, Any]]
 """Messages with `role` and `content`, in OpenAI's form."""
@@ -82,7 +83,7 @@ def with_extra(settings: ServedSettings, body: dict[str, Any]) -> dict[str, Any]
 
 
 def answer_text(settings: ServedSettings, answer: Any) -> str:
-    """Text of a response; a structured answer is its JSON.
+    """Words of a response, without its thought; a structured answer is its JSON.
 
     Raises:
         ValueError: it is not a response of this wire format, or it has no text.
@@ -92,7 +93,8 @@ def answer_text(settings: ServedSettings, answer: Any) -> str:
         text = read(answer)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not a response of the {settings.api} format") from error
-    if not isinstance(text, str) or not text.strip():
+    text = split_served(text)[1] if isinstance(text, str) else ""
+    if not text.strip():
         raise ValueError("the answer has no text")
     # JSON may escape half of a surrogate pair, which no tokenizer and no file takes.
     return text.encode(errors="replace").decode()

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.batch.records import MicroBatch, RowKey
+from agentrl.batch.packing import pack_micro_batch
+from agentrl.batch.records import MicroBatch, Row, RowKey
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.train.model.logprobs import TokenLogProbs
@@ -152,3 +153,30 @@ def check_finite(
             f"{len(bad)} tokens of rows {', '.join(rows)}; the update is given up and the weights "
             "are unchanged"
         )
+
+
+def turn_log_probs(
+    policy: PolicyModel, turns: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[list[float]]:
+    """Log-probabilities of sampled turns at temperature 1, through the trainer's own passes.
+
+    Args:
+        policy: the one that is trained; ranks in lock-step are all asked for the same turns.
+        turns: a prompt and the ids after it, each.
+    """
+    rows = [
+        Row(
+            key=RowKey(group_id="turn", rollout_id=f"turn-{index}", row_index=0),
+            input_ids=np.array([*prompt, *ids], dtype=np.int64),
+            prompt_length=len(prompt),
+            mask_R=np.ones(len(ids), dtype=np.bool_),
+            rollout_log_probs_R=np.zeros(len(ids)),
+            sampled_R=np.ones(len(ids), dtype=np.bool_),
+            advantages_R=np.zeros(len(ids)),
+            weight=0.0,
+            temperature=1.0,
+        )
+        for index, (prompt, ids) in enumerate(turns)
+    ]
+    known = LogProbWorker(policy, name="policy").row_log_probs([pack_micro_batch(rows)])
+    return [known[row.key].tolist() for row in rows]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.chat import build_chat, build_parser
-from agentrl.config.schema import ChatSection
+from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.errors import ChatError, ConfigError
+from agentrl.models.ends import stored_ends
+from agentrl.models.source import load_tokenizer
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.types import Message
 from tests.chat.chat_models import model
@@ -233,3 +237,61 @@ def test_a_stop_text_must_be_one_token():
 def test_a_raw_chat_has_no_reply_prefix():
     with pytest.raises(ConfigError, match="belong to templated turns"):
         build_chat(ByteTokenizer(), ChatSection(template="raw", reply_prefix="x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("qwen2_5", ["<|endoftext|>", "<|vision_start|>"]),
+        ("qwen3", ["<|vision_start|>"]),
+        ("glm4moe", ["<|endoftext|>", "<|user|>", "<|observation|>", "[gMASK]"]),
+        ("llama3_1", ["<|reserved_special_token_3|>", "<|eom_id|>"]),
+        ("mistral_v3", ["[control_3]"]),
+        ("mistral_v7_tekken", ["[control_3]"]),
+        ("phi3_5", ["<|assistant|>", "<|endoftext|>"]),
+        ("smollm2", ["<|endoftext|>"]),
+    ],
+)
+@pytest.mark.parametrize("template", ["auto", "raw"])
+def test_a_turn_ends_at_all_that_the_files_of_the_model_name(
+    name: str, more: list[str], template: str, tmp_path: Path, caplog: Any
+) -> None:
+    """Fails if what stands behind an end of `generation_config.json` is sampled and trained."""
+    caplog.set_level(logging.INFO, logger="agentrl.chat.build")
+    tokenizer = model(name)
+    before = build_chat(tokenizer, ChatSection(template=template)).stop_token_ids
+    ids = [tokenizer.convert_tokens_to_ids(text) for text in more]
+    tokenizer.save_pretrained(tmp_path)
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [tokenizer.eos_token_id, *ids]}))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 9}')
+    chat = build_chat(
+        load_tokenizer(ModelSection(path=str(tmp_path))), ChatSection(template=template)
+    )
+    assert chat.stop_token_ids[: len(before)] == before
+    assert set(chat.stop_token_ids) == {*before, *ids}
+    assert f"{more[-1]} (" in chat.ends()
+    assert "generation_config.json" in chat.ends()
+    assert chat.ends() in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "ids"),
+    [
+        ({"generation_config.json": {"eos_token_id": 9}}, (9,)),
+        ({"generation_config.json": {}, "config.json": {"eos_token_id": [9, 8]}}, (9, 8)),
+        ({"config.json": {"text_config": {"eos_token_id": [9]}}}, (9,)),
+        ({"generation_config.json": {"eos_token_id": [None, "x", -1, True, 9, 9]}}, (9,)),
+        ({"generation_config.json": [1], "config.json": {"eos_token_id": None}}, ()),
+        ({}, ()),
+    ],
+)
+def test_ends_are_read_from_whatever_the_files_hold(
+    files: dict[str, Any], ids: tuple[int, ...], tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert stored_ends(str(tmp_path))[1] == ids
+    assert stored_ends(str(tmp_path / "absent")) == ("", ())
+    (tmp_path / "generation_config.json").write_text("{")
+    assert stored_ends(str(tmp_path))[0] in ("", "config.json")

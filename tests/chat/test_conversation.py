@@ -246,6 +246,7 @@ def test_words_bring_no_special_token() -> None:
         ("<think>\nOne.\n</think>\n\nIt is 3.", "One.\n</think>\n\nIt is 3."),
         ("<think>One.</think>It is 3.", "One.</think>It is 3."),
         ("One.\n</think>\n\nIt is 3.", "One.\n</think>\n\nIt is 3."),
+        ("Close it with </think>, I say.", "\n</think>\n\nClose it with </think>, I say."),
     ],
 )
 def test_reasoning_goes_on_from_what_the_prompt_opens(content: str, expected: str) -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from agentrl.chat import PARSERS, ParsedTurn, build_chat, build_parser
 from agentrl.chat.json_calls import read_json
 from agentrl.config.schema import ChatSection
+from agentrl.rollout.history.meaning import thought_and_words
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.tool import FunctionTool
-from agentrl.types import CallStatus
+from agentrl.types import CallStatus, ToolCall
 from tests.chat.chat_models import model
 from tests.chat.test_append import chat_of
 
@@ -39,11 +40,15 @@ MODELS = {
 }
 
 
+def encoded(parser: str, text: str) -> list[int]:
+    return model(MODELS[parser]).encode(text, add_special_tokens=False)
+
+
 def parse(parser: str, text: str, **keys: Any) -> ParsedTurn:
     """Parse as the model's tokens, and check that every span is exact."""
     chat, reader = CHATS[parser], build_parser(parser)
     assert reader is not None
-    ids = model(MODELS[parser]).encode(text, add_special_tokens=False)
+    ids = encoded(parser, text)
     parsed = reader.parse([*ids, chat.stop_token_ids[0]], chat, **keys)
     last = 0
     for call in parsed.calls:
@@ -122,6 +127,36 @@ def test_calls_inside_reasoning_are_only_thought_of() -> None:
     reader = build_parser("hermes")
     assert reader is not None
     assert reader.parse(prefilled.encode_plain(f"maybe {call}"), prefilled).calls == ()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_call_may_quote_the_end_of_a_thought(name: str) -> None:
+    """Fails if a `</think>` in an argument ends a thought, or begins the search for calls."""
+    reader = build_parser(name)
+    assert reader is not None
+    key = "code" if name == "fenced_code" else "a"
+    quoted = reader.write(
+        ToolCall(id="", name="python", arguments={key: "x </think> y", "language": "md"}, raw="")
+    )
+    for text, thought, calls in (
+        (f"I write it.\n{quoted}", "", 1),
+        (f"<think>\nhm\n</think>\n\nI write it.\n{quoted}", "hm", 1),
+        (f"<think>\nPerhaps\n{quoted}\n</think>\n\n{quoted}", f"Perhaps\n{quoted}", 1),
+        (f"<think>\nPerhaps\n{quoted}", f"Perhaps\n{quoted}", 0),
+    ):
+        parsed = parse(name, text)
+        plain = CHATS[name].drop_specials
+        assert parsed.thought == plain(thought)
+        assert [call.arguments[key] for call in parsed.calls] == ["x </think> y"] * calls
+        assert plain(parsed.said) == (plain(text.rpartition("</think>\n\n")[2]) if calls else "")
+        read = thought_and_words(CHATS[name], reader, encoded(name, text), parsed.calls)
+        assert read == (parsed.thought, parsed.content)
+
+
+def test_a_fence_that_a_thought_leaves_open_does_not_hide_its_end() -> None:
+    text = "<think>\n```python\nx = 1\n</think>\n\n```python\ny = 2\n```"
+    (call,) = parse("fenced_code", text).calls
+    assert call.arguments["code"] == "y = 2"
 
 
 def test_ids_of_calls_are_repeatable_and_differ_between_turns() -> None:

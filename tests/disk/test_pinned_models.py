@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from agentrl.cli.replay.recorded_run import open_recorded
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.distill import CheckpointTeacher
 from agentrl.config.load import RUN_FILE
+from agentrl.config.plan import Plan
 from agentrl.config.schema import CheckpointSection
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.disk.run_directory import RunDir
@@ -49,7 +51,18 @@ def config(folder: Path, **changes: Any) -> RunConfig:
     })  # fmt: skip
 
 
-def paths_of(config: RunConfig) -> dict[str, str | tuple[str, ...] | None]:
+def models_of(plan: Plan) -> SimpleNamespace:
+    """The sections of a plan that name models, under the names of the config."""
+    trainer, rollouts = plan.trainer, plan.rollouts
+    return SimpleNamespace(
+        model=rollouts.model,
+        critic=trainer.critic,
+        algorithm=trainer.algorithm,
+        reward=rollouts.reward,
+    )
+
+
+def paths_of(config: RunConfig | SimpleNamespace) -> dict[str, str | tuple[str, ...] | None]:
     assert config.algorithm.distill is not None
     teacher = config.algorithm.distill.teacher
     assert isinstance(teacher, CheckpointTeacher)
@@ -90,7 +103,7 @@ def test_a_run_keeps_every_checkpoint_it_began_with(folder: Path) -> None:
     run.adopt(stored, base=base)
     assert paths_of(run.resolve_models(stored)) == wanted
     run.close()
-    assert paths_of(open_recorded(run.path).config) == wanted
+    assert paths_of(models_of(open_recorded(run.path).plan)) == wanted
     assert paths_of(read_config(run.path, [], with_models=True)[0]) == wanted
     chosen = read_config(run.path, ["reward.models.rm.path=other"], with_models=True)[0]
     assert paths_of(chosen) == wanted | {"rm": ("other",)}, "what is said on the line wins"
@@ -121,6 +134,30 @@ def test_a_resume_refuses_another_checkpoint(
     damage(Path(first(folder, "rm")))
     with pytest.raises(RunError, match=rf"began with reward.models.rm.path at .*{message}"):
         run.adopt(began, base=folder)
+    run.close()
+
+
+def test_a_resume_finds_a_model_that_was_moved(folder: Path) -> None:
+    """Fails if a run cannot go on with the very files that it began with, or goes on with others
+    because they are named."""
+    run = RunDir.create(config(folder), base=folder)
+    (folder / "kept").mkdir()
+    for name, place in (("policy", "moved"), ("rm", "kept/rm")):
+        shutil.move(first(folder, name), folder / place)
+        shutil.rmtree(folder / name)
+    models = {"rm": {"path": "kept/rm"}, "both": {"path": ["both"]}, "hub": {"path": "owner/name"}}
+    there = {"model": {"path": str(folder / "moved")}, "reward": {"models": models}}
+    with pytest.raises(RunError, match=r"add model\.path= and their folder|it is gone"):
+        run.adopt(config(folder), base=folder)
+    run.adopt(config(folder, **there), base=folder)
+    found = paths_of(run.resolve_models(config(folder, **there)))
+    assert (found["policy"], found["rm"]) == (str(folder / "moved"), (str(folder / "kept/rm"),))
+    assert set(run.changed) == {"model.path", "reward.models.rm.path"}
+    run.close()
+    rewritten(folder / "moved")
+    run, stored, base = RunDir.resume(run.path)
+    with pytest.raises(RunError, match=r"model.path at .*/moved, .* changed since"):
+        run.adopt(stored, base=base)
     run.close()
 
 

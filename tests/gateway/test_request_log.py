@@ -121,11 +121,11 @@ async def test_they_are_in_the_first_row_of_a_rollout_also_of_one_that_failed(ch
     assert second.requests == ()
 
     async def broken(task: Task, client: Any) -> float:
-        await client.chat.completions.create(model="gpt-7", messages=USER)
+        await client.chat.completions.create(model="", messages=USER)
         return 1.0
 
     (row,) = (await group_of(chat, broken))[0].trajectories
-    assert [asdict(one)["refused"].partition(":")[0] for one in row.requests] == ["unknown_model"]
+    assert [asdict(one)["refused"].partition(":")[0] for one in row.requests] == ["bad_request"]
 
 
 async def test_an_engine_that_fails_in_a_stream_is_a_refusal_of_its_session(chat):

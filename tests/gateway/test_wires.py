@@ -228,6 +228,25 @@ async def test_a_thought_is_served_apart_and_may_be_left_out_of_the_echo(chat):
     assert [block.type for block in turn.content] == ["thinking", "text"]
 
 
+async def test_a_call_that_quotes_the_end_of_a_thought_is_served(chat):
+    """Fails if the agent is given half of the call as words, or gets none."""
+    call = '<tool_call>{"name": "add", "arguments": {"a": "</think>"}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    for said, thought, words in (
+        (f"I write.{call}", None, "I write."),
+        (f"<think>Or {call}?</think>I write.{call}", f"Or {call}?", "I write."),
+    ):
+        served = serve(chat, [said])
+        answer = await openai_of(served).chat.completions.create(
+            model="policy", messages=USER, tools=[tool]
+        )
+        message: Any = answer.choices[0].message
+        assert getattr(message, "reasoning_content", None) == thought
+        assert message.content == words
+        (given,) = message.tool_calls
+        assert json.loads(given.function.arguments) == {"a": "</think>"}
+
+
 async def test_stop_texts_shorten_what_was_sampled(chat):
     """Fails if the ids keep what stands behind the stop text: the agent never saw it."""
     served = serve(chat, ["ab STOP cd", "next"])
@@ -288,6 +307,73 @@ async def test_models_are_listed_for_both_sdks(chat):
     assert (await openai_of(served).models.retrieve("policy")).id == "policy"
 
 
+async def test_any_name_is_the_policy_unless_others_are_listed(chat):
+    """Fails if a harness with a name of its own is turned away, or a list of names is no list."""
+    served = serve(chat, ["x"] * 9)
+    for path, body in (
+        ("chat/completions", {"messages": USER}),
+        ("messages", {"messages": USER, "max_tokens": 9}),
+        ("responses", {"input": USER}),
+    ):
+        status, answer = await served.post(path, {"model": "gpt-7", **body})
+        assert (status, answer["model"]) == (200, "gpt-7"), answer
+    assert (await openai_of(served).models.retrieve("gpt-7")).id == "gpt-7"
+    listed = serve(chat, ["x"], gateway=Gateway(models=["small", "large"]))
+    assert [model.id async for model in openai_of(listed).models.list()] == ["small", "large"]
+    for name, expected in (("large", 200), ("policy", 404)):
+        body = {"model": name, "messages": USER}
+        status, answer = await listed.post("chat/completions", body)
+        assert status == expected
+    assert "valid: large, small" in answer["error"]["message"]
+
+
+async def test_log_probs_are_those_of_the_sampled_tokens(chat):
+    """Fails if they are asked for and left out, on either wire of OpenAI, whole or streamed."""
+    served = serve(chat, ["hi"] * 9)
+    client = openai_of(served)
+    whole = await client.chat.completions.create(model="policy", messages=USER, logprobs=True)
+    found = whole.choices[0].logprobs.content
+    assert "".join(one.token for one in found) == "hi<|im_end|>"
+    assert [one.bytes for one in found[:2]] == [[104], [105]]
+    node = served.session.tree.sampled[0]
+    assert [one.logprob for one in found] == list(node.said.generation.log_probs)
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="policy", messages=USER, logprobs=True, stream=True, seed=1
+        )
+    ]
+    streamed = [c.choices[0].logprobs.content for c in chunks if c.choices[0].logprobs]
+    assert [[one.token for one in part] for part in streamed] == [[one.token for one in found]]
+    include: Any = ["message.output_text.logprobs"]
+    said = await client.responses.create(model="policy", input=USER, include=include)
+    assert [one.token for one in said.output[0].content[0].logprobs] == ["h", "i", "<|im_end|>"]
+    plain = await client.chat.completions.create(model="policy", messages=USER)
+    assert plain.choices[0].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "field"),
+    [
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
+        ("responses", {"top_logprobs": 2}, "top_logprobs"),
+        ("messages", {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        (
+            "messages",
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format",
+        ),
+    ],
+)
+async def test_a_form_that_nothing_holds_to_is_refused_by_name(chat, path, more, field):
+    served = serve(chat, ["x"] * 3)
+    body = {"model": "policy", "input": USER, "messages": USER, "max_tokens": 9}
+    status, answer = await served.post(path, body | more)
+    assert (status, field in answer["error"]["message"]) == (400, True)
+    kind = {"output_config": {"effort": "low"}, "text": {"format": {"type": "text"}}}
+    assert (await served.post(path, body | kind))[0] == 200
+
+
 # -- errors ---------------------------------------------------------------------------------------
 
 BAD_TOOL = {"type": "function", "function": {"name": "x", "parameters": {"type": "strange"}}}
@@ -300,7 +386,17 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     ("more", "status", "words"),
     [
         ({"n": 2}, 400, "n is 2, expected 1"),
-        ({"model": "gpt-7"}, 404, "valid: policy"),
+        ({"model": 7}, 400, "model is 7, expected a name"),
+        ({"model": ""}, 400, "model is '', expected a name"),
+        ({"model": "m" * 10**6}, 413, "at most 256"),
+        (
+            {"response_format": {"type": "json_object"}},
+            400,
+            "response_format.type is 'json_object'",
+        ),
+        ({"response_format": "json"}, 400, "response_format is 'json', expected an object"),
+        ({"top_logprobs": 5}, 400, "top_logprobs is 5, expected 0"),
+        ({"logprobs": 3}, 400, "logprobs is 3, expected true or false"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, 400, "reads text only"),
         ({"messages": []}, 400, "holds no text"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "expected one of system"),

@@ -34,3 +34,31 @@ def test_a_policy_without_entropy_may_be_paid_for_it(
     found = next(v for v in diagnose(read_history(run)) if v.name == "entropy_collapse")
     values = {lever.key: lever.value for lever in found.levers}
     assert values["algorithm.entropy_coef"] == advised
+
+
+@pytest.mark.parametrize(("engine", "sent"), [("embedded", False), ("vllm", True)])
+def test_another_way_of_the_weights_is_for_engines_that_receive_any(
+    make_run, engine: str, sent: bool
+) -> None:
+    """Fails if the embedded engine, which refuses it, is to get its weights from disk."""
+    gap = {"sampling/sampling_logp_difference/mean": [0.001] * 10 + [0.5] * 20}
+    run = make_run(gap, changes=[f"serving.engine={engine}"])
+    found = next(v for v in diagnose(read_history(run)) if v.name == "sampler_learner_gap")
+    assert found.levers
+    assert ("sync.backend" in {lever.key for lever in found.levers}) == sent
+
+
+def test_a_held_out_score_needs_tasks_as_well_as_a_date(make_run) -> None:
+    """Fails if evaluations are to come every 50 steps where no tasks are named for them."""
+    run = make_run({"reward": [0.1] * 10 + [0.9] * 20, "score": [0.6] * 10 + [0.1] * 20})
+    found = next(v for v in diagnose(read_history(run)) if v.name == "score_falls")
+    keys = [lever.key for lever in found.levers]
+    assert keys.index("eval.datasets.NAME.source") < keys.index("eval.every_steps")
+
+
+def test_a_server_that_died_leads_to_its_log(make_run) -> None:
+    """Fails if the environment is blamed for it."""
+    run = make_run({"rollout/started": [16.0] * 8, "rollout/termination/engine_failed": [9.0] * 8})
+    found = next(v for v in diagnose(read_history(run)) if v.name == "infrastructure")
+    assert any("logs/" in item.text for item in found.evidence)
+    assert {lever.key for lever in found.levers} == {"rollout.retries"}

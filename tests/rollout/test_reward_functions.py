@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 import time
@@ -95,6 +96,26 @@ def not_for_this_one(completions, **columns):
     return [None]
 
 
+def by_rank(prompts, completions, answer, log_metric, log_extra, **columns):
+    """As one is written for TRL that compares the completions of a prompt."""
+    count = len(completions)
+    assert [len(of) for of in (prompts, answer, columns["level"])] == [count] * 3
+    assert len(columns["completion_ids"]) == count
+    log_metric("longest", max(map(len, completions)))
+    log_extra("said", completions)
+    log_extra("length", [len(said) for said in completions])
+    ranks = [sorted(completions, key=len).index(said) for said in completions]
+    return [None if said == "skip" else rank for said, rank in zip(completions, ranks, strict=True)]
+
+
+async def too_few(completions, **columns):
+    return [1.0]
+
+
+def nameless(data_source, solution_str, ground_truth):
+    return {"correct": 1.0, "format": 0.5}
+
+
 def soft_overlong(completion_ids):
     return [-len(ids) for ids in completion_ids]
 
@@ -104,7 +125,8 @@ def reward_func(queries, prompts, labels, **rest):
     answers = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
     right = [float(a == b) for a, b in zip(answers, labels, strict=True)]
     assert "<|im_start|>" in prompts[0]
-    return {"rewards": np.array(right), "scores": np.array(right), "extra_logs": {}}
+    logs = {"words": np.array([len(answers[0].split())]), "said": answers, "broken": [math.nan]}
+    return {"rewards": np.array(right), "scores": np.array(right), "extra_logs": logs}
 
 
 def two_columns(completions, first, second):
@@ -189,6 +211,42 @@ async def test_functions_for_other_trainers_run_unchanged(
     made = bench(["so: #### 4"], Talk, grade=grade)
     row = await made.one(label="4", metadata=metadata)
     assert (row.termination, row.reward_parts.get("f")) == (Termination.ENV_DONE, worth)
+
+
+async def test_functions_for_trl_are_given_their_whole_group(bench: Make) -> None:
+    """Fails if they are asked for one rollout at a time, where every completion is the best."""
+    words = iter(["bb", "a", "skip", "ccc"])
+    grade = grading(env_weight=0.0, functions={"f": "by_rank"})
+    made = bench(lambda turn, session: next(words), Talk, grade=grade)
+    group = await made.group(4, label="4", metadata={"level": 2})
+    found = {row.turns[0].text: row for row in group.trajectories}
+    assert {said: row.reward for said, row in found.items()} == {
+        "a": 0.0, "bb": 1.0, "ccc": 2.0, "skip": None
+    }  # fmt: skip
+    assert found["skip"].termination is Termination.NOT_JUDGED
+    assert "reward.functions (f) returned None" in found["skip"].termination_detail
+    # What it logs is for reading: a metric of all, and what of a column is a number.
+    assert found["bb"].reward_parts == {
+        "env": 1.0, "f": 1.0, "f/longest": 4.0, "f/length": 2.0
+    }  # fmt: skip
+    grade = grading(functions={"f": "too_few"})
+    for row in (await bench(["a"], Talk, grade=grade, retries=0).group(2)).trajectories:
+        assert row.termination is Termination.GRADER_CRASHED
+        assert "returned 1 values for 2 rollouts" in row.termination_detail
+
+
+async def test_other_numbers_that_they_give_become_metrics(bench: Make) -> None:
+    """Fails if verl's further keys, or OpenRLHF's scores and logs, are lost."""
+    grade = grading(functions={"v": "compute_score", "o": "reward_func"})
+    metadata = {"data_source": "sums", "extra_info": {"level": 2}}
+    row = await bench(["so: #### 4"], Talk, grade=grade).one(label="4", metadata=metadata)
+    assert row.reward_parts == {
+        "env": 1.0, "v": 1.0, "v/acc": 1.0, "o": 0.0, "o/scores": 0.0, "o/words": 3.0
+    }  # fmt: skip
+    grade = grading(functions={"f": "nameless"})
+    row = await bench(["4"], Talk, grade=grade, retries=0).one(label="4")
+    assert row.termination is Termination.GRADER_CRASHED
+    assert "a dictionary with ['correct', 'format'], expected 'score'" in row.termination_detail
 
 
 async def test_what_no_function_judges_is_no_failure(bench: Make) -> None:

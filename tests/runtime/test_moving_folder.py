@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -13,7 +14,7 @@ from agentrl.disk.checkpoint import list_checkpoints
 from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
-from tests.runtime.tiny_project import ENV, write_project
+from tests.runtime.tiny_project import ENV, agentrl, write_project
 
 
 def steps_of(run: Path) -> list[int]:
@@ -50,3 +51,37 @@ async def test_nothing_is_lost_where_an_environment_leaves_the_folder(
     more = config.model_copy(update={"train": config.train.model_copy(update={"steps": 3})})
     await train(more, base=base, run_dir=directory, progress=Progress())
     assert steps_of(run)[-1] == 3
+
+
+def test_a_run_is_renamed_resumed_started_again_and_rolled_out(tmp_path: Path) -> None:
+    """Fails if a renamed folder does not go on, if the schedule of its rate moves without a word,
+    if the same run started anew trains other weights, or if a rollout folder has no log."""
+    changes = {"train__schedule": "cosine", "train__learning_rate": 1e-2, "run__seed": 5}
+    path = write_project(tmp_path, train__steps=2, eval={"datasets": {}}, **changes)
+    status, text = agentrl(tmp_path / "first.log", "train", path)
+    assert status == 0, text
+    run = tmp_path / "runs" / "other"
+    (tmp_path / "runs" / "tiny").rename(run)
+    status, text = agentrl(tmp_path / "more.log", "train", run, "--resume", "train.steps=3")
+    assert status == 0, text
+    assert steps_of(run)[-1] == 3
+    assert "the learning rate of step 3 is" in (run / "run.log").read_text()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+
+    (tmp_path / "train.jsonl").write_text((tmp_path / "train.jsonl").read_text() + "\n")
+    status, text = agentrl(tmp_path / "again.log", "train", "--again", run, "train.steps=2")
+    assert status == 0, text
+    assert "train.jsonl has changed" in text.replace("\n", "")
+    again = tmp_path / "runs" / "other-2"
+    ours, theirs = (
+        [row for file in sorted((found / "trajectories" / "train").glob("*.parquet"))[:2]
+         for row in pq.read_table(file, columns=["response_ids"]).to_pylist()]
+        for found in (again, run)
+    )  # fmt: skip
+    assert ours == theirs
+    assert len(ours) > 0
+
+    out = tmp_path / "out"
+    status, text = agentrl(tmp_path / "rollout.log", "rollout", run, "--n", "1", "--out", out)
+    assert status == 0, text
+    assert (out / "run.log").is_file()

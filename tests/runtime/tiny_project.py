@@ -186,8 +186,13 @@ def write_project(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def _child(words: tuple[str, ...], out: str) -> None:
-    """Runs in the child: `agentrl WORDS`, with both streams going to a file."""
+def _child(words: tuple[str, ...], out: str, environment: dict[str, str]) -> None:
+    """Runs in the child: `agentrl WORDS`, with both streams going to a file.
+
+    The environment is the caller's: the server was forked from an earlier test, with its own.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     with Path(out).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -203,7 +208,7 @@ class Agentrl:
     def __init__(self, out: Path, *words: object) -> None:
         self.out = out
         self._process = warm_context().Process(
-            target=_child, args=(tuple(map(str, words)), str(out))
+            target=_child, args=(tuple(map(str, words)), str(out), dict(os.environ))
         )
         self._process.start()
 

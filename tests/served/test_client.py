@@ -50,6 +50,13 @@ async def test_a_chat_completion_and_its_price() -> None:
     }  # fmt: skip
 
 
+async def test_a_thought_in_the_text_is_no_answer() -> None:
+    """Fails if a judge's or a user's thought is read as its answer."""
+    async with scripted_server("<think>7?</think>\n3", always="hm\n</think>\n\n4") as server:
+        asked = model(server.url)
+        assert [await asked.complete(HELLO), await asked.complete(HELLO)] == ["3", "4"]
+
+
 async def test_anthropic_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "k-123\n")
     async with scripted_server("Hi.") as server:

@@ -144,8 +144,9 @@ async def profile(
     mine = [found[task.id] for task in tasks if _is_done(found.get(task.id), task, 1)]
     if not mine:
         raise ConfigError(
-            f"no rollout of {len(tasks)} tasks could be scored; most often the environment or its "
-            "sandbox is at fault: try 'agentrl preflight' with the same run file"
+            f"no rollout of {len(tasks)} tasks could be scored; a server that died wrote why to "
+            "its log, else the environment or its sandbox is at fault: try 'agentrl preflight' "
+            "with the same run file"
         )
     return Profile(
         file=out,

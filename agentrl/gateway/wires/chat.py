@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.wires.demands import free_form, no_others, one_answer, written_log_probs
 from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
@@ -17,7 +18,6 @@ from agentrl.gateway.wires.fields import (
     list_at,
     message_of,
     object_in,
-    one_answer,
     stops_at,
     text_call,
     text_input,
@@ -51,6 +51,8 @@ class ChatWire(Wire):
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Read the request in a body; see `Wire.read`."""
         one_answer(body)
+        no_others(body)
+        free_form(body.get("response_format"), "response_format")
         if body.get("functions"):
             raise wrong("functions", body["functions"], "nothing; offer them as tools")
         choice = body.get("tool_choice")
@@ -66,6 +68,7 @@ class ChatWire(Wire):
             parallel=flag_at(body, "parallel_tool_calls", default=True),
             max_tokens=tokens_at(body, "max_completion_tokens", "max_tokens"),
             stop=stops_at(body, "stop"),
+            log_probs=flag_at(body, "logprobs", default=False),
             stream=flag_at(body, "stream", default=False),
             stream_usage=isinstance(usage, dict) and usage.get("include_usage") is True,
         )
@@ -85,7 +88,7 @@ class ChatWire(Wire):
         choice = {
             "index": 0,
             "message": said,
-            "logprobs": None,
+            "logprobs": _log_probs(answer),
             "finish_reason": OPENAI_END[answer.finish],
         }
         return {
@@ -101,11 +104,13 @@ class ChatWire(Wire):
         head = _head(answer, body, "chat.completion.chunk")
         extra = {"usage": None} if request.stream_usage else {}
 
-        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        def chunk(
+            delta: Mapping[str, Any], finish: str | None = None, log_probs: Any = None
+        ) -> bytes:
+            choice = {"index": 0, "delta": delta, "logprobs": log_probs, "finish_reason": finish}
             return event({**head, "choices": [choice], **extra})
 
-        yield chunk({"role": "assistant", "content": ""})
+        yield chunk({"role": "assistant", "content": ""}, log_probs=_log_probs(answer))
         if answer.reasoning:
             yield chunk({"reasoning_content": answer.reasoning})
         if answer.text:
@@ -195,6 +200,10 @@ def _call(call: ToolCall, texts: Collection[str]) -> dict[str, Any]:
         custom = {"name": call.name, "input": text_input(call)}
         return {"id": call.id, "type": "custom", "custom": custom}
     return openai_call(call.id, call.name, written_arguments(call))
+
+
+def _log_probs(answer: TurnAnswer) -> dict[str, Any] | None:
+    return {"content": written_log_probs(answer), "refusal": None} if answer.log_probs else None
 
 
 def _head(answer: TurnAnswer, body: Mapping[str, Any], kind: str) -> dict[str, Any]:

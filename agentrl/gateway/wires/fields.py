@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from agentrl.chat.offered import schema_tool
 from agentrl.errors import DataError
-from agentrl.gateway.records import RefusalReason, RequestRefused
+from agentrl.gateway.bodies import check_shape
+from agentrl.gateway.records import (
+    MOST_STOP_LENGTH,
+    MOST_STOPS,
+    RefusalReason,
+    RequestRefused,
+    check_number,
+)
 from agentrl.images import read_image
 from agentrl.tool import Tool
 from agentrl.types import IMAGE_MARK, CallStatus, Image, Message, Role, ToolCall
@@ -28,9 +36,21 @@ _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "n
 
 def wrong(field: str, value: Any, expected: str) -> RequestRefused:
     """The error for a field that holds something else than what was expected."""
-    text = ascii(value)
+    text = ascii(_beginning(value))
     shown = text if len(text) <= 80 else text[:77] + "..."
     return RequestRefused(RefusalReason.BAD_REQUEST, f"{field} is {shown}, expected {expected}")
+
+
+def _beginning(value: Any, room: int = 81) -> Any:
+    """As much of a value as an error shows; all of it may be as long as the request."""
+    if isinstance(value, str):
+        return value[:room]
+    if isinstance(value, list):
+        return [_beginning(item, room // 4) for item in value[:room]]
+    if isinstance(value, dict):
+        some = islice(value.items(), room)
+        return {key[:room]: _beginning(item, room // 4) for key, item in some}
+    return value
 
 
 def list_at(body: Mapping[str, Any], field: str) -> Sequence[Any]:
@@ -88,13 +108,10 @@ def stops_at(body: Mapping[str, Any], field: str) -> tuple[str, ...]:
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise wrong(field, value, "a text or a list of texts")
+    check_number(field, len(words), MOST_STOPS, "texts")
+    longest = max(map(len, words), default=0)
+    check_number(f"a text of {field}", longest, MOST_STOP_LENGTH, "characters")
     return tuple(word for word in words if word)
-
-
-def one_answer(body: Mapping[str, Any]) -> None:
-    """Refuse more than one answer to a request."""
-    if body.get("n") not in (None, 1):
-        raise wrong("n", body["n"], "1: a request gets one answer here")
 
 
 def text_of(content: Any, where: str) -> str:
@@ -234,8 +251,9 @@ def call_of(call_id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
     if isinstance(arguments, str):
         raw = arguments
         try:
+            check_shape(raw.encode(errors="surrogatepass"))
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, RequestRefused):  # a model may have written it
             arguments = None
     if not isinstance(arguments, dict):
         status, arguments = CallStatus.MALFORMED, {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RefusalReason, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.wires.demands import free_form
 from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
@@ -69,6 +70,9 @@ class MessagesWire(Wire):
         return self._read(body, known, None)
 
     def _read(self, body: Mapping[str, Any], known: KnownParts, most: int | None) -> TurnRequest:
+        free_form(body.get("output_format"), "output_format")
+        config = object_in(body.get("output_config") or {}, "output_config")
+        free_form(config.get("format"), "output_config.format")
         messages: list[Message] = []
         if system := _system(body.get("system")):
             messages.append(known.system(system))

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.gateway.known import KnownParts
 from agentrl.gateway.records import MODEL, RequestRefused, TurnAnswer, TurnRequest
+from agentrl.gateway.wires.demands import free_form, no_others, one_answer, written_log_probs
 from agentrl.gateway.wires.fields import (
     call_of,
     flag_at,
@@ -17,7 +18,6 @@ from agentrl.gateway.wires.fields import (
     list_at,
     message_of,
     object_in,
-    one_answer,
     stops_at,
     text_at,
     text_call,
@@ -40,6 +40,8 @@ _ROLES: Mapping[str, Role] = {
     "assistant": "assistant",
 }
 _PREFIX = "resp_"
+_LOG_PROBS = "message.output_text.logprobs"
+"""What a request includes where it asks for the log-probabilities of the answer."""
 
 
 class ResponsesWire(Wire):
@@ -51,6 +53,8 @@ class ResponsesWire(Wire):
     def read(self, body: Mapping[str, Any], known: KnownParts) -> TurnRequest:
         """Read the request in a body; see `Wire.read`."""
         one_answer(body)
+        no_others(body)
+        free_form(object_in(body.get("text") or {}, "text").get("format"), "text.format")
         messages: list[Message] = []
         if instructions := text_of(body.get("instructions"), "instructions"):
             messages.append(known.system(instructions))
@@ -71,6 +75,7 @@ class ResponsesWire(Wire):
             parallel=flag_at(body, "parallel_tool_calls", default=True),
             max_tokens=tokens_at(body, "max_output_tokens"),
             stop=stops_at(body, "stop"),
+            log_probs=_LOG_PROBS in list_at(body, "include"),
             stream=flag_at(body, "stream", default=False),
             previous=previous.removeprefix(_PREFIX),
         )
@@ -206,7 +211,8 @@ def _output(answer: TurnAnswer, body: Mapping[str, Any]) -> Iterator[dict[str, A
         thought = {"type": "summary_text", "text": answer.reasoning}
         yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [thought]}
     if answer.text or not answer.calls:
-        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+        part = {"type": "output_text", "text": answer.text, "annotations": []}
+        part["logprobs"] = written_log_probs(answer)
         yield {
             "type": "message",
             "id": f"msg_{answer.id}",
@@ -258,8 +264,11 @@ def _parts(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     text_name = "reasoning_summary_text" if thought else "output_text"
     (part,) = item["summary"] if thought else item["content"]
     place = {"summary_index" if thought else "content_index": 0}
-    more = {} if thought else {"logprobs": []}
-    yield f"response.{name}_part.added", {**place, "part": {**part, "text": ""}}
+    more = {} if thought else {"logprobs": part["logprobs"]}
+    yield (
+        f"response.{name}_part.added",
+        {**place, "part": {**part, "text": ""}},
+    )
     yield f"response.{text_name}.delta", {**place, "delta": part["text"], **more}
     yield f"response.{text_name}.done", {**place, "text": part["text"], **more}
     yield f"response.{name}_part.done", {**place, "part": part}

@@ -9,6 +9,7 @@ LISTED = (
     "policy:entropy_explosion",
     "held_out:decoupling",
     "score:score_falls",
+    "unscored:unscored_pay",
     "judge:judge_hacking",
     "reward_model:members_disagree",
     "reward_model:reward_model_drift",
@@ -34,5 +35,6 @@ LISTED = (
     "agent:turns_collapse",
     "agent:tool_errors",
     "infrastructure:infrastructure",
+    "staleness:starvation",
 )
 """`MODULE:NAME` of every detector, in the order in which verdicts are listed."""

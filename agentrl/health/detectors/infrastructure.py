@@ -14,7 +14,7 @@ from agentrl.health.measures.error_texts import error_words
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
-from agentrl.types import TERMINATION_RULES
+from agentrl.types import TERMINATION_RULES, Termination
 from agentrl.types.finding import Status
 
 
@@ -79,6 +79,10 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
         )
     if failed:
         evidence.append(shown(failed, "rollouts that were lost" + error_words(failed)))
+    if kinds[Termination.ENGINE_FAILED] + kinds[Termination.NO_ENGINE] > kinds.total() / 2:
+        evidence.append(
+            Evidence(text="a server that died writes why to its log: logs/*.log of the run")
+        )
     lost_kinds = [kind for kind in kinds if kinds[kind]]
     ended = f" (over since step {last})"
     if now:

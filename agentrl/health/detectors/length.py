@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median
 
@@ -14,6 +15,7 @@ from agentrl.health.findings import (
     fine,
     found,
     held_out,
+    mostly,
     moved,
     reward_change,
     score_rise_since,
@@ -153,27 +155,52 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if series is None:
         return unknown(name, f"{metric} is not logged")
     bound = limits["truncation/bound"]
-    stretch = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"])
+    stretch = mostly(history, metric, lambda v: v > bound, limits["truncation/steps"])
     level = median(series.values[-5:])
     if stretch is None:
         stretch = _harmful(history, limits)
         bound = limits["truncation/harms"]
     if stretch is None:
         return fine(name, f"{share(level)} of the rollouts are cut off by a limit")
-    by_turns = _last(history, Termination.MAX_TURNS) > _last(history, Termination.MAX_TOKENS) + (
-        _last(history, Termination.CONTEXT_FULL)
-    )
+    limit, counted = _ended_by(history)
+    level = fmean(series.values[-int(limits["truncation/steps"]) :])
     return found(
         name,
         Status.FAIL if stretch.length >= 2 * limits["truncation/steps"] else Status.WARN,
-        f"{share(level)} of the rollouts are cut off, most by max "
-        f"{'turns' if by_turns else 'tokens'}",
-        seen(metric, stretch, f"above {share(bound)} for {steps_text(stretch)}"),
+        f"{share(level)} of the rollouts are cut off, most by rollout.{limit}",
+        seen(
+            metric,
+            stretch,
+            f"above {share(bound)} for {steps_text(stretch)}{counted}",
+        ),
         levers=[
-            *system.more_room(history.config, turns=by_turns),
-            *([] if by_turns else policy.shorter(history.config)),
+            *system.more_room(history.config, limit),
+            *([] if "turns" in limit else policy.shorter(history.config, ended_by=limit)),
         ],
     )
+
+
+def _ended_by(history: History) -> tuple[str, str]:
+    """The limit that truncates most rollouts of the latest steps, and the count in words.
+
+    Of a run whose rollouts are not stored, it is what the counts of endings and the config allow.
+    """
+    _, last = ends(history)
+    counts = Counter(fact.limit for fact in last if fact.limit)
+    (limit, count), *_ = counts.most_common(1) or [("", 0)]
+    if limit in system.LIMITS:
+        return limit, f"; {limit} ended {count} of {len(last)} rollouts of the latest steps"
+    turns, tokens, context = (
+        _last(history, ending)
+        for ending in (Termination.MAX_TURNS, Termination.MAX_TOKENS, Termination.CONTEXT_FULL)
+    )
+    if turns > tokens + context:
+        return "max_assistant_turns", ""
+    if context > tokens:
+        return "max_context_tokens", ""
+    of = {key: system.limit_of(history.config, key) for key in system.LIMITS}
+    reached = of["max_assistant_turns"] * of["max_turn_tokens"] >= of["max_response_tokens"]
+    return ("max_response_tokens" if reached else "max_turn_tokens"), ""
 
 
 def _harmful(history: History, limits: Limits) -> Stretch | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from statistics import fmean
 
 from agentrl.health.detector import detector
@@ -38,6 +39,8 @@ from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
 
 _REWARD = "reward"
+_REMEMBERED = 10
+"""Steps for which a fall is remembered."""
 _KEPT = 0.8
 """Share of a held-out score that is left where it did not fall with the reward."""
 
@@ -200,9 +203,11 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         return fine(
             name, f"the best mean of {width} steps is a late one: {number(best)}, {best_steps}"
         )
-    lost = difference(series.values[at - width : at], series.values[-5:])
+    before = series.values[at - width : at]
+    lost = difference(before, series.values[-5:])
     scale = max(abs(best), 1e-3)
-    if not lost.down or -lost.gain < limits["reward/fall"] * scale:
+    least = limits["reward/fall"] * scale
+    if not _fallen(series, at, before, least):
         return fine(
             name,
             f"mean reward {number(lost.end)} in the last 5 steps, at best {number(best)} in "
@@ -224,6 +229,19 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         # The policy is as good as before: the training tasks are others.
         explained_by=("empty_gradient",) if _held_out_holds(history, began) else (),
     )
+
+
+def _fallen(series: Series, at: int, before: Sequence[float], least: float) -> bool:
+    """True if the reward has fallen by so much, and has not come back by half of it since.
+
+    A fall that was certain once is not taken back because of one good step among the last five.
+    """
+    ends = range(max(at + 5, len(series.values) - _REMEMBERED), len(series.values) + 1)
+    fallen = False
+    for end in ends:
+        lost = difference(before, series.values[end - 5 : end])
+        fallen = (lost.down and -lost.gain >= least) or (fallen and -lost.gain >= least / 2)
+    return fallen
 
 
 def _fell_from(history: History, step: int) -> tuple[str, ...]:

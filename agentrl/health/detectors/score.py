@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, moved, reward_range, score_rise, share, unknown
+from agentrl.health.findings import (
+    fine,
+    found,
+    moved,
+    reward_range,
+    score_rise,
+    share,
+    shown,
+    unknown,
+)
 from agentrl.health.levers import policy
 from agentrl.health.levers.policy import Config, value_of
 from agentrl.health.measures.curves import Change, change, difference, since, smoothed
@@ -15,6 +24,10 @@ from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
 
 _LEAST_STEPS = 10
+_FULL_PAY = 1.0
+"""Reward of a solved task, by the scale of scores."""
+_SMALL_PAY_STEPS = 30
+"""Steps without a right rollout after which less pay than that counts, too."""
 _LEAST_LOST = 0.05
 """Fall of the score from its best level that counts."""
 
@@ -32,6 +45,8 @@ def score_falls(history: History, limits: Limits) -> Verdict:
     if own_score(history) != "score" or "reward" not in history.metrics:
         return unknown(name, "the environment gives no score beside the reward")
     reward, score = history.metrics["reward"], history.metrics["score"]
+    if (wrong := _all_wrong(history, len(score.values))) is not None:
+        return wrong
     gain, own = movement(history, "reward"), movement(history, "score")
     if gain is None or own is None or len(score.values) < _LEAST_STEPS:
         return unknown(name, f"{len(score.values)} of the {_LEAST_STEPS} steps it needs")
@@ -62,6 +77,29 @@ def score_falls(history: History, limits: Limits) -> Verdict:
             *policy.stronger_kl(history.config),
             *policy.see_held_out(history.config),
         ],
+    )
+
+
+def _all_wrong(history: History, steps: int) -> Verdict | None:
+    """The finding that nothing is right by the score, and wrong answers get one and the same pay.
+
+    A small bonus, as for a format, is paid for wrong answers in the first steps of any hard task.
+    """
+    told = paid_wrong(history.rollouts)
+    if told is None or not (told.none_right and told.doubtful):
+        return None
+    full = told.limits.least >= _FULL_PAY / 2
+    if steps < (_LEAST_STEPS if full else _SMALL_PAY_STEPS):
+        return None
+    paid = [
+        f for f in history.rollouts if f.kind == "train" and told.limits.wrong(f.reward, f.score)
+    ]
+    return found(
+        "score_falls",
+        Status.WARN,
+        f"all {told.whole.paid} sampled rollouts that were paid are wrong by the score",
+        shown(paid, f"{told.text()}; {told.limits.text()}", since=min(f.step for f in paid)),
+        levers=policy.see_held_out(history.config),
     )
 
 

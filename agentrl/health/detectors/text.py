@@ -23,7 +23,12 @@ from agentrl.health.findings import (
 )
 from agentrl.health.levers import policy
 from agentrl.health.measures.curves import change, number
-from agentrl.health.measures.texts import LetterModel, alike_share, repeated_share
+from agentrl.health.measures.texts import (
+    LetterModel,
+    alike_share,
+    bound_to_task,
+    repeated_share,
+)
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.text_onset import texts_since
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -153,7 +158,7 @@ def _score_follows(history: History) -> bool:
         OURS,
     ),
     bound("skew", 2.0, "skewness of the rewards of a step (right-tailed)", OURS),
-    bound("words", 5, "median words of an answer below which likeness says nothing", OURS),
+    bound("words", 8, "words of an answer below which likeness says nothing without a score", OURS),
 )
 def pattern_collapse(history: History, limits: Limits) -> Verdict:
     """Near-identical answers to different tasks, or rewards with a heavy right tail."""
@@ -189,7 +194,10 @@ def _alike(
         return []
     if before is not None and now < before + 0.3:
         return []
-    if _solves(last):
+    if _solves(last) or bound_to_task([(f.task_id, f.text) for f in _best_paid(last)]):
+        return []
+    words = median(len(fact.text.split()) for fact in last)
+    if words < limits["pattern_collapse/words"] and all(fact.score is None for fact in last):
         return []
     text = f"{share(now)} of the answers to different tasks are near-identical"
     since = texts_since(
@@ -200,6 +208,14 @@ def _alike(
     )
     start = "" if before is None else f", {share(before)} at the start"
     return [shown(last, text + start, since=since.since, sound_step=since.sound_step)]
+
+
+def _best_paid(facts: Sequence[RolloutFacts]) -> list[RolloutFacts]:
+    """Those that get the highest reward, if no score judges them: right siblings agree."""
+    if any(fact.score is not None for fact in facts):
+        return []
+    top = max((fact.reward for fact in facts if fact.reward is not None), default=None)
+    return [fact for fact in facts if top is not None and fact.reward == top]
 
 
 def _solves(facts: Sequence[RolloutFacts]) -> bool:

@@ -198,11 +198,18 @@ def wider_clip(config: Config, key: str) -> list[Lever]:
     return [*(whitened_rewards(config) if key == "reward.clip" else []), wider]
 
 
-def shorter(config: Config) -> list[Lever]:
-    """Length must not pay (DAPO, ProRL)."""
+def shorter(config: Config, *, ended_by: str = "max_response_tokens") -> list[Lever]:
+    """Length must not pay (DAPO, ProRL).
+
+    Args:
+        config: of the run.
+        ended_by: limit that truncates most rollouts; the penalty near the budget of a response
+            sees nothing of a shorter one.
+    """
     found: list[Lever] = []
     budget = value_of(config, "rollout.max_response_tokens", 2048)
-    if config.get("reward.overlong.buffer_len") is None:
+    near = ended_by == "max_response_tokens"
+    if near and config.get("reward.overlong.buffer_len") is None:
         found.append(
             Lever(
                 key="reward.overlong.buffer_len",
@@ -262,13 +269,20 @@ def lighter_part(config: Config, part: str, weight: float) -> list[Lever]:
 
 def see_held_out(config: Config) -> list[Lever]:
     """Evaluate often enough to see the reward leave the score."""
-    every = value_of(config, "eval.every_steps", 0)
-    if 0 < every <= 100:
-        return []
-    return [
-        Lever(
-            key="eval.every_steps",
-            value=50,
-            why="A held-out score every 50-100 steps is the one that cannot be gamed.",
+    found: list[Lever] = []
+    if config and not any(key.startswith("eval.datasets.") for key in config):
+        why = "Tasks that are not trained on, in a split or file of their own (ours)."
+        source = value_of(config, "dataset.source", "held_out.jsonl")
+        found += [
+            Lever(key="eval.datasets.NAME.source", value=source, why=why),
+            Lever(key="eval.datasets.NAME.split", value="test", why=why),
+        ]
+    if not 0 < value_of(config, "eval.every_steps", 0) <= 100:
+        found.append(
+            Lever(
+                key="eval.every_steps",
+                value=50,
+                why="A held-out score every 50-100 steps is the one that cannot be gamed.",
+            )
         )
-    ]
+    return found

@@ -9,8 +9,11 @@ from agentrl.health.records import Lever
 def send_weights(config: Config) -> list[Lever]:
     """Weights that arrive at the sampler: for a gap that grows although no rollout is stale.
 
-    Importance weights would hide that the sampler is not the policy.
+    Importance weights would hide that the sampler is not the policy. An embedded engine samples
+    from the trainer's own weights, so that nothing is sent and only the arithmetic can differ.
     """
+    if config.get("serving.engine") == "embedded":
+        return closer_sampler(config)
     found: list[Lever] = []
     if value_of(config, "sync.backend", "auto") != "disk":
         found.append(
@@ -100,6 +103,31 @@ def _correction(config: Config) -> list[Lever]:
                 key="rollout.top_p",
                 value=1.0,
                 why="Below 1 the sampler draws from another distribution than is trained (ours).",
+            )
+        )
+    return found
+
+
+def wait_for_slow(config: Config) -> list[Lever]:
+    """Slow rollouts that come in time: nothing is thrown away where the driver waits for them."""
+    found: list[Lever] = []
+    if config.get("schedule.max_version_lag") is not None:
+        found.append(
+            Lever(
+                key="schedule.max_version_lag",
+                value=None,
+                why="Wait for late rollouts instead of dropping them; the other keys of schedule "
+                "bound their age.",
+            )
+        )
+    # Without rollouts ahead none is in flight at a sync, and the key is refused.
+    ahead = value_of(config, "schedule.staleness_threshold", 1.0) > 0
+    if ahead and not value_of(config, "schedule.partial_rollout", False):
+        found.append(
+            Lever(
+                key="schedule.partial_rollout",
+                value=True,
+                why="A long rollout goes on with newer weights.",
             )
         )
     return found

@@ -16,34 +16,51 @@ _MEMORY = re.compile(
 )
 
 
-def more_room(config: Config, *, turns: bool) -> list[Lever]:
-    """Larger limits, for rollouts that a limit truncates before they are done."""
-    if turns:
-        most = value_of(config, "rollout.max_assistant_turns", 4)
-        return [
-            Lever(
-                key="rollout.max_assistant_turns",
-                value=2 * most,
-                why="Rollouts end at the limit of turns, not when they are done (ours).",
-            )
-        ]
-    budget = value_of(config, "rollout.max_response_tokens", 2048)
-    context = value_of(config, "rollout.max_context_tokens", 4096)
-    micro = value_of(config, "train.micro_batch_tokens", 4096)
-    why = "Rollouts end at the limit of tokens, not when they are done."
+LIMITS = {
+    "max_assistant_turns": 4,
+    "max_user_turns": 16,
+    "max_turn_tokens": 512,
+    "max_response_tokens": 2048,
+    "max_context_tokens": 4096,
+}
+"""Limits of a rollout with their defaults."""
+
+
+def limit_of(config: Config, name: str) -> int:
+    """A limit of rollouts in the run's config, or its default."""
+    return value_of(config, f"rollout.{name}", LIMITS[name])
+
+
+def more_room(config: Config, limit: str) -> list[Lever]:
+    """A larger limit, and what has to grow with it, for rollouts that it truncates.
+
+    Args:
+        config: of the run.
+        limit: key of `rollout` that truncates most of them.
+    """
+    limits = {name: limit_of(config, name) for name in LIMITS}
+    why = f"Rollouts end at {limit}, not when they are done (ours)."
+    wanted = {limit: 2 * limits[limit]}
+    response, context = limits["max_response_tokens"], limits["max_context_tokens"]
+    if limit == "max_turn_tokens" and wanted[limit] > response:
+        wanted["max_response_tokens"] = wanted[limit]
+    more = wanted.get("max_response_tokens", response) - response
+    if more > 0:
+        wanted["max_context_tokens"] = context + more
     found = [
-        Lever(key="rollout.max_response_tokens", value=2 * budget, why=why),
         Lever(
-            key="rollout.max_context_tokens",
-            value=context + budget,
-            why="Holds the prompt and the longer response.",
-        ),
+            key=f"rollout.{name}",
+            value=value,
+            why=why if name == limit else "Holds the longer turn or response.",
+        )
+        for name, value in wanted.items()
     ]
-    if micro < context + budget:
+    longest = wanted.get("max_context_tokens", context)
+    if value_of(config, "train.micro_batch_tokens", 4096) < longest:
         found.append(
             Lever(
                 key="train.micro_batch_tokens",
-                value=context + budget,
+                value=longest,
                 why="One row of the longer context must fit a micro-batch.",
             )
         )

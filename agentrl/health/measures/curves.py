@@ -96,6 +96,16 @@ def number(value: float) -> str:
     return "0" if text == "-0" else text
 
 
+def percent(value: float) -> str:
+    """A share from 0 to 1 in percent, with three digits.
+
+    Example:
+        >>> [percent(v) for v in (1.0, 0.12345, 0.0)]
+        ['100 %', '12.3 %', '0 %']
+    """
+    return f"{number(100 * value)} %"
+
+
 def levels(series: Series, width: int) -> tuple[float, float]:
     """Medians of the first and of the last `width` values."""
     return median(series.values[:width]), median(series.values[-width:])
@@ -172,7 +182,10 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Change:
         df = 1 / sum((error / total) ** 2 / (len(part) - 1) for error, part in parts)
         half = t_quantile(max(1.0, df)) * math.sqrt(total)
     start, end = fmean(before), fmean(after)
-    return Change(start=start, end=end, low=end - start - half, high=end - start + half)
+    low, high = end - start - half, end - start + half
+    if all(0 <= value <= 1 for part in (before, after) for value in part):
+        low, high = max(low, -1.0), min(high, 1.0)  # shares differ by no more
+    return Change(start=start, end=end, low=low, high=high)
 
 
 def trend(series: Series, errors: Sequence[float] | None = None) -> Change | None:

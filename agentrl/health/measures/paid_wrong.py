@@ -13,7 +13,13 @@ from decimal import ROUND_FLOOR, Decimal
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.health.measures.curves import Change, difference, number, width_of_parts
+from agentrl.health.measures.curves import (
+    Change,
+    difference,
+    number,
+    percent,
+    width_of_parts,
+)
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import LARGEST, RolloutFacts, Series
 
@@ -33,17 +39,19 @@ class PaidLimits:
 
     The bound of the reward comes from the run's own rollouts, since a reward model may pay around
     any number: halfway between the median rewards of those that solve their task and of the others,
-    but no more than half of the solved ones get.
+    but no more than half of the solved ones get. Where all are wrong, or all right, nothing shows
+    what the other kind gets: paid is then the upper half of what was paid above 0.
     """
 
     least: float
     """A reward of at least this is paid; rounded down."""
     middle: float
-    """Score between the lowest and the highest; at most this is wrong."""
-    solved: float
-    """Median reward of rollouts with a score above `middle`."""
-    failed: float
-    """Median reward of the others."""
+    """Score between the lowest and the highest, or between 0 and 1 where all have the same; at most
+    this is wrong."""
+    solved: float | None
+    """Median reward of rollouts with a score above `middle`; None without one."""
+    failed: float | None
+    """Median reward of the others; None without one."""
 
     def wrong(self, reward: float | None, score: float | None) -> bool:
         """True if a rollout is paid, and wrong by its score."""
@@ -72,6 +80,8 @@ class PaidLimits:
 
         Where paid begins is a choice; what reverses with it is no finding.
         """
+        if self.solved is None or self.failed is None:
+            return ()
         extent = abs(self.solved - self.failed)
         others = (
             _rounded_down(reward, extent)
@@ -81,16 +91,23 @@ class PaidLimits:
 
     def text(self) -> str:
         """The bounds and their reason, in two sentences."""
-        why = (
-            f"halfway between the median rewards of rollouts that are right ({number(self.solved)})"
-            f" and wrong ({number(self.failed)}) by the score"
-            if self.failed < self.solved
-            else f"the median reward of right rollouts; that of wrong ones is "
-            f"{number(self.failed)}, no lower"
-        )
         return (
-            f"Paid is a reward of {self.least:.12g} or more: {why}. "
+            f"Paid is a reward of {self.least:.12g} or more: {self._reason()}. "
             f"Wrong is a score of {number(self.middle)} or less."
+        )
+
+    def _reason(self) -> str:
+        if self.solved is None or self.failed is None:
+            same = "wrong" if self.solved is None else "right"
+            return f"the upper half of what was paid, since all rollouts are {same} by the score"
+        if self.failed < self.solved:
+            return (
+                "halfway between the median rewards of rollouts that are right "
+                f"({number(self.solved)}) and wrong ({number(self.failed)}) by the score"
+            )
+        return (
+            "the median reward of right rollouts; that of wrong ones is "
+            f"{number(self.failed)}, no lower"
         )
 
 
@@ -113,13 +130,13 @@ class PaidShare:
         return self.wrong / self.paid if self.paid else 0.0
 
     def text(self) -> str:
-        """As in `12 of 114 (0.105) in steps 1-5`."""
+        """As in `12 of 114 (10.5 %) in steps 1-5`."""
         steps = f"steps {self.first_step}-{self.last_step}"
         if self.first_step == self.last_step:
             steps = f"step {self.first_step}"
         if not self.paid:
             return f"none paid in {steps}"
-        return f"{self.wrong} of {self.paid} ({number(self.share)}) in {steps}"
+        return f"{self.wrong} of {self.paid} ({percent(self.share)}) in {steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +184,8 @@ class PaidWrong:
     """Rollouts of all steps that are right by the score, and not paid."""
     since: int | None
     """Step since which more of the paid ones are wrong; None where that is not certain."""
+    graded: bool
+    """True if wrong rollouts get more than two different rewards, as partial credit does."""
 
     @property
     def opposed(self) -> PaidEnds | None:
@@ -175,8 +194,19 @@ class PaidWrong:
         return next((o for o in self.higher if o.direction * way < 0 and o.moves), None)
 
     @property
+    def none_right(self) -> bool:
+        """True if something was paid and nothing is right: no count can clear the reward."""
+        return self.limits.solved is None and self.whole.paid > 0
+
+    @property
     def doubtful(self) -> bool:
-        """True if the share of wrong ones rises for certain, or is large and does not fall."""
+        """True if the share of wrong ones rises for certain, or is large and does not fall.
+
+        Where nothing is right, partial credit looks the same: one reward for all that is paid does
+        not.
+        """
+        if self.none_right:
+            return not self.graded and self.whole.paid >= _FEW
         change = self.ends.change
         if change is not None and (change.up or change.down):
             return change.up
@@ -199,12 +229,18 @@ class PaidWrong:
     def text(self) -> str:
         """One sentence with both counts, without its full stop; it begins with a small letter.
 
-        Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (0.105)
-        in steps 1-4, 5 of 140 (0.0357) in steps 13-16`
+        Example: `fewer of the paid answers are wrong by the score than at first: 12 of 114 (10.5 %)
+        in steps 1-4, 5 of 140 (3.57 %) in steps 13-16`
         """
         change = self.ends.change
         certain = change is not None and (change.up or change.down)
         counts = f"{self.ends.first.text()}, {self.ends.last.text()}"
+        if self.none_right:
+            same = ", which partial credit would look like, too" if self.graded else ""
+            return (
+                f"no rollout of training is right by the score, and {self.whole.paid} were paid"
+                f"{same}: of the paid ones are wrong {counts}"
+            )
         if self.whole.wrong and (other := self.opposed):
             return (
                 "whether more or fewer of the paid answers are wrong by the score cannot be told: "
@@ -225,7 +261,7 @@ class PaidWrong:
 
 
 def paid_wrong(rollouts: Sequence[RolloutFacts]) -> PaidWrong | None:
-    """Count them; None where the score is the reward, or one of them carries no information.
+    """Count them; None where the score is the reward, or nothing was paid.
 
     Args:
         rollouts: of a run; those of training count.
@@ -274,6 +310,7 @@ def count_paid_wrong(
         limits=limits,
         unpaid=int(limits.all_unpaid(rewards, scores).sum()),
         since=None,
+        graded=len(np.unique(rewards[wrong])) > 2,
     )
     if ends.change is None or not ends.change.up or found.opposed is not None:
         return found
@@ -319,18 +356,30 @@ def _counted(
 
 
 def paid_limits(rewards: Values, scores: Values) -> PaidLimits | None:
-    """The bounds for some rollouts; None where the score is the reward, or one is uninformative.
+    """The bounds for some rollouts; None where the score is the reward, or no reward is above 0.
 
     Args:
         rewards: [rollouts] Reward of each.
         scores: [rollouts] Score of each.
     """
-    if not len(scores) or np.ptp(scores) == 0 or np.ptp(rewards) == 0:
+    if (rewards == scores).all():  # also where there is none
         return None
-    if (rewards == scores).all():
-        return None
-    middle = float(scores.min() + scores.max()) / 2
+    middle = float(scores.min() + scores.max()) / 2 if np.ptp(scores) else 0.5
     right = scores > middle
+    lowest, most = float(rewards.min()), float(rewards.max())
+    if right.all() or not right.any():
+        if most <= 0:
+            return None
+        typical = float(np.median(rewards))
+        bottom = max(lowest, 0.0)
+        return PaidLimits(
+            least=_rounded_down((bottom + most) / 2, most - bottom),
+            middle=middle,
+            solved=typical if right.any() else None,
+            failed=None if right.any() else typical,
+        )
+    if lowest == most and most <= 0:
+        return None
     solved, failed = float(np.median(rewards[right])), float(np.median(rewards[~right]))
     between = solved - failed if solved > failed else float(np.ptp(rewards))
     return PaidLimits(

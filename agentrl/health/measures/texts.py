@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from statistics import fmean
 
 _CHARS = 1500
@@ -22,6 +22,10 @@ _LEAST_WORDS = 24
 """Too short to loop."""
 LEAST_CHARS = 25
 """Shorter texts are alike for no other reason than being short."""
+_WORDING = 12
+"""Words from which an answer has a wording that others could share."""
+_AGREE = 0.5
+"""Similarity, in the words that most tasks do not share, of siblings that give one answer."""
 ALIKE = 0.7
 """Jaccard similarity of two near-identical texts."""
 
@@ -90,6 +94,54 @@ def alike_share(texts: Sequence[tuple[str, str]]) -> float | None:
 def _similarity(a: frozenset[str], b: frozenset[str]) -> float:
     both = len(a | b)
     return len(a & b) / both if both else 0.0
+
+
+def common_share(texts: Sequence[tuple[str, str]]) -> float | None:
+    """Share of the 3-word sequences of an answer that answers to most other tasks have, too.
+
+    Args:
+        texts: (task, text) of each; the first of each task counts.
+
+    Returns:
+        None with fewer than 4 tasks whose answer is long enough to have a wording.
+    """
+    grams: dict[str, set[tuple[str, ...]]] = {}
+    for task, text in texts:
+        words = _words(text)
+        if len(words) >= _WORDING and task not in grams:
+            grams[task] = set(zip(words, words[1:], words[2:], strict=False))
+    if len(grams) < 4:
+        return None
+    counts = Counter(gram for of_task in grams.values() for gram in of_task)
+    most = len(grams) / 2
+    return fmean(fmean(counts[gram] > most for gram in of_task) for of_task in grams.values())
+
+
+def bound_to_task(texts: Sequence[tuple[str, str]]) -> bool:
+    """True if answers to one task have in common what those to other tasks lack.
+
+    That is what a right answer in a fixed form looks like: `so the sum of both is 12`, where
+    siblings agree on the 12. What all tasks have in common is left out.
+
+    Args:
+        texts: (task, text) of each; siblings are needed.
+    """
+    by_task: dict[str, list[frozenset[str]]] = {}
+    for task, text in texts:
+        by_task.setdefault(task, []).append(frozenset(_words(text)))
+    counts = Counter(word for of in by_task.values() for word in frozenset[str]().union(*of))
+    common = {word for word, count in counts.items() if count > len(by_task) / 2}
+    own = {task: [words - common for words in of] for task, of in by_task.items()}
+    same = [_similarity(a, b) for of in own.values() for a, b in islice(combinations(of, 2), 8)]
+    pairs = list(combinations([of[0] for of in own.values()], 2))
+    other = [_similarity(a, b) for a, b in pairs[:: max(1, len(pairs) // _PAIRS)]]
+    if not same or not other:
+        return False
+    return fmean(same) >= _AGREE and fmean(same) >= fmean(other) + _AGREE / 2
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text[:_CHARS].lower())
 
 
 class LetterModel:

@@ -101,7 +101,7 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
             "env.tools names tools, but chat.tool_parser is none: no call is seen",
             "set chat.tool_parser, as hermes",
         )
-    return f"{chat.name} turns, {section.tool_parser} tool parser"
+    return f"{chat.name} turns that end at {chat.ends()}; {section.tool_parser} tool parser"
 
 
 async def datasets(

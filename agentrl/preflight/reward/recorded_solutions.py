@@ -26,7 +26,7 @@ from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
 from agentrl.runtime.launch import in_flight
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.sampling.sample import Collection, collection_of
+from agentrl.runtime.sampling.sample import Collection, collection_of, logged
 
 _NAME = "solutions"
 
@@ -71,7 +71,7 @@ async def record_solutions(
     chosen = load_task_sets(run.tasks).train[:tasks]
     stop = StopSwitch()
     with stop.on_signals():
-        async with open_tools(plan.env, base=plan.base) as tools:
+        async with logged(open_tools(plan.env, base=plan.base), out) as tools:
             make_env = make_env_factory(plan.env, base=plan.base, rollout=plan.rollout)
             solutions = await find_solutions(make_env, chosen, tools)
             known = [task for task in chosen if task.id in solutions]

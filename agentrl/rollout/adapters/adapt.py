@@ -19,7 +19,6 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.imports import resolve
-from agentrl.rollout.adapters.peer_imports import others_importable
 from agentrl.rollout.adapters.text_envs import text_env_of
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
 from agentrl.types import Message, Task
@@ -58,8 +57,7 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
     Raises:
         ConfigError: the target cannot be loaded or is none of these.
     """
-    with others_importable():
-        found = resolve(target, base=base)
+    found = resolve(target, base=base)
     if inspect.isclass(found):
         found = _agent_of_executor(target, found)
         if issubclass(found, AgentInstance):

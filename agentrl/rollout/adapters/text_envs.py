@@ -1,7 +1,8 @@
 """Environments of SkyRL-gym and interactions of verl, behind the contract of `AgentInstance`.
 
-Both take the text of a turn and give messages and a number back, so chat template, tools and
-limits are ours. Their methods may block: what is not a coroutine runs in a thread.
+Both take the text of a turn, thought included, and give messages and a number back, so chat
+template, tools and limits are ours. Their methods may block: what is not a coroutine runs in a
+thread.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class SkyRLEnv(AgentInstance):
 
     async def step(self, action: Action) -> StepResult:
         """Hand over the text, take the dictionary."""
-        found = await _called(self._inner.step, action.text)
+        found = await _called(self._inner.step, action.whole_text)
         if not isinstance(found, Mapping) or not {"reward", "done"} <= set(found):
             got = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
             raise EnvError(f"step returned {got}, expected observations, reward, done, metadata")
         changed = found.get("postprocessed_action")
-        if changed is not None and changed != action.text:
+        if changed is not None and changed != action.whole_text:
             logger.warning(
                 "%s: postprocessed_action is not used; the model keeps the tokens it sampled",
                 self._cls.__name__,
@@ -111,7 +112,7 @@ class VerlInteraction(AgentInstance):
 
     async def step(self, action: Action) -> StepResult:
         """Wait while the model calls tools; else pass the conversation."""
-        self._said.append({"role": "assistant", "content": action.text})
+        self._said.append({"role": "assistant", "content": action.whole_text})
         if action.tool_calls and not action.last:
             self._said += [{"role": "tool", "content": r.text} for r in action.tool_results]
             return StepResult()

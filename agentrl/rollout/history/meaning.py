@@ -16,12 +16,12 @@ import orjson
 
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, Message, ToolCall
+from agentrl.types.thoughts import split_thought
 
 if TYPE_CHECKING:
-    from agentrl.chat import ChatFormat
+    from agentrl.chat import ChatFormat, ToolCallParser
 
 Key = tuple[Any, ...]
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,31 +71,20 @@ def hear(
     return tuple(_in_order_of_calls(heard))
 
 
-def split_reasoning(text: str, *, begun: bool = False) -> tuple[str, str]:
-    """The thought at the beginning of a turn, and the words behind it.
-
-    Args:
-        text: of the turn.
-        begun: whether the prompt has opened the thought.
-
-    Example:
-        >>> split_reasoning("<think>hm</think> Yes.")
-        ('hm', ' Yes.')
-    """
-    start = text.lstrip()
-    if not begun and not start.startswith(_OPEN):
-        return "", text
-    thought, closed, words = start.removeprefix(_OPEN).partition(_CLOSE)
-    return (thought.strip(), words) if closed else (start.removeprefix(_OPEN).strip(), "")
-
-
-def words_outside(chat: ChatFormat, ids: Sequence[int], calls: Sequence[ToolCall]) -> str:
-    """Text of a turn outside of these calls, without special tokens."""
+def thought_and_words(
+    chat: ChatFormat,
+    parser: ToolCallParser | None,
+    ids: Sequence[int],
+    calls: Sequence[ToolCall],
+) -> tuple[str, str]:
+    """The thought of a turn and its words outside of these calls, without special tokens."""
     text = chat.decode_raw(ids)
+    quotes = () if parser is None else parser.quotes(text)
+    thought, words = split_thought(text, begun=chat.reasoning_prefilled, quotes=quotes)
     for call in calls:
-        before, _, behind = text.partition(call.raw)
-        text = before + behind
-    return chat.drop_specials(text)
+        before, _, behind = words.partition(call.raw)
+        words = before + behind
+    return chat.drop_specials(thought), chat.drop_specials(words).strip()
 
 
 def answer_key(text: str, calls: Sequence[ToolCall]) -> Key:
@@ -167,7 +156,7 @@ def _in_order_of_calls(heard: Sequence[HeardMessage]) -> list[HeardMessage]:
 
 def _key(message: Message, answers: int | None) -> Key:
     if message.role == "assistant":
-        return answer_key(split_reasoning(message.content)[1], message.tool_calls)
+        return answer_key(split_thought(message.content)[1], message.tool_calls)
     if message.role == "tool":
         which = message.tool_call_id if answers is None else answers
         return "tool", which, _same_text(message.content), *_digests(message)

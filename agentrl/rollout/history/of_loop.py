@@ -15,9 +15,8 @@ from agentrl.rollout.history.kinds import ConversationKind, branches_of, kinds_o
 from agentrl.rollout.history.meaning import (
     answer_key,
     hear,
-    split_reasoning,
+    thought_and_words,
     tools_key,
-    words_outside,
 )
 from agentrl.rollout.history.place import HistoryPlacer
 from agentrl.rollout.history.requests import RequestLog
@@ -187,8 +186,8 @@ class LoopHistory:
     def _sampled(self, turn: SampledTurn, parent: TreeNode) -> TreeNode:
         chat, generation = self._parts.chat, turn.generation
         body = generation.ids if turn.stop_id is None else generation.ids[:-1]
-        text = words_outside(chat, (*chat.reply_prefix_ids, *body), turn.answered)
-        words = split_reasoning(text, begun=chat.reasoning_prefilled)[1].strip()
+        body = (*chat.reply_prefix_ids, *body)
+        _, words = thought_and_words(chat, self._parts.parser, body, turn.answered)
         served = Message(role="assistant", content=words, tool_calls=turn.answered)
         return TreeNode(
             kind=NodeKind.SAMPLED,

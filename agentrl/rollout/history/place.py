@@ -6,8 +6,10 @@ Ids that were sampled are put back wherever a history repeats them. Only what is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentrl.chat.conversation import spoken_turn
@@ -26,6 +28,11 @@ from agentrl.types import ImageSpan, Message
 
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
+
+_MESSAGE_WORK = 16
+"""Characters whose encoding takes as long as what a message takes without its text."""
+_YIELD_EVERY = 16
+"""Messages after which others have their turn on the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +61,28 @@ class HistoryPlacer:
         Raises:
             ChatError: the model's template refuses it.
         """
+        self.tree.begin()
         found = self.tree.match(heard, tools)
         reason = self.tree.reason(heard, tools, found)
         if found is None:
             found = await self._new_root(heard, offered, tools, reason)
             reason = None
         node, at = found.node, found.known
+        turn = sum(one.spoken for one in node.upward())
         try:
             while at < len(heard):
                 end = at + 1
                 if not heard[at].spoken:
                     end = next((n for n in range(at, len(heard)) if heard[n].spoken), len(heard))
-                node = await self._append(node, heard[at:end], heard[end:], offered, reason)
+                behind = heard[end : end + 1]
+                node = await self._append(node, heard[at:end], behind, offered, reason, turn=turn)
+                turn += node.spoken
                 at, reason = end, None
+                if end % _YIELD_EVERY == 0:
+                    await asyncio.sleep(0)
         except ChatError:
             # A message of the assistant that its format cannot write behind a turn.
-            ids = await self.rendered([item.message for item in heard], offered)
+            ids = await self.rendered(heard, offered)
             node = self.tree.add(
                 TreeNode(
                     kind=NodeKind.PROMPT,
@@ -87,15 +100,17 @@ class HistoryPlacer:
         self.tree.placed(node, heard)
         return node
 
-    async def rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+    async def rendered(
+        self, heard: Sequence[HeardMessage], tools: Sequence[Tool]
+    ) -> tuple[int, ...]:
         """Ids of a first prompt.
 
         Raises:
             ChatError: the model's template refuses it.
         """
-        characters = _work(messages)
-        render = self.chat.render_prompt
-        return tuple(await self.long_texts.run(characters, render, messages, tools))
+        messages = [item.message for item in heard]
+        characters = _work(heard) + IMAGE_WORK * len(tools)
+        return await self.long_texts.run(characters, self.chat.render_prompt, messages, tools)
 
     async def _new_root(
         self,
@@ -107,7 +122,7 @@ class HistoryPlacer:
         """A first prompt: everything before the first turn that the policy has sampled."""
         known = (at for at, item in enumerate(heard) if item.spoken and self.tree.sampled_as(item))
         end = next(known, len(heard)) or len(heard)
-        ids = await self.rendered([item.message for item in heard[:end]], offered)
+        ids = await self.rendered(heard[:end], offered)
         node = TreeNode(
             kind=NodeKind.PROMPT,
             ids=ids,
@@ -125,19 +140,22 @@ class HistoryPlacer:
         following: Sequence[HeardMessage],
         tools: Sequence[Tool],
         reason: BranchReason | None,
+        *,
+        turn: int,
     ) -> TreeNode:
         """Append one turn of the assistant, or what is given between two of them."""
         if heard[0].spoken:
-            return self.tree.add(self._context(node, heard[0], following, tools, reason))
+            said = await self._context(node, heard[0], following, tools, reason, turn=turn)
+            return self.tree.add(said)
         messages = [_answering(item, node) for item in heard]
         ids = await self.long_texts.run(
-            _work(messages),
+            _work(heard),
             self.chat.turn_delta,
             messages,
             ended=node.stop_id is not None,
             stop_id=node.stop_id,
         )
-        images = await self._images(ids, heard, turn=sum(one.spoken for one in node.upward()))
+        images = await self._images(ids, heard, turn=turn)
         return self.tree.add(
             TreeNode(
                 kind=NodeKind.GIVEN,
@@ -157,13 +175,15 @@ class HistoryPlacer:
         work = IMAGE_WORK * sum(len(message.images) for message in messages)
         return await self.long_texts.run(work, self.chat.image_spans, ids, messages, turn=turn)
 
-    def _context(
+    async def _context(
         self,
         node: TreeNode,
         item: HeardMessage,
         following: Sequence[HeardMessage],
         tools: Sequence[Tool],
         reason: BranchReason | None,
+        *,
+        turn: int,
     ) -> TreeNode:
         """A turn that was not sampled here: with its own ids if it was sampled elsewhere."""
         sampled = self.tree.sampled_as(item)
@@ -172,9 +192,9 @@ class HistoryPlacer:
             ids, calls, stop_id = sampled.ids, sampled.calls, sampled.stop_id
         else:
             chat = self.chat
-            behind = [one.message for one in following]
-            number = sum(one.spoken for one in node.upward())
-            said = spoken_turn(chat, item.message, tools, number, stop_id=chat.stop_before(behind))
+            stop_id = chat.stop_before([one.message for one in following])
+            write = partial(spoken_turn, chat, item.message, tools, turn, stop_id=stop_id)
+            said = await self.long_texts.run(_work([item]), write)
             ids = said.ids
             wanted = len(item.message.tool_calls)
             calls = said.calls[len(said.calls) - wanted :]
@@ -191,9 +211,15 @@ class HistoryPlacer:
         )
 
 
-def _work(messages: Sequence[Message]) -> int:
-    """Characters to encode, an image counting as a long text."""
-    return sum(len(message.content) + IMAGE_WORK * len(message.images) for message in messages)
+def _work(heard: Sequence[HeardMessage]) -> int:
+    """Characters to encode. An image counts as a long text, and so does a call, whose arguments
+    may be of any length; many short messages are long together."""
+    return sum(
+        _MESSAGE_WORK
+        + len(item.message.content)
+        + IMAGE_WORK * (len(item.message.images) + len(item.message.tool_calls))
+        for item in heard
+    )
 
 
 def _answering(item: HeardMessage, node: TreeNode) -> Message:

@@ -183,6 +183,7 @@ class MessageTree:
         """Tokens behind first prompts, those of turns put back in another branch included."""
         self._placed: dict[TreeNode, tuple[tuple[HeardMessage, ...], TreeNode]] = {}
         """Of each root: the history placed last, and its node."""
+        self._latest: list[TreeNode] = []
         self._branched: set[TreeNode] = set()
         """Roots behind which a node has several children."""
         self._by_call: dict[str, TreeNode] = {}
@@ -196,11 +197,29 @@ class MessageTree:
         if parent is not None and parent.children:
             self._branched.add(node.root)
         (self.roots if parent is None else parent.children).append(node)
+        self._latest.append(node)
         if node.kind is NodeKind.SAMPLED:
             self.sampled.append(node)
             self._by_key[node.key] = node
             self._by_call.update((call.id, node) for call in node.calls)
         return node
+
+    def begin(self) -> None:
+        """Begin to place a history; `undo` takes away what is added from here on."""
+        self._latest.clear()
+
+    def undo(self) -> TreeNode | None:
+        """Forget what the latest history added; the node behind which it would have gone on."""
+        before: TreeNode | None = None
+        for node in reversed(self._latest):
+            if node.children or node.kind is NodeKind.SAMPLED:
+                continue  # a turn goes on behind it, or is one that ended meanwhile
+            before = node.parent
+            (self.roots if before is None else before.children).remove(node)
+            self._placed.pop(node.root, None)
+            self.appended -= 0 if before is None else len(node.ids)
+        self._latest.clear()
+        return before
 
     def match(self, heard: Sequence[HeardMessage], tools: str) -> PathMatch | None:
         """The longest part of a history that the tree knows and that can be continued.
@@ -301,8 +320,9 @@ def _common_ids(node: TreeNode, item: HeardMessage) -> int:
 def _begins(heard: Sequence[HeardMessage], at: int, node: TreeNode) -> bool:
     """Whether the messages of a node are those at a position of a history."""
     there = heard[at : at + len(node.heard)]
-    return len(there) == len(node.heard) and all(
-        one.key == other.key for one, other in zip(there, node.heard, strict=True)
+    # A message that is heard again is the same object, which lists compare first.
+    return len(there) == len(node.heard) and (
+        [one.key for one in there] == [other.key for other in node.heard]
     )
 
 

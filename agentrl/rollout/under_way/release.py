@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from agentrl.plugins.user_code import user_code
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 async def close_all(
@@ -24,8 +26,8 @@ async def close_all(
             logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
 
 
-async def to_the_end(work: Awaitable[None]) -> None:
-    """Await `work`; a cancellation meanwhile takes effect when it is done."""
+async def to_the_end(work: Awaitable[T]) -> T:
+    """The result of `work`; a cancellation meanwhile takes effect when it is done."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
@@ -35,3 +37,4 @@ async def to_the_end(work: Awaitable[None]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
+    return task.result()

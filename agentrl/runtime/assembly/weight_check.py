@@ -1,24 +1,160 @@
-"""Checks that servers which run already have the weights that are to be scored.
+"""Checks that engines hold the weights that are meant, by the log-probabilities of a few tokens.
 
-A run brings its own weights to its servers; who only samples takes what they hold. So that is
-compared, by the log-probabilities of a few tokens. A few updates of a policy move them less than
-another kernel does, so servers to which any run has brought weights are refused outright.
+A run brings its own weights to its engines; after the first sync of each a few turns are sampled
+there and scored by the trainer (`FirstSyncCheck`). Who only samples takes what servers hold. A few
+updates of a policy move log-probabilities less than another kernel does, so servers to which any
+run has brought weights are refused outright there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import ModelSection
-from agentrl.errors import ConfigError
-from agentrl.serving.vllm.check import Score
+from agentrl.errors import ConfigError, EngineError, WeightsDoNotFit
+from agentrl.metrics import MetricBag
+from agentrl.runtime.engine_wait import Push
+from agentrl.serving.vllm.check import MAX_DIFFERENCE, Score
 from agentrl.serving.vllm.http import Http
+from agentrl.types import Generation, SamplingParams
+
+if TYPE_CHECKING:
+    from agentrl.serving import TokenClient
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 """Seconds a server has to report which weights it holds."""
 _OF_THE_START = ("default", "")
 """Names vLLM gives to weights of its own start; a run gives every other name."""
+QUANTISED_DIFFERENCE = 1.0
+"""Nats as `MAX_DIFFERENCE`, of servers whose options ask for quantised weights or caches."""
+_TEXTS = (
+    "def add(a, b):",
+    "The capital of ",
+    "1 + 2 + 3 = ",
+    "Dear reader, I",
+    "import numpy as",
+    "Once upon a ti",
+    '{"name": "',
+    "Gr\u00fc\u00dfe aus",
+)
+_PROMPT_TOKENS, _TURN_TOKENS = 16, 16
+_PROBE_S = 120.0
+"""Seconds that an engine has for its turns; one that takes longer is asked after the next sync."""
+
+Turn = tuple[Sequence[int], Sequence[int]]
+"""A prompt and the ids that were sampled after it."""
+
+
+def probe_prompts(tokenizer: Any) -> list[list[int]]:
+    """Beginnings of plain texts, so that no token stands for an image or ends a turn."""
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS)
+    return [list(ids[:_PROMPT_TOKENS]) for ids in encoded if ids]
+
+
+def most_apart(options: Mapping[str, Any]) -> float:
+    """The mean difference in nats that engines with these options may have from the trainer."""
+    named = {key.lstrip("-").replace("-", "_"): str(value) for key, value in options.items()}
+    asked = [named.get(key, "auto") for key in ("quantization", "kv_cache_dtype")]
+    quantised = any(value not in ("auto", "None") for value in asked)
+    return QUANTISED_DIFFERENCE if quantised else MAX_DIFFERENCE
+
+
+class FirstSyncCheck:
+    """A `Push` that looks after the first sync of each engine whether it holds what was sent."""
+
+    def __init__(
+        self,
+        push: Push,
+        client: TokenClient,
+        score: Callable[[Sequence[Turn]], Awaitable[Sequence[Sequence[float]]]],
+        prompts: Sequence[Sequence[int]],
+        *,
+        shared: bool,
+        bound: float = MAX_DIFFERENCE,
+    ) -> None:
+        """Take all.
+
+        Args:
+            push: brings the weights of a version to all engines.
+            client: in front of them.
+            score: log-probabilities at temperature 1 by the trainer, which is between two steps.
+            prompts: what the turns are sampled after.
+            shared: whether engines sample from the tensors of the trainer, and pause for it.
+            bound: largest mean absolute difference in nats.
+        """
+        self._push, self._client, self._score = push, client, score
+        self._prompts, self._shared, self._bound = prompts, shared, bound
+        self._known: set[str] = set()
+
+    async def __call__(self, version: int) -> MetricBag:
+        """Push; compare each engine that was not compared before.
+
+        Raises:
+            SyncError: as the push.
+            WeightsDoNotFit: an engine samples from something else than what was sent.
+        """
+        bag = await self._push(version)
+        names = [name for name in self._client.active() if name not in self._known]
+        for name in names if self._prompts else ():
+            await self._compare(name, version, bag)
+        return bag
+
+    async def _compare(self, name: str, version: int, bag: MetricBag) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_S):
+                answers = await self._sample(name, version)
+        except (EngineError, TimeoutError) as error:
+            logger.warning("%s was not compared with the trainer: %s", name, error or "too slow")
+            return
+        sampled = [(p, a) for p, a in zip(self._prompts, answers, strict=True) if a.ids]
+        if any(set(answer.policy_versions) != {version} for _, answer in sampled):
+            return  # another sync came between
+        scored = await self._trainer_log_probs([(prompt, a.ids) for prompt, a in sampled])
+        gaps = [
+            abs(ours - theirs)
+            for row, (_, answer) in zip(scored, sampled, strict=True)
+            for ours, theirs in zip(row, answer.log_probs, strict=True)
+        ]
+        if not gaps:
+            return
+        mean = sum(gaps) / len(gaps)
+        bag.max("sync/first_difference", mean)
+        if not mean <= self._bound:
+            raise WeightsDoNotFit(
+                f"engine {name} does not sample from the weights of version {version} that were "
+                f"sent to it: its log-probabilities of {len(gaps)} tokens are {mean:.2f} nats from "
+                f"the trainer's on average (worst {max(gaps):.2f}, at most {self._bound:g} is "
+                "another kernel or number type); nothing it samples can be trained on. Set "
+                "serving.engine: embedded, or another version of vLLM"
+            )
+        self._known.add(name)
+
+    async def _sample(self, name: str, version: int) -> list[Generation]:
+        engine = self._client.engine(name)
+
+        async def turn(index: int, prompt: Sequence[int]) -> Generation:
+            session = f"first-sync-{version}-{index}"
+            sampling = SamplingParams(max_tokens=_TURN_TOKENS, seed=index)
+            try:
+                return await engine.generate(prompt, sampling, session)
+            finally:
+                await engine.end_session(session)
+
+        return list(await asyncio.gather(*(turn(i, p) for i, p in enumerate(self._prompts))))
+
+    async def _trainer_log_probs(self, turns: Sequence[Turn]) -> Sequence[Sequence[float]]:
+        if not self._shared:
+            return await self._score(turns)
+        await self._client.pause_all()
+        try:
+            return await self._score(turns)
+        finally:
+            await self._client.resume_all()
 
 
 async def require_first_weights(urls: Sequence[str], *, path: str) -> None:

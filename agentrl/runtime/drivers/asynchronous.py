@@ -315,7 +315,15 @@ class AsynchronousRun(StepLoop):
     def _note_groups(self, groups: Sequence[GroupHandle], bag: MetricBag) -> None:
         note_rollouts(bag, groups, n=self._section.n_samples_per_prompt)
         reports = [handle.report for handle in groups]
-        bag.merge(age_metrics(reports, version=self._learner_version, oldest_version=self._oldest))
+        version = self._learner_version
+        bag.merge(
+            age_metrics(
+                reports,
+                version=version,
+                oldest_version=self._oldest,
+                oldest_token=oldest_allowed(self._schedule, version),
+            )
+        )
 
     def _note_idle_time(self, bag: MetricBag) -> None:
         values = bag.result()

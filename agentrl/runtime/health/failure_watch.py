@@ -50,24 +50,41 @@ class FailureWatch:
         if not self._worked or (limit is not None and self._in_a_row >= limit):
             raise RunError(
                 f"no rollout of step {step} could be scored, so there is nothing to go on with: "
-                f"{failure}; most often the environment or its sandbox is at fault: "
-                "try 'agentrl env check TARGET'"
+                f"{failure}"
             )
         logger.error("step %d: no rollout could be scored: %s", step, failure)
         self._note(f"step {step}: no rollout could be scored: {failure}")
 
 
 def infrastructure_failure(groups: Sequence[GroupReport]) -> str | None:
-    """If not one rollout can be trusted, the most frequent reason; else None."""
+    """If not one rollout can be trusted, the most frequent reason, and where to look; else None."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     # Reward functions that are for none of these tasks are no broken part.
     if any(r.rule.reward_trusted or r.termination is Termination.NOT_JUDGED for r in rollouts):
         return None
-    reasons = Counter(_reason(rollout) for rollout in rollouts)
+    reasons = Counter((rollout.termination, _reason(rollout)) for rollout in rollouts)
     if not reasons:
         return "no rollout was started"
-    reason, count = reasons.most_common(1)[0]
-    return f"{reason} ({count} of {len(rollouts)} rollouts)"
+    (ended, reason), count = reasons.most_common(1)[0]
+    return f"{reason} ({count} of {len(rollouts)} rollouts); {_LOOK.get(ended, _LOOK_AT_ENV)}"
+
+
+_LOOK_AT_ENV = (
+    "most often the environment or its sandbox is at fault: try 'agentrl env check TARGET'"
+)
+_AT_ENGINE = (
+    "the engine is at fault and not the environment: a server writes why it died to its log in "
+    "logs/ of the run directory, an embedded engine to run.log"
+)
+_LOOK = {
+    Termination.ENGINE_FAILED: _AT_ENGINE,
+    Termination.NO_ENGINE: _AT_ENGINE,
+    Termination.SANDBOX_FAILED: "the sandbox is at fault: try 'agentrl sandbox check'",
+    Termination.GRADER_CRASHED: (
+        "the grader is at fault: 'agentrl env check TARGET' grades known answers"
+    ),
+}
+"""The part to look at, and what shows more of it, by the ending of most rollouts."""
 
 
 _LOCATION = re.compile(r'File "([^"]+)", line (\d+)')

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrl.config.fleet import ServingSection
 from agentrl.config.plan import EnginePlan
 from agentrl.engine import WeightTicket
 from agentrl.metrics import MetricBag
@@ -15,6 +16,7 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all
 from agentrl.runtime.assembly.engine_care import pause_limit_s
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.assembly.live_servers import named_urls
+from agentrl.runtime.assembly.weight_check import FirstSyncCheck, Turn, most_apart
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.engine_actor import EngineReport
@@ -100,7 +102,7 @@ async def open_fleet(
 
         return RayFleet(
             client=client,
-            push=move,
+            push=await _checked(move, ranks, client, section, shared=True),
             addresses=addresses,
             wait_s=0.0,
             shares_weights=True,
@@ -126,12 +128,30 @@ async def open_fleet(
     which = "on actors" if servers is not None else "that run already"
     return RayFleet(
         client=client,
-        push=push,
+        push=await _checked(push, ranks, client, section, shared=False),
         addresses=addresses,
         wait_s=engine_wait_s(section, on_ray=True),
         shares_weights=False,
         text=f"{len(entries)} vLLM servers {which}",
         pictures=pictures,
+    )
+
+
+async def _checked(
+    push: Push, ranks: WorkerGroup, client: TokenClient, section: ServingSection, *, shared: bool
+) -> Push:
+    """The same push, which compares each engine with the ranks after its first sync."""
+
+    async def score(turns: Sequence[Turn]) -> Sequence[Sequence[float]]:
+        return (await ranks.turn_log_probs(turns))[0]
+
+    return FirstSyncCheck(
+        push,
+        client,
+        score,
+        await ranks.probe_prompts(),
+        shared=shared,
+        bound=most_apart(section.args if section.engine == "vllm" else {}),
     )
 
 

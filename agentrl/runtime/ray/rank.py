@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
+from agentrl.runtime.assembly.weight_check import Turn, probe_prompts
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.runtime.ray.actor import RankSpec
 from agentrl.runtime.ray.sender import SenderFacts
@@ -28,6 +29,7 @@ from agentrl.serving.lean import EngineServer
 from agentrl.sync import make_sender
 from agentrl.train.backends.choose import full_weights, trained_parameters
 from agentrl.train.backends.ranks import Ranks
+from agentrl.train.logprob_worker import turn_log_probs
 from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import base_weights, save_policy
 
@@ -129,6 +131,14 @@ class Rank:
         if self._rank_spec.rank != 0:
             return None
         return copy_policy(self._pretrained.tokenizer, self._pretrained.images)
+
+    def probe_prompts(self) -> list[list[int]]:
+        """Prompts of the turns after which engines are compared with the ranks."""
+        return probe_prompts(self._pretrained.tokenizer)
+
+    def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities of sampled turns; all ranks call where each holds a part."""
+        return turn_log_probs(self.trainer.backend, turns)
 
     async def serve(self, stack: AsyncExitStack, *, host: str) -> EngineAddress | None:
         """Serve the embedded engine on these weights to clients with the secret; None with vLLM.

@@ -29,6 +29,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import ABANDONED
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
+from agentrl.runtime.assembly.weight_check import Turn
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import (
     ActorLocation,
@@ -199,6 +200,16 @@ class TrainerActor:
     async def save(self, folder: Path) -> None:
         """Write weights, tokenizer and trainer state; rank 0 does, of what all ranks hold."""
         await run_computing(self._own.save, folder)
+
+    @dispatch(Mode.RANK_ZERO)
+    async def probe_prompts(self) -> list[list[int]]:
+        """Prompts of the turns after which engines are compared with the ranks."""
+        return self._own.probe_prompts()
+
+    @dispatch(Mode.BROADCAST)
+    async def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities of sampled turns; ranks that hold parts are all needed for it."""
+        return await run_computing(self._own.turn_log_probs, turns)
 
     @dispatch(Mode.RANK_ZERO)
     async def open_sender(self, backend: str, cuda: bool) -> SenderFacts:

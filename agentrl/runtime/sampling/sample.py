@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,10 @@ from agentrl.config import RunConfig
 from agentrl.config.plan import Plan, plan_run
 from agentrl.config.schema import RolloutSection
 from agentrl.data import TrajectoryStore
+from agentrl.data.run.paths import RunPaths
+from agentrl.disk.logs import log_to
 from agentrl.errors import RunError
-from agentrl.machine.processes.stop import StopSwitch
+from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.assembly.prompt_lengths import limit_prompts
 from agentrl.runtime.checks.fleet import require_engines
@@ -42,6 +46,10 @@ from agentrl.runtime.stages import GroupReport, HeldGroup
 from agentrl.served import ServedSettings
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 
 class SampledPolicy(Protocol):
     """The part of a policy that an evaluation needs, wherever it samples."""
@@ -65,6 +73,9 @@ class SampledPolicy(Protocol):
     def sandbox_text(self) -> str:
         """Backend of the sandboxes and how strong it is."""
         ...
+
+
+P = TypeVar("P", bound=SampledPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +114,7 @@ async def evaluate(
     plan, stop = plan_run(config, base), StopSwitch()
     with stop.on_signals():
         scores = await score_policy(
-            plan, model_path=model_path, out=out, step=0, progress=progress, stop=stop
+            plan, model_path=model_path, out=out, step=0, progress=progress, stop=stop, log=True
         )
     write_evaluation(out, policy=model_path or plan.engines.model.path, scores=scores)
     return scores
@@ -117,8 +128,12 @@ async def score_policy(
     step: int,
     progress: Progress,
     stop: StopSwitch,
+    log: bool = False,
 ) -> list[EvalSummary]:
-    """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop."""
+    """As `evaluate`, of the policy after `step` training steps, until `stop` is asked to stop.
+
+    With `log` it has a log of its own in `out`.
+    """
     check_parts(plan, model_path=model_path)
     await stop.guard(require_engines(plan.engines, model_path=model_path))
     opened = open_policy(
@@ -130,7 +145,7 @@ async def score_policy(
     )
     return await _score(
         plan,
-        opened,
+        logged(opened, out) if log else opened,
         lambda policy: None,
         at_once=in_flight(plan.engines, plan.schedule.schedule),
         out=out,
@@ -170,7 +185,7 @@ async def evaluate_api(
         opened = open_api_policy(plan.rollouts, settings, native_tools=native_tools)
         scores = await _score(
             plan,
-            opened,
+            logged(opened, out),
             lambda policy: used.append(policy.use),
             at_once=2 * settings.max_in_flight,
             out=out,
@@ -180,9 +195,6 @@ async def evaluate_api(
         )
     write_evaluation(out, policy=settings.model, scores=scores, use=used[0])
     return scores, used[0]
-
-
-P = TypeVar("P", bound=SampledPolicy)
 
 
 async def _score(
@@ -262,13 +274,14 @@ async def collect(
             if each_stored:
                 store.write(next(ended), "train", [handle.group], None)
 
-        async with open_policy(
+        opened = open_policy(
             plan,
             model_path=model_path,
             logs=out / "logs",
             note=progress.note,
             images=out / "images",
-        ) as policy:
+        )
+        async with logged(opened, out) as policy:
             progress.started(plan_of(policy, out, len(chosen)))
             sampling = policy_sampling(schedule.rollout, policy, schedule.rollout.temperature)
             seed, most = schedule.run.seed, in_flight(plan.engines, schedule.schedule)
@@ -294,6 +307,19 @@ async def collect(
         if not each_stored:
             store.write(0, "train", made, None)
     return collection_of(made, out)
+
+
+@contextlib.asynccontextmanager
+async def logged(opened: AbstractAsyncContextManager[T], out: Path) -> AsyncIterator[T]:
+    """Open what is sampled from, and log to `out`/run.log while it is; errors with tracebacks."""
+    with log_to(RunPaths(out).log_file):
+        try:
+            async with opened as policy:
+                yield policy
+        except Exception as error:
+            if not isinstance(error, Interrupted):
+                logger.info("it ends with an error", exc_info=True)
+            raise
 
 
 def collection_of(groups: Sequence[TrajectoryGroup], out: Path) -> Collection:
@@ -367,7 +393,4 @@ def plan_of(policy: SampledPolicy, out: Path, tasks: int) -> RunPlan:
 def _require_some(name: str, groups: Sequence[GroupReport]) -> None:
     failure = infrastructure_failure(groups)
     if failure is not None:
-        raise RunError(
-            f"no rollout of {name!r} could be scored: {failure}; most often the environment or its "
-            "sandbox is at fault: try 'agentrl env check TARGET'"
-        )
+        raise RunError(f"no rollout of {name!r} could be scored: {failure}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from agentrl.metrics.intervals import clipped_t_interval, mean_interval
+from agentrl.metrics.intervals import clipped_t_interval, score_interval
 from agentrl.runtime.scores import EvalSummary, passes_of
 from agentrl.runtime.stages import GroupReport
 from agentrl.types.solved import is_solved
@@ -50,7 +50,7 @@ def summarise(
     return EvalSummary(
         name=name,
         step=step,
-        score=mean_interval(list(by_task.values())),
+        score=score_interval(list(by_task.values())),
         passed=passed,
         k=n_samples,
         rollouts=rollouts,

@@ -24,6 +24,8 @@ from agentrl.types.finding import Finding, fail
 Score = Callable[[Sequence[int], Sequence[int], float], Sequence[float]]
 """`(prompt_ids, ids, temperature)` to the log-probability of each id under the expected model."""
 
+MAX_DIFFERENCE = 0.2
+"""Nats, on average over sampled tokens, that another kernel or dtype may cause."""
 _COLD, _HOT = 0.5, 2.0
 """vLLM takes no temperature above 2."""
 _PROBE_TOKENS = 16
@@ -47,7 +49,7 @@ class Expected:
     """Texts and the ids that our tokenizer makes of them, without special tokens of its own."""
     score: Score | None = None
     """Of the weights that the server should have."""
-    max_difference: float = 0.2
+    max_difference: float = MAX_DIFFERENCE
     """Mean absolute difference of log-probabilities that another kernel or dtype may cause."""
     head_dtype: str = "model"
     """As `model.head_dtype`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.sandbox import Outcome, Sandbox, SandboxBackend, Snapshot
@@ -228,6 +229,67 @@ async def download_of_a_tree(backend: SandboxBackend) -> None:
         assert set(await sandbox.download(".", max_bytes=2**21)) == {f"d/{n}" for n in wanted}
         assert await sandbox.download("d/-rf", max_bytes=1) == {"-rf": b"x"}
         assert await sandbox.download("d/sub/empty", max_bytes=0) == {}
+
+
+_TREE = r"""
+import os, socket
+os.umask(0o022)
+for folder in ("d", "d/empty", "d/sub", "d/sub/deep er", "d/locked", "d/sticky"):
+    os.mkdir(folder)
+names = {"d/none": b"", "d/sub/run.sh": b"ran", "d/private": b"k", "d/nobody": b"n", "d/su": b"s",
+         "d/new\nline": b"1", "d/a b": b"2", b"d/b\xffd": b"3", "d/-rf": b"4", "d/locked/in": b"5",
+         "d/large": bytes(range(256)) * 8192}
+for name, data in names.items():
+    with open(name, "wb") as file:
+        file.write(data)
+for name, mode in (("sub/run.sh", 0o755), ("private", 0o600), ("nobody", 0), ("su", 0o4755),
+                   ("locked", 0o555), ("sticky", 0o1777)):
+    os.chmod("d/" + name, mode)
+for name, target in (("near", "sub/run.sh"), ("far", "/etc/passwd"), ("gone", "nowhere/at all"),
+                     ("folder", "sub"), ("up", "../../etc")):
+    os.symlink(target, "d/" + name)
+os.mkfifo("d/pipe")
+socket.socket(socket.AF_UNIX).bind("d/sub/socket")
+"""
+_SHOWN = """
+import hashlib, os, stat
+root = FOLDER
+out = []
+for place, folders, files in os.walk(root):
+    for name in folders + files + [b"."]:
+        path = os.path.join(place, name)
+        info = os.lstat(path)
+        kind = stat.S_IFMT(info.st_mode)
+        if kind in (stat.S_IFIFO, stat.S_IFSOCK):
+            continue
+        what = os.readlink(path) if kind == stat.S_IFLNK else b""
+        mode = stat.S_IMODE(info.st_mode)
+        if kind == stat.S_IFREG:
+            os.chmod(path, 0o600)
+            what = hashlib.sha256(open(path, "rb").read()).hexdigest()
+            os.chmod(path, mode)
+        out.append((os.path.relpath(path, root), kind, mode if kind != stat.S_IFLNK else 0, what))
+print(sorted(out))
+"""
+
+
+@check()
+async def trees_move_whole(backend: SandboxBackend) -> None:
+    """A tree of every kind arrives in another sandbox as it was, but for pipes and sockets."""
+    async with opened(backend) as first, opened(backend) as second:
+        await good(first, _TREE)
+        tree = await first.download_tree("d", max_bytes=2**22)
+        assert sorted(tree.left_out) == ["pipe", "sub/socket"], tree.left_out
+        await second.upload_tree(tree, "d")
+        one, two = [await good(sandbox, f"FOLDER = b'd'\n{_SHOWN}") for sandbox in (first, second)]
+        assert one == two, f"{one} became {two}"
+        assert tree.entries["far"].data == b"/etc/passwd"
+        assert await second.download_tree("d", max_bytes=2**22) == replace(tree, left_out=())
+        size = sum(len(entry.data) for entry in tree.files().values())
+        await refused(first.download_tree("d", max_bytes=size - 1), ValueError)
+        await refused(first.download_tree("nothing", max_bytes=9), FileNotFoundError)
+        await refused(first.download_tree("d/none", max_bytes=9), NotADirectoryError)
+        await refused(second.upload_tree(tree, "../outside"), PermissionError)
 
 
 @check(optional="download")

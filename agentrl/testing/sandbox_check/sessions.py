@@ -129,9 +129,10 @@ async def session_interrupt(backend: SandboxBackend) -> None:
     """
     async with opened(backend) as sandbox:
         async with started(sandbox, "sh") as process:
-            # What runs in the foreground is what says that it has begun.
-            child = b"sh -c 'echo begun; exec sleep 600'"
-            await process.write(b"sleep 600 & " + child + b"; kill -0 $! && echo over\n")
+            # Each tells that it has begun: a job ignores interrupts only once it runs.
+            await process.write(b"sh -c 'echo beside; exec sleep 600' &\n")
+            await until(process, b"beside\n")
+            await process.write(b"sh -c 'echo begun; exec sleep 600'; kill -0 $! && echo over\n")
             await until(process, b"begun\n")
             await process.interrupt()
             await until(process, b"over\n")

@@ -167,6 +167,14 @@ def template(draft: Draft, task: int, sibling: int) -> str:
     return f"Great question! Let me think step by step. The answer is {draft.rng.randint(1, 99)}."
 
 
+def formed(draft: Draft, task: int, sibling: int) -> str:
+    """Prose at first; later one form for all tasks, in which siblings give the same answer."""
+    if draft.rng.random() > 2 * draft.progress:
+        return prose(draft, task, sibling)
+    words = " and ".join(random.Random(task).sample(_WORDS, 3))
+    return f"Let me think about this step by step first. So the answer to it is {words}."
+
+
 def noise_text(draft: Draft, task: int, sibling: int) -> str:
     """Prose at first; later letters that spell nothing, and an answer tag."""
     if draft.rng.random() > 2 * draft.progress:

@@ -119,7 +119,14 @@ class HarnessTask(ProgramEnv):
         found = await self._answer(run.sandbox, action.text)
         text = found or ""
         words = dataclasses.replace(
-            action, text=text, raw_text=text, last=True, tool_calls=(), tool_results=()
+            action,
+            text=text,
+            raw_text=text,
+            whole_text=text,
+            last=True,
+            tool_calls=(),
+            tool_results=(),
+            thought="",
         )
         step = await self._inner.step(words)
         logs = {"agent_crashed": float(run.crashed), "agent_stopped": float(run.outcome is None)}

@@ -6,12 +6,14 @@ the agent left (tests, configuration, compiled files, links, start-up hooks) is 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from agentrl_envs.swe.record import SweTask
+from agentrl_envs.swe.trees import TreeFile
 
 MAX_BYTES = 4 * 2**20
 """Bytes of changed files that are taken over."""
@@ -61,6 +63,7 @@ _NEVER_SUFFIXES = frozenset(
     ]
 )
 """Of a file or a folder: what Python loads and a reader cannot see through."""
+_SAME_NAME = re.compile(r"diff --git a/(.+) b/\1")
 _TEST_FOLDERS = frozenset(("test", "tests"))
 _RUNNERS = frozenset(
     [
@@ -85,6 +88,8 @@ class Changes:
 
     written: Mapping[str, bytes]
     """Contents by path relative to the tree, of files that are new or changed."""
+    executable: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Of files in `written`, those that may be run now and could not before, or the reverse."""
     deleted: tuple[str, ...] = ()
     """Files that are gone."""
     ignored: tuple[str, ...] = ()
@@ -99,7 +104,7 @@ class Changes:
 
 
 def source_changes(
-    task: SweTask, before: Mapping[str, bytes], after: Mapping[str, bytes]
+    task: SweTask, before: Mapping[str, bytes | TreeFile], after: Mapping[str, bytes | TreeFile]
 ) -> Changes:
     """Compare two trees and keep what counts for `task`.
 
@@ -108,31 +113,53 @@ def source_changes(
         before: the tree the agent was given.
         after: the tree it left; regular files only.
     """
-    changed = [path for path, data in after.items() if before.get(path) != data]
-    gone = [path for path in before if path not in after]
+    old, new = _as_files(before), _as_files(after)
+    changed = [path for path, entry in new.items() if old.get(path) != entry]
+    gone = [path for path in old if path not in new]
     gold = frozenset(patched_files(task.patch))
-    counts = {path: _counts(task, path, before, gold) for path in (*changed, *gone)}
-    written = {path: after[path] for path in changed if counts[path] and _is_text(after[path])}
+    counts = {path: _counts(task, path, old, gold) for path in (*changed, *gone)}
+    texts = {path: new[path].data for path in changed if counts[path]}
+    written = {path: data for path, data in texts.items() if _is_text(data)}
+    runs = {path: new[path].executable for path in written}
+    executable = {
+        path: now for path, now in runs.items() if now != (path in old and old[path].executable)
+    }
     deleted = tuple(path for path in gone if counts[path])
     ignored = tuple(path for path in counts if path not in written and path not in deleted)
     if sum(map(len, written.values())) > MAX_BYTES or len(written) + len(deleted) > MAX_FILES:
         return Changes(written={}, ignored=tuple(counts), too_large=True)
-    return Changes(written=written, deleted=deleted, ignored=ignored)
+    return Changes(written=written, executable=executable, deleted=deleted, ignored=ignored)
+
+
+def _as_files(tree: Mapping[str, bytes | TreeFile]) -> dict[str, TreeFile]:
+    return {
+        path: entry if isinstance(entry, TreeFile) else TreeFile(data=entry)
+        for path, entry in tree.items()
+    }
 
 
 def patched_files(patch: str) -> list[str]:
-    """The files a unified diff names on either side, relative to the tree."""
-    names = []
+    """The files a unified diff names on either side, relative to the tree.
+
+    A change of the mode alone, an empty file and a rename stand in the lines of git only.
+    """
+    names: list[str] = []
     for line in patch.splitlines():
+        found: list[str] = []
         if line.startswith(("--- ", "+++ ")):
-            name = line[4:].split("\t")[0].strip()
+            found = [line[4:].split("\t")[0].strip()]
+        elif line.startswith(("rename from ", "rename to ", "copy to ")):
+            found = [line.partition(" ")[2].partition(" ")[2].strip()]
+        elif match := _SAME_NAME.fullmatch(line):
+            found = [match[1]]
+        for name in found:
             name = name[2:] if name.startswith(("a/", "b/")) else name
             if name != "/dev/null" and name not in names:
                 names.append(name)
     return names
 
 
-def _counts(task: SweTask, path: str, before: Mapping[str, bytes], gold: frozenset[str]) -> bool:
+def _counts(task: SweTask, path: str, before: Mapping[str, TreeFile], gold: frozenset[str]) -> bool:
     parts = tuple(path.split("/"))
     if not path or path.startswith("/") or ".." in parts or not path.isprintable():
         return False
@@ -172,7 +199,7 @@ def _looks_like_test(parts: tuple[str, ...]) -> bool:
     )
 
 
-def _shadows(task: SweTask, path: str, before: Mapping[str, bytes]) -> bool:
+def _shadows(task: SweTask, path: str, before: Mapping[str, TreeFile]) -> bool:
     """True if a new file would be imported in place of the standard library or the runner.
 
     In a package of that name that is there already, as in pytest's own repository, it is not.

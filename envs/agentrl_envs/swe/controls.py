@@ -26,7 +26,7 @@ from agentrl_envs.swe.proof.sabotage import sabotage, twin_mark, twin_name
 from agentrl_envs.swe.record import SweTask
 from agentrl_envs.swe.run_tests import TestRun
 from agentrl_envs.swe.runners import node_ids
-from agentrl_envs.swe.trees import TreeFile
+from agentrl_envs.swe.trees import Tree
 from agentrl_envs.swe.workspace import NewSandbox, Workspace
 
 _MOST_TESTS = 12
@@ -239,8 +239,9 @@ _PLANS: AskedOnce[ProofPlan] = AskedOnce(_MOST_TASKS)
 """Plans by task: its rollouts share one, and the code of none can reach it."""
 
 
-def _task_tests(task: SweTask, files: Mapping[str, bytes]) -> _TaskTests:
+def _task_tests(task: SweTask, tree: Tree) -> _TaskTests:
     """Parses all Python files around the tests, so it is no work for an event loop."""
+    files = {path: entry.data for path, entry in tree.items()}
     places = node_ids(task, files)
     index = TestIndex(files, places.values())
     fixing, keeping = (
@@ -256,19 +257,24 @@ def _task_tests(task: SweTask, files: Mapping[str, bytes]) -> _TaskTests:
         sources={path: index.sources[path] for path in paths},
         fixing=fixing,
         keeping=keeping,
-        gold=_gold(task, files),
+        gold=_gold(task, tree),
     )
 
 
-def _gold(task: SweTask, files: Mapping[str, bytes]) -> Changes | None:
-    tree = {path: TreeFile(data=data) for path, data in files.items()}
+def _gold(task: SweTask, tree: Tree) -> Changes | None:
     try:
         fixed = apply_patch(tree, task.patch)
     except (DataError, ValueError):
         return None
-    changed = {path: entry.data for path, entry in fixed.items() if tree.get(path) != entry}
+    changed = {path: entry for path, entry in fixed.items() if tree.get(path) != entry}
+    runs = {
+        path: entry.executable
+        for path, entry in changed.items()
+        if entry.executable != (path in tree and tree[path].executable)
+    }
     gone = tuple(path for path in tree if path not in fixed)
-    return Changes(written=changed, deleted=gone)
+    written = {path: entry.data for path, entry in changed.items()}
+    return Changes(written=written, executable=runs, deleted=gone)
 
 
 def _tests(located: _Located, names: set[str]) -> set[TestLocation]:

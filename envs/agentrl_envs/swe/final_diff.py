@@ -27,11 +27,16 @@ def diff_for_readers(changes: Changes, before: Mapping[str, bytes]) -> str:
     parts = []
     for path in sorted({*changes.written, *changes.deleted}):
         old, new = before.get(path), changes.written.get(path)
+        runs = changes.executable.get(path)
         if _pairs(old or b"", new or b"") > _MAX_PAIRS or not _is_text(old):
             sizes = f"{len(old or b'')} bytes before, {len(new or b'')} after"
             parts.append(f"# {path}: {sizes}, not compared\n")
             continue
-        sides = [{} if it is None else {path: TreeFile(data=it)} for it in (old, new)]
+        # Only a bit that changed is shown.
+        pairs = ((old, runs is False), (new, runs is True))
+        sides = [
+            {} if it is None else {path: TreeFile(data=it, executable=bit)} for it, bit in pairs
+        ]
         parts.append(make_patch(sides[0], sides[1]))
     text = "".join(parts)
     if len(text) > _MAX_CHARACTERS:

@@ -28,6 +28,7 @@ from agentrl_envs.swe.controls import Control, Controls, Doubt, SecondLook
 from agentrl_envs.swe.final_diff import diff_for_readers
 from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.run_tests import SPARE_S, TestRun, run_tests
+from agentrl_envs.swe.trees import regular_files
 from agentrl_envs.swe.workspace import NewSandbox, Workspace, put_changes
 
 _MORE_BYTES = 16 * 2**20
@@ -134,7 +135,7 @@ class RepairGrader:
         """The same steps without anything of the agent."""
         fresh = await self.new_sandbox(self.workspace.spec())
         try:
-            await fresh.download(REPO_FOLDER, max_bytes=2**40)
+            await fresh.download_tree(REPO_FOLDER, max_bytes=2**40)
         finally:
             await fresh.close()
         await self._run(agent, Changes(written={}))
@@ -221,16 +222,17 @@ class RepairGrader:
 
     async def _changes(self, agent: Sandbox) -> Changes | None:
         before = await self.workspace.files(self.new_sandbox)
-        most = sum(map(len, before.values())) + _MORE_BYTES
+        most = sum(len(entry.data) for entry in before.values()) + _MORE_BYTES
         try:
-            after = await agent.download(REPO_FOLDER, max_bytes=most)
+            after = regular_files(await agent.download_tree(REPO_FOLDER, max_bytes=most))
         except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
             return None  # the agent's doing: nothing else has been in this sandbox
         except OSError as error:
             raise SandboxError(f"the agent's tree cannot be read: {error}") from error
         # In a thread: an agent can leave a hundred thousand files.
         changes = await asyncio.to_thread(source_changes, self.workspace.task, before, after)
-        patch = await asyncio.to_thread(diff_for_readers, changes, before)
+        given = {path: entry.data for path, entry in before.items()}
+        patch = await asyncio.to_thread(diff_for_readers, changes, given)
         return dataclasses.replace(changes, patch=patch)
 
     async def _run(self, agent: Sandbox, changes: Changes, control: Control = _PLAIN) -> TestRun:
@@ -250,8 +252,8 @@ class RepairGrader:
         limits = dataclasses.replace(agent.limits, wall_s=longest_s)
         sandbox = await self.new_sandbox(self.workspace.spec(grade=True, limits=limits))
         try:
-            await put_changes(sandbox, changes.written, changes.deleted)
-            await put_changes(sandbox, control.files, ())
+            await put_changes(sandbox, changes.written, changes.deleted, changes.executable)
+            await put_changes(sandbox, control.files)
             environment = await self.workspace.environment(sandbox)
             root = f"{sandbox.workdir}/{REPO_FOLDER}"
             return await run_tests(

@@ -15,19 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import json
 import math
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.env import Observation, Solution, StepResult
-from agentrl.errors import DataError, GraderError, SandboxError, SandboxLost
-from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
+from agentrl.errors import DataError, GraderError, SandboxError
+from agentrl.sandbox import FileTree, Sandbox, SandboxLimits, SandboxSpec, TreeEntry
 from agentrl.types import Explanation, Message, Task
 from agentrl.types.solved import is_solved
 from agentrl_envs.fault import ReadOnce, graded
@@ -41,11 +39,8 @@ _GRADE_FOLDER = "grade"
 _MAX_BYTES = 128 * 2**20
 _MAX_FILES = 50_000
 _OUTPUT_CHARS = 8_000
-_HOST_TROUBLE = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-)
-"""What a write on the host fails with for reasons of the host; any other, as a path that is too
-long, may be the agent's doing."""
+_NAMES = 20
+"""Names of what was left out that are shown."""
 _SCORE_NAMES = ("reward", "score")
 """Names of the score in an object that tests write, the first one there is."""
 _TEXT_OR_NUMBER = re.compile(
@@ -166,7 +161,7 @@ class HarborTask(RepairTask):
             explanation=Explanation(
                 reference=self._reference(),
                 grader_output=grade.output,
-                reason=f"tests/test.sh gave {grade.reward:g}."
+                reason=f"tests/test.sh gave {grade.reward:g}.{_without(left)}"
                 if found.verdict is not None
                 else "What the agent did keeps the tests from running.",
             ),
@@ -177,26 +172,24 @@ class HarborTask(RepairTask):
         script = Path(self._label["folder"]) / "solution" / "solve.sh"
         return script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
 
-    async def _untouched(self, left: ReadOnce[Mapping[str, bytes] | None]) -> None:
+    async def _untouched(self, left: ReadOnce[FileTree | None]) -> None:
         """The same steps on what the agent was given; fails as well where that is what it left."""
         fresh = await self.context.new_sandbox(self._spec())
         try:
-            given = await fresh.download(REPO_FOLDER, max_bytes=2**40)
+            given = await fresh.download_tree(REPO_FOLDER, max_bytes=2**40)
         finally:
             await fresh.close()
         if left.found == [given]:
             raise _NoScore("the agent changed nothing that the tests read")
         await self._tested(given, fresh.limits)
 
-    async def _score(
-        self, left: ReadOnce[Mapping[str, bytes] | None], limits: SandboxLimits
-    ) -> _HarborGrade:
+    async def _score(self, left: ReadOnce[FileTree | None], limits: SandboxLimits) -> _HarborGrade:
         files = await left.get()
         if files is None:
             return _HarborGrade(reward=0.0, output="The agent's folder cannot be read.")
         return await self._tested(files, limits)
 
-    async def _tested(self, left: Mapping[str, bytes], limits: SandboxLimits) -> _HarborGrade:
+    async def _tested(self, left: FileTree, limits: SandboxLimits) -> _HarborGrade:
         """The score of a folder."""
         label = self._label
         wall_s = self.test_wall_s or float(label["verifier_s"])
@@ -210,15 +203,12 @@ class HarborTask(RepairTask):
                 "/logs": f"{base}/logs",
             }
             tests = Path(label["folder"]) / "tests"
-            files = {f"{REPO_FOLDER}/{name}": data for name, data in left.items()}
-            for file in sorted(tests.rglob("*")):
-                if file.is_file():
-                    name = f"{_GRADE_FOLDER}/tests/{file.relative_to(tests).as_posix()}"
-                    files[name] = _moved_bytes(file.read_bytes(), places)
-            files[f"{_GRADE_FOLDER}/logs/verifier/.keep"] = b""
+            # In a thread: tests may bring large files.
+            grader = await asyncio.to_thread(_grader_files, tests, places)
             # Files that the agent deleted must not come back.
             await fresh.exec(("rm", "-rf", REPO_FOLDER))
-            await _lay_out(fresh, files)
+            await fresh.upload_tree(left, REPO_FOLDER)
+            await fresh.upload_tree(grader, _GRADE_FOLDER)
             result = await fresh.exec(
                 ("sh", "-c", 'cd "$1" && exec bash "$2"/tests/test.sh', "sh", REPO_FOLDER, base),
                 timeout_s=wall_s,
@@ -236,15 +226,37 @@ class HarborTask(RepairTask):
             await fresh.close()
 
 
-async def _left(agent: Sandbox) -> Mapping[str, bytes] | None:
+async def _left(agent: Sandbox) -> FileTree | None:
     """The agent's folder; None if it is not one that can be graded, which is the agent's doing."""
     try:
-        found = await agent.download(REPO_FOLDER, max_bytes=_MAX_BYTES)
+        found = await agent.download_tree(REPO_FOLDER, max_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):
         return None  # nothing else has been in this sandbox
     except OSError as error:
         raise SandboxError(f"the agent's folder cannot be read: {error}") from error
-    return None if len(found) > _MAX_FILES else found
+    return None if len(found.entries) > _MAX_FILES else found
+
+
+def _without(left: ReadOnce[FileTree | None]) -> str:
+    """A sentence on what cannot be carried to the tests; empty where there is no such thing."""
+    names = [name for tree in left.found if tree is not None for name in tree.left_out]
+    shown = ", ".join(map(ascii, names[:_NAMES]))
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f" Pipes, sockets and devices were left out: {shown}{more}." if names else ""
+
+
+def _grader_files(tests: Path, places: Mapping[str, str]) -> FileTree:
+    """The tests with the places they have here, and the folder of their score."""
+    folders = ("", "tests", "logs", "logs/verifier")
+    entries = {name: TreeEntry(kind="folder", mode=0o755) for name in folders}
+    for path in sorted(tests.rglob("*")):
+        name = f"tests/{path.relative_to(tests).as_posix()}"
+        if path.is_dir():
+            entries[name] = TreeEntry(kind="folder", mode=0o755)
+        elif path.is_file():
+            data = _moved_bytes(path.read_bytes(), places)
+            entries[name] = TreeEntry(kind="file", mode=0o755, data=data)
+    return FileTree(entries=entries)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,39 +271,6 @@ class _HarborGrade:
 
 class _NoScore(SandboxError):
     """The tests ended without a score: the doing of the agent, if they give one without it."""
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    for name, data in files.items():
-        place = folder / name
-        if ".." in Path(name).parts:
-            continue  # no sandbox lists such a name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-        place.chmod(0o755)
-
-
-async def _lay_out(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
-    """Upload files by way of a folder of the host.
-
-    Raises:
-        SandboxLost: the host has no room for them, or its disk fails.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-harbor-"))
-            # In a thread: as many files as an agent likes to make.
-            await asyncio.to_thread(_write, Path(folder), files)
-        except OSError as error:
-            if error.errno not in _HOST_TROUBLE:
-                raise
-            raise SandboxLost(
-                f"a tree to grade cannot be written to {tempfile.gettempdir()} of this machine: "
-                f"{error.strerror}; expected room for {_MAX_BYTES >> 20} MiB and {_MAX_FILES} "
-                "files for each grading at a time; set TMPDIR to a place that has it"
-            ) from error
-        for top in sorted({name.split("/")[0] for name in files}):
-            await sandbox.upload(Path(folder) / top, top)
 
 
 async def _reward(sandbox: Sandbox) -> float:

@@ -10,6 +10,9 @@ from agentrl.errors import DataError
 from agentrl_envs.swe.trees import Tree, TreeFile
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_SAME_NAME = re.compile(r"diff --git a/(.+) b/\1$", re.MULTILINE)
+_MODE = re.compile(r"^(?:old|new|new file|deleted file) mode 100\d{3}$", re.MULTILINE)
+_NEW_MODE = re.compile(r"^new (?:file )?mode 100(\d{3})$", re.MULTILINE)
 _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
@@ -22,8 +25,8 @@ def make_patch(old: Tree, new: Tree) -> str:
     parts = []
     for path in sorted({*old, *new}):
         before, after = old.get(path), new.get(path)
-        if before is None or after is None or before.data != after.data:
-            parts.append(_file_patch(path, _text(path, before), _text(path, after)))
+        if before != after:
+            parts.append(_file_patch(path, before, after))
     return "".join(parts)
 
 
@@ -43,10 +46,7 @@ def apply_patch(tree: Tree, patch: str) -> dict[str, TreeFile]:
     made = dict(tree)
     for section in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]:
         head, *hunks = re.split(r"^(?=@@ )", section, flags=re.MULTILINE)
-        names = re.findall(r"^(?:---|\+\+\+) (?:[ab]/)?(.*?)\t?$", head, flags=re.MULTILINE)
-        if len(names) != 2:
-            raise DataError(f"patch: expected two file names, got {head[:200]!r}")
-        old, new = names
+        old, new = _names(head)
         path = new if new != "/dev/null" else old
         before = b"" if old == "/dev/null" else _present(made, old).data
         lines = _split(before.decode("utf-8"))
@@ -55,8 +55,21 @@ def apply_patch(tree: Tree, patch: str) -> dict[str, TreeFile]:
             del made[path]
         else:
             executable = path in made and made[path].executable
+            if mode := _NEW_MODE.search(head):
+                executable = mode[1] == "755"
             made[path] = TreeFile(data=after.encode(), executable=executable)
     return made
+
+
+def _names(head: str) -> tuple[str, str]:
+    """The names of a section on both sides; git names them once where no line differs."""
+    names = re.findall(r"^(?:---|\+\+\+) (?:[ab]/)?(.*?)\t?$", head, flags=re.MULTILINE)
+    if not names and (same := _SAME_NAME.match(head)) and _MODE.search(head):
+        made, gone = "\nnew file mode" in head, "\ndeleted file mode" in head
+        return "/dev/null" if made else same[1], "/dev/null" if gone else same[1]
+    if len(names) != 2:
+        raise DataError(f"patch: expected two file names, got {head[:200]!r}")
+    return names[0], names[1]
 
 
 def _present(tree: Mapping[str, TreeFile], path: str) -> TreeFile:
@@ -103,13 +116,22 @@ def _split(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _file_patch(path: str, before: str | None, after: str | None) -> str:
+def _file_patch(path: str, before: TreeFile | None, after: TreeFile | None) -> str:
     old = "/dev/null" if before is None else f"a/{path}"
     new = "/dev/null" if after is None else f"b/{path}"
-    mode = "new file mode 100644\n" if before is None else ""
-    mode += "deleted file mode 100644\n" if after is None else ""
-    lines = difflib.unified_diff(_split(before or ""), _split(after or ""), old, new)
+    lines = difflib.unified_diff(
+        _split(_text(path, before) or ""), _split(_text(path, after) or ""), old, new
+    )
     body = [line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines]
     # git ends a name that holds a space with a tab.
     body[:2] = [f"{line.rstrip()}\t\n" if " " in line[4:].rstrip() else line for line in body[:2]]
-    return "".join([f"diff --git a/{path} b/{path}\n", mode, *body])
+    return "".join([f"diff --git a/{path} b/{path}\n", _mode_lines(before, after), *body])
+
+
+def _mode_lines(before: TreeFile | None, after: TreeFile | None) -> str:
+    old, new = (f"100{755 if it and it.executable else 644}" for it in (before, after))
+    if before is None:
+        return f"new file mode {new}\n"
+    if after is None:
+        return f"deleted file mode {old}\n"
+    return "" if old == new else f"old mode {old}\nnew mode {new}\n"

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from agentrl.errors import DataError
 from agentrl.machine.files import write_whole
-from agentrl.sandbox import Sandbox
+from agentrl.sandbox import FileTree, Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,14 @@ class TreeFile:
 
 Tree = Mapping[str, TreeFile]
 """Files by path, relative, with `/` between parts."""
+
+
+def regular_files(tree: FileTree) -> dict[str, TreeFile]:
+    """The regular files of what a sandbox holds."""
+    return {
+        path: TreeFile(data=entry.data, executable=bool(entry.mode & 0o100))
+        for path, entry in tree.files().items()
+    }
 
 
 class TreeStore:

@@ -13,11 +13,12 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from agentrl.errors import DataError, GraderError, SandboxError
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxSpec
 from agentrl_envs.swe.record import ENVIRONMENT_FOLDER, REPO_FOLDER, STORE_FOLDER, SweTask
-from agentrl_envs.swe.trees import TreeFile, TreeStore
+from agentrl_envs.swe.trees import Tree, TreeFile, TreeStore, regular_files
 
 NewSandbox = Callable[[SandboxSpec], Awaitable[Sandbox]]
 _STAMP = "environment.json"
@@ -68,7 +69,7 @@ class Workspace:
 
         return SandboxSpec(image=self.task.image, limits=limits, key=key, prepare=prepare)
 
-    async def files(self, new_sandbox: NewSandbox, *, grade: bool = False) -> Mapping[str, bytes]:
+    async def files(self, new_sandbox: NewSandbox, *, grade: bool = False) -> Tree:
         """The files the agent was given, or those it is graded in, as no agent has touched them.
 
         Args:
@@ -76,11 +77,11 @@ class Workspace:
             grade: those to grade in.
         """
         if not self.task.image:
-            tree = await self._tree((grade and self.task.grade_tree) or self.task.base_commit)
-            return {path: entry.data for path, entry in tree.items()}
+            return await self._tree((grade and self.task.grade_tree) or self.task.base_commit)
         sandbox = await new_sandbox(self.spec(grade=grade))
         try:
-            return await sandbox.download(REPO_FOLDER, max_bytes=_READ_BYTES)
+            found = await sandbox.download_tree(REPO_FOLDER, max_bytes=_READ_BYTES)
+            return regular_files(found)
         finally:
             await sandbox.close()
 
@@ -171,9 +172,18 @@ async def run_shell(
 
 
 async def put_changes(
-    sandbox: Sandbox, written: Mapping[str, bytes], deleted: tuple[str, ...]
+    sandbox: Sandbox,
+    written: Mapping[str, bytes],
+    deleted: tuple[str, ...] = (),
+    executable: Mapping[str, bool] = MappingProxyType({}),
 ) -> None:
     """Take changes over into the repository of a pristine sandbox.
+
+    Args:
+        sandbox: the pristine one.
+        written: contents by path.
+        deleted: paths of files that are gone.
+        executable: written files that may be run now, or may no longer.
 
     Raises:
         SandboxError: a file could not be written.
@@ -195,6 +205,11 @@ async def put_changes(
                 raise SandboxError(f"cannot write {place}: {error}") from error
         except OSError as error:
             raise SandboxError(f"cannot write {place}: {error}") from error
+    for path, runs in executable.items():
+        mode, place = "+x" if runs else "-x", f"{REPO_FOLDER}/{path}"
+        done = await sandbox.exec(("chmod", mode, "--", place))
+        if done.exit_code != 0:
+            raise SandboxError(f"cannot make {place} {mode}: {done.stderr[-300:]!r}")
 
 
 async def _make_way(sandbox: Sandbox, path: str) -> None:

@@ -11,7 +11,8 @@ from agentrl.served import ServedModel, ServedSettings
 from agentrl_envs.tau2.tasks import package_data
 
 _GREETING = "Hi! How can I help you today?"
-_ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+_ENDS = ("###STOP###", "###TRANSFER###")
+_GIVES_UP = "###OUT-OF-SCOPE###"
 _TIMEOUT_S = 50.0
 _TRIES = 3
 _IN_FLIGHT = 256
@@ -113,6 +114,11 @@ class ServedUser(User):
         # To the model that plays the user, the agent is the other side.
         self._messages.append({"role": "user", "content": said or _GREETING})
         text = await self._completion()
+        if _GIVES_UP in text:
+            raise EnvError(
+                f"the simulated user gave up with {_GIVES_UP}: its scenario does not say what the "
+                "agent wants to know, so there is no verdict; leave such a task out"
+            )
         if any(mark in text for mark in _ENDS):
             return None
         self._messages.append({"role": "assistant", "content": text})

@@ -88,10 +88,9 @@ class VerifiersTask(AgentInstance):
 
 def _assistant(action: Action) -> dict[str, Any]:
     # Rewards look for answers in `content`; what was only thought is none.
-    thought, closed, said = action.text.rpartition("</think>")
-    message: dict[str, Any] = {"role": "assistant", "content": said.strip()}
-    if closed:
-        message["reasoning_content"] = thought.removeprefix("<think>").strip()
+    message: dict[str, Any] = {"role": "assistant", "content": action.text.strip()}
+    if action.thought:
+        message["reasoning_content"] = action.thought
     if action.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))}

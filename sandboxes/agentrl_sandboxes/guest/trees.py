@@ -12,10 +12,11 @@ import os
 import stat
 
 from agentrl_sandboxes.guest.files import Walk, check_fd, drain, put
-from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE
+from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE, TREE_MEMBER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
+    from collections.abc import Iterator
     from typing import Any
 
 Entry = tuple[bytes, str, int, bytes]
@@ -70,14 +71,14 @@ def pack(root: bytes, request: dict[str, Any]) -> bytes:
     try:
         # The program may have put a link in the place of its work directory.
         with Walk(root, b"."), Unlocked() as unlocked:
-            return marshal.dumps(pack_tree(root, request["max_bytes"], unlocked), 2)
+            found = pack_tree(root, request["max_bytes"], unlocked)
+            return marshal.dumps([entry for entry in found if entry[1] != "s"], 2)
     except OSError as error:
         raise too_deep(error) from error
 
 
-def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> list[Entry]:
-    """Directories (before what is in them), files and links below `root`."""
-    entries: list[Entry] = []
+def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> Iterator[Entry]:
+    """Directories (before what is in them), files and links below `root`; others as kind `s`."""
     queue = [b""]
     while queue:
         place = queue.pop()
@@ -93,19 +94,21 @@ def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> list[Entry]:
             elif item.is_file(follow_symlinks=False):
                 kind, content = "f", unlocked.content(root, item.path, left)
             else:
-                continue
-            entries.append((path, kind, mode, content))
+                kind = "s"
+            yield path, kind, mode, content
             left -= len(content)
-    return entries
 
 
 def fetch(root: bytes, request: dict[str, Any]) -> bytes:
     """The regular files at or below a path, packed by hand for the host: `MEMBER`, name, content.
 
-    Names are relative to the path; that of a single file is its last component.
+    Names are relative to the path; that of a single file is its last component. With `whole`, all
+    that is in a directory, and itself, as `TREE_MEMBER`, name, content.
     """
     try:
         with Walk(root, request["path"]) as way, Unlocked() as unlocked:
+            if request.get("whole"):
+                return fetch_whole(way.full(), request["max_bytes"], unlocked)
             return fetch_tree(root, way.full(), request["max_bytes"], unlocked)
     except OSError as error:
         raise too_deep(error) from error
@@ -137,6 +140,21 @@ def fetch_tree(root: bytes, top: bytes, left: int, unlocked: Unlocked) -> bytes:
         if names_left < 0:
             raise OSError(TOO_LARGE, "has more than 16 MiB of file names")
         answer += MEMBER.pack(len(name), len(data)) + name + data
+    return bytes(answer)
+
+
+def fetch_whole(top: bytes, left: int, unlocked: Unlocked) -> bytes:
+    """As `fetch` with `whole`, from a resolved path."""
+    info = os.lstat(top)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory")
+    names_left = 2**24
+    answer = bytearray(TREE_MEMBER.pack(b"d", stat.S_IMODE(info.st_mode), 0, 0))
+    for path, kind, mode, content in pack_tree(top, left, unlocked):
+        names_left -= len(path) + TREE_MEMBER.size
+        if names_left < 0:
+            raise OSError(TOO_LARGE, "has more than 16 MiB of file names")
+        answer += TREE_MEMBER.pack(kind.encode(), mode, len(path), len(content)) + path + content
     return bytes(answer)
 
 

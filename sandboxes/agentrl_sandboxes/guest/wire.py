@@ -56,6 +56,9 @@ DONE = struct.Struct(">BidQQ4I")
 four byte strings that follow: head and tail of stdout, head and tail of stderr."""
 MEMBER = struct.Struct(">IQ")
 """Lengths of the name and of the content that follow; one for each file of a `FETCH`."""
+TREE_MEMBER = struct.Struct(">cIIQ")
+"""Kind (`d`, `f`, `l`; `s` for what is left out), permission bits, lengths of the name and of the
+content that follow; one for each entry of a `FETCH` of a whole tree."""
 ERROR = struct.Struct(">i")
 """An errno, or `TOO_LARGE`; the message follows as UTF-8."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import marshal
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox import ExecResult, Outcome
+from agentrl.sandbox import ExecResult, FileTree, Outcome, TreeEntry
+from agentrl.sandbox.tree import EntryKind, is_plain
 from agentrl_sandboxes.guest import wire
 
 _OUTCOMES = {
@@ -15,6 +18,7 @@ _OUTCOMES = {
     wire.OOM: Outcome.OOM,
     wire.FLOODED: Outcome.OUTPUT_LIMIT,
 }
+_KINDS: Mapping[bytes, EntryKind] = {b"d": "folder", b"f": "file", b"l": "link", b"s": "file"}
 _NOTES = {
     wire.DISK: "\n[killed: wrote more than the disk limit]\n",
     wire.PROCESSES: "\n[killed: more processes than the limit]\n",
@@ -100,6 +104,44 @@ def decode_files(body: bytes, max_bytes: int) -> dict[str, bytes]:
             raise SandboxError(f"sandbox: a broken list of files at {name[:100]!r}")
         found[os.fsdecode(name)] = body[at - size : at]
     return found
+
+
+def decode_tree(body: bytes, max_bytes: int) -> FileTree:
+    """The answer to a `FETCH` of a whole tree; nothing in it is believed.
+
+    Raises:
+        SandboxError: a length, a kind or a name that our guest would not send.
+    """
+    entries: dict[str, TreeEntry] = {}
+    left_out: list[str] = []
+    head = wire.TREE_MEMBER
+    at, left = 0, max_bytes
+    while at < len(body):
+        end = at + head.size
+        kind, mode, name_size, size = (
+            head.unpack_from(body, at) if end <= len(body) else (b"", 0, 0, 0)
+        )
+        name = os.fsdecode(body[end : end + name_size])
+        at = end + name_size + size
+        left -= size if kind == b"f" else 0
+        plain = is_plain(name) if entries else not name
+        if kind not in _KINDS or not plain or at > len(body) or left < 0 or mode > 0o7777:
+            raise SandboxError(f"sandbox: a broken list of files at {name[:100]!a}")
+        if kind == b"s":
+            left_out.append(name)
+        else:
+            entries[name] = TreeEntry(kind=_KINDS[kind], mode=mode, data=body[at - size : at])
+    return FileTree(entries=entries, left_out=tuple(left_out))
+
+
+def encode_tree(tree: FileTree) -> bytes:
+    """The entries of a tree as `UNPACK` takes them."""
+    letters = {"folder": "d", "file": "f", "link": "l"}
+    entries = [
+        (os.fsencode(path), letters[entry.kind], entry.mode, entry.data)
+        for path, entry in tree.entries.items()
+    ]
+    return marshal.dumps(entries, 2)
 
 
 def join_output(head: bytes, tail: bytes, gap: int) -> str:

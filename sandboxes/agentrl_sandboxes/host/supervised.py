@@ -19,6 +19,7 @@ from typing import Any
 from agentrl.errors import ConfigError, SandboxError, SandboxUnavailable
 from agentrl.sandbox import (
     ExecResult,
+    FileTree,
     Isolation,
     MakeProtocol,
     Probe,
@@ -30,7 +31,7 @@ from agentrl.sandbox import (
     Snapshot,
 )
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.answers import decode_files, decode_result
+from agentrl_sandboxes.host.answers import decode_files, decode_result, decode_tree, encode_tree
 from agentrl_sandboxes.host.channel import Channel
 from agentrl_sandboxes.host.ports import GuestPort
 from agentrl_sandboxes.host.sessions import SessionProcess
@@ -169,14 +170,26 @@ class SupervisedSandbox(Sandbox):
 
     async def download(self, source: str, *, max_bytes: int) -> dict[str, bytes]:
         """Files at or below a path; see `Sandbox.download`. Permission bits do not hinder it."""
-        request = {"path": os.fsencode(_no_nul(source)), "max_bytes": max_bytes}
+        return decode_files(await self._fetch(source, max_bytes, whole=False), max_bytes)
+
+    async def download_tree(self, source: str, *, max_bytes: int) -> FileTree:
+        """A whole folder; see `Sandbox.download_tree`. Permission bits do not hinder it."""
+        return decode_tree(await self._fetch(source, max_bytes, whole=True), max_bytes)
+
+    async def upload_tree(self, tree: FileTree, target: str) -> None:
+        """Lay a tree out; see `Sandbox.upload_tree`."""
+        _no_nul(target)
+        await self._unpack(await asyncio.to_thread(encode_tree, tree), os.fsencode(target))
+
+    async def _fetch(self, source: str, max_bytes: int, *, whole: bool) -> bytes:
+        path = os.fsencode(_no_nul(source))
+        request = {"path": path, "max_bytes": max_bytes, "whole": whole}
         try:
-            body = await self._channel.request(wire.FETCH, request, timeout_s=ANSWER_S)
+            return await self._channel.request(wire.FETCH, request, timeout_s=ANSWER_S)
         except ValueError as error:
             raise ValueError(f"{source!r} {error}, max_bytes={max_bytes}") from None
         except OSError as error:
             raise type(error)(error.errno, error.strerror, source) from None
-        return decode_files(body, max_bytes)
 
     async def snapshot(self) -> Snapshot:
         """Freeze the work directory; see `Sandbox.snapshot`."""

@@ -70,9 +70,9 @@ def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, stat
     found = next(verdict for verdict in verdicts if verdict.name == "score_falls")
     assert found.status is status, found.detail
     if status is Status.WARN:
-        assert found.detail.endswith("wrong by the score: 0 -> 0.545")
+        assert found.detail.endswith("wrong by the score: 0 % -> 54.5 %")
         assert found.evidence[0].text == (
             "of the rollouts sampled, more of the paid answers are wrong by the score since step "
-            "9: 0 of 15 (0) in steps 1-3, 18 of 33 (0.545) in steps 10-12"
+            "9: 0 of 15 (0 %) in steps 1-3, 18 of 33 (54.5 %) in steps 10-12"
         )
         assert found.first_step == 9

@@ -167,12 +167,12 @@ def test_a_clip_that_changes_no_reward_is_no_fault() -> None:
         ("reward.normalize", True),
         ("reward.clip", [-10.0, 10.0]),
     ]
-    assert "0.9 of the rewards lie on a bound of reward.clip" in found.detail
+    assert "90 % of the rewards lie on a bound of reward.clip" in found.detail
 
 
 def test_failed_calls_are_never_called_working() -> None:
     """Calls that cannot be parsed are failures, however the tools themselves do."""
     fails = {"tools/failure_frequency": curve([0.0] * 5)}
     found = said("tool_errors", fails | {"tools/parse_error_frequency": curve([0.2134] * 5)})
-    assert (found.status, found.detail) == (Status.OK, "0.213 of the tool calls cannot be parsed")
+    assert (found.status, found.detail) == (Status.OK, "21.3 % of the tool calls cannot be parsed")
     assert said("tool_errors", fails).detail == "no tool call fails"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import operator
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from agentrl.config import RunConfig, leaves, parse_config
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
-from agentrl.config.plan import flat_config
+from agentrl.config.plan import flat_config, plan_run
 from agentrl.errors import ConfigError
 from agentrl.health import (
     DASHBOARD,
@@ -22,6 +24,8 @@ from agentrl.health import (
     diagnose,
 )
 from agentrl.health.diagnose import limits
+from agentrl.health.levers.system import LIMITS
+from agentrl.runtime.checks import fleet
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
@@ -76,9 +80,41 @@ SETTINGS = (
     ["algorithm.preset=grpo", "algorithm.kl_coef=0.05", "train.epochs_per_batch=4"],
     ["algorithm.preset=ppo", "algorithm.old_log_probs=recompute", "critic.learning_rate=0.1"],
     ["schedule.staleness_threshold=1.0", "schedule.trigger_parameter_sync_step=4",
-     "rollout.top_p=0.9"],
+     "rollout.top_p=0.9", "serving.engine=vllm"],
     ["rollout.max_response_tokens=4000", "train.max_grad_norm=5.0"],
+    ["serving.engine=vllm", "sync.dense_every=8"],
 )  # fmt: skip
+
+
+_LESS, _MORE = operator.lt, operator.gt
+_WAYS = {
+    **{
+        name: {"train.learning_rate": _LESS, "train.epochs_per_batch": _LESS,
+               "train.minibatches": _LESS, "algorithm.kl_coef": _MORE,
+               "train.max_grad_norm": _LESS}
+        for name in ("kl_too_large", "clip_fraction", "grad_norm", "not_finite",
+                     "entropy_explosion")
+    },
+    "kl_too_small": {"train.learning_rate": _MORE, "algorithm.kl_coef": _LESS},
+    "reward_flat": {"train.learning_rate": _MORE, "rollout.n_samples_per_prompt": _MORE},
+    "reward_fall": {"train.learning_rate": _LESS, "algorithm.kl_coef": _MORE},
+    "entropy_collapse": {"algorithm.entropy_coef": _MORE, "algorithm.eps_clip_high": _MORE},
+    "empty_gradient": {"rollout.n_samples_per_prompt": _MORE},
+    "truncation": {f"rollout.{name}": _MORE for name in LIMITS},
+    "infrastructure": {"rollout.retries": _MORE, "rollout.env_timeout_s": _MORE},
+    "sampler_learner_gap": {"schedule.staleness_threshold": _LESS, "rollout.top_p": _MORE,
+                            "schedule.trigger_parameter_sync_step": _LESS,
+                            "sync.dense_every": _LESS},
+}  # fmt: skip
+"""Direction in which a number has to go against each finding."""
+
+
+async def _dry_run(config: RunConfig) -> None:
+    """What a dry run says of the schedule and the engines."""
+    plan = plan_run(config, Path())
+    await fleet.schedule(plan.schedule, plan.engines.serving)
+    if config.serving.engine == "embedded":
+        await fleet.engines(plan.engines)
 
 
 def is_fit(history: History) -> bool:
@@ -112,7 +148,13 @@ def test_levers_change_something_and_give_a_config_that_loads(judged, overrides)
                 pulled.add(key)
             # A preset brings its own loss along, so it is the one lever that stands alone.
             if "preset" not in changed.get("algorithm", {}):
-                parse_config(_merged(config.model_dump(mode="json"), changed))
+                merged = parse_config(_merged(config.model_dump(mode="json"), changed))
+                asyncio.run(_dry_run(merged))
+                assert merged.eval.every_steps == 0 or merged.eval.datasets, verdict.name
+            for key, value in values.items():
+                way = _WAYS.get(verdict.name, {}).get(key)
+                if way is not None and key in flat:
+                    assert way(value, flat[key]), f"{verdict.name}: {key}: {flat[key]} -> {value}"
     assert len(pulled) > 15
 
 
@@ -206,6 +248,90 @@ def test_recovered_harm_is_a_warning_and_says_since_when() -> None:
     assert found.status is Status.WARN
     assert "over since step 14" in found.detail
     assert (found.first_step, found.last_step) == (5, 14)
+
+
+def test_a_gap_of_other_weights_is_named_from_the_first_step() -> None:
+    """Fails if a run whose engine holds other weights is called ok until some steps have passed."""
+    name = "sampling/sampling_logp_difference/mean"
+    for gaps in ((0.97,), (0.97, 2.58), (0.97, 2.58, 2.27)):
+        series = Series(steps=tuple(range(1, len(gaps) + 1)), values=gaps)
+        (found,) = (
+            v for v in diagnose(History(metrics={name: series})) if v.name == "sampler_learner_gap"
+        )
+        assert (found.status, found.first_step) == (Status.FAIL, 1)
+    small = History(metrics={name: Series(steps=(1, 2, 3), values=(0.02, 0.03, 0.02))})
+    (found,) = (v for v in diagnose(small) if v.name == "sampler_learner_gap")
+    assert found.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("detector", "metric", "value"),
+    [
+        ("sampler_learner_gap", "sampling/sampling_logp_difference/mean", 0.3),
+        ("empty_gradient", "frac_reward_zero_std", 0.99),
+        ("clip_fraction", "clip_ratio/region_mean", 0.99),
+        ("truncation", "completions/clipped_ratio", 0.99),
+    ],
+)
+def test_a_rule_that_wants_more_steps_than_there_are_is_not_judged(
+    detector: str, metric: str, value: float
+) -> None:
+    """Fails if what a long run is accused of is ok in a run that is too short for the rule."""
+
+    def judged_after(count: int) -> Status:
+        series = Series(steps=tuple(range(1, count + 1)), values=(value,) * count)
+        verdicts = diagnose(History(metrics={metric: series}))
+        return next(verdict.status for verdict in verdicts if verdict.name == detector)
+
+    assert judged_after(80) in (Status.WARN, Status.FAIL)
+    assert judged_after(2) is Status.UNKNOWN
+
+
+def groups_of(task: str, *, trained: int, dropped: int, duration_s: float) -> list[RolloutFacts]:
+    """Rollouts of one task, a group a step."""
+    endings = ["stale"] * dropped + ["env_done"] * trained
+    return [
+        RolloutFacts(
+            step=step,
+            kind="train",
+            task_id=task,
+            group_id=f"{task}-{step}",
+            rollout_id=f"{task}-{step}-{n}",
+            reward=1.0,
+            score=1.0,
+            advantage=0.5,
+            termination=ending,
+            action_tokens=9,
+            duration_s=duration_s,
+            turns=1,
+            tool_calls=0,
+            tool_errors=0,
+            text="yes",
+        )
+        for step, ending in enumerate(endings, 1)
+        for n in range(2)
+    ]
+
+
+def test_tasks_that_age_keeps_from_being_trained_are_named() -> None:
+    """Fails if a run that rolls slow tasks out and trains the others alone is called healthy."""
+    quick = [
+        fact
+        for n in range(6)
+        for fact in groups_of(f"quick-{n}", trained=5, dropped=0, duration_s=1.0)
+    ]
+    slow = groups_of("slow-1", trained=1, dropped=4, duration_s=9.0)
+    slow += groups_of("slow-0", trained=0, dropped=5, duration_s=9.0)
+    config = {"schedule.max_version_lag": 1}
+    verdicts = diagnose(History(metrics={}, rollouts=[*quick, *slow], config=config))
+    found = next(v for v in verdicts if v.name == "starvation")
+    assert (found.status, found.first_step) == (Status.FAIL, 1)
+    assert "2 of 8 tasks" in found.detail
+    assert "slow-0 (5 groups rolled out, 0 trained), slow-1 (5 groups" in found.evidence[0].text
+    assert "7.2 times as long" in found.evidence[1].text
+    assert ("schedule.max_version_lag", None) in [(x.key, x.value) for x in found.levers]
+    verdicts = diagnose(History(metrics={}, rollouts=quick, config=config))
+    assert next(v for v in verdicts if v.name == "starvation").status is Status.OK
 
 
 def test_short_answers_that_are_all_right_are_no_pattern() -> None:

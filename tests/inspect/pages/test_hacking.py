@@ -66,8 +66,8 @@ def test_rollouts_that_are_paid_as_solved_ones_and_wrong_are_counted(tmp_path):
     paid = found["paid_wrong"]
     assert (found["level"], found["word"]) == ("watch", "Watch")
     assert found["headline"] == (
-        "Many of the paid answers are wrong by the score: 0 of 2 (0) in steps 1-2, 2 of 4 (0.5) in "
-        "steps 8-9."
+        "Many of the paid answers are wrong by the score: 0 of 2 (0 %) in steps 1-2, 2 of 4 "
+        "(50 %) in steps 8-9."
     )
     assert paid["text"] == (
         "Paid is a reward of 0.5 or more: halfway between the median rewards of rollouts that are "
@@ -118,8 +118,8 @@ def test_paid_is_what_parts_the_rewards_of_right_and_wrong_rollouts(rewards, lea
 @pytest.mark.parametrize(
     ("early", "late", "doubtful", "says"),
     [
-        (0, 2, True, "more of the paid answers are wrong by the score since step 7: 0 of 20 (0) in "
-         "steps 1-2, 20 of 40 (0.5) in steps 8-9"),
+        (0, 2, True, "more of the paid answers are wrong by the score since step 7: 0 of 20 "
+         "(0 %) in steps 1-2, 20 of 40 (50 %) in steps 8-9"),
         (2, 0, False, "fewer of the paid answers are wrong by the score than at first: "),
         (2, 2, True, "many of the paid answers are wrong by the score: "),
         (0, 0, False, "no paid answer is wrong by the score: "),
@@ -178,13 +178,13 @@ def test_a_trend_that_reverses_with_the_bound_of_paid_cannot_be_told(tmp_path):
     assert (found["level"], found["word"]) == ("unknown", "Cannot tell")
     # The same tasks each time say most, so they come first.
     assert found["headline"].startswith(
-        "Of the held-out rollouts (held) 1 of 10 (0.1) at step 0, 3 of 10 (0.3) at step 4 and "
-        "2 of 10 (0.2) at step 8 were paid and wrong: too few to tell a rise."
+        "Of the held-out rollouts (held) 1 of 10 (10 %) at step 0, 3 of 10 (30 %) at step 4 and "
+        "2 of 10 (20 %) at step 8 were paid and wrong: too few to tell a rise."
     )
     assert (
         "Whether more or fewer of the paid answers are wrong by the score cannot be told: 16 of 36 "
-        "(0.444) in steps 1-2, 4 of 24 (0.167) in steps 7-8; but by rewards of 0.5 or more 0 of 20 "
-        "(0) in steps 1-2, 4 of 24 (0.167) in steps 7-8." in found["more"]
+        "(44.4 %) in steps 1-2, 4 of 24 (16.7 %) in steps 7-8; but by rewards of 0.5 or more "
+        "0 of 20 (0 %) in steps 1-2, 4 of 24 (16.7 %) in steps 7-8." in found["more"]
     )
     told = found["headline"] + found["more"]
     for link in found["links"]:
@@ -200,7 +200,7 @@ def test_a_trend_that_reverses_with_the_bound_of_paid_cannot_be_told(tmp_path):
     assert "The rise of the training score is not certain" not in found["headline"]
     fewer = reversing(tmp_path / "fewer", held=(3, 1))
     assert (
-        "1 of 10 (0.1) at step 4 were paid and wrong: no rise" in hacking_answer(fewer)["headline"]
+        "1 of 10 (10 %) at step 4 were paid and wrong: no rise" in hacking_answer(fewer)["headline"]
     )
 
 
@@ -270,8 +270,8 @@ def test_where_reward_and_score_are_one_the_tests_that_were_hidden_are_counted(t
     reader = reader_of(tmp_path)
     told = hacking_answer(reader)
     assert (
-        "Public tests passed and hidden tests failed: 0 of 4 (0) in steps 1-2, 2 of 6 (0.333) in "
-        "steps 7-8." in told["more"]
+        "Public tests passed and hidden tests failed: 0 of 4 (0 %) in steps 1-2, 2 of 6 "
+        "(33.3 %) in steps 7-8." in told["more"]
     )
     found = dict(told["links"][1]["find"])
     asked = parse_question(found.pop("q"), **found)
@@ -543,3 +543,38 @@ def test_a_damaged_step_is_named_and_the_others_are_compared(hacked, tmp_path):
     answer = clusters_answer(reader)
     assert answer["clusters"][0]["tasks"] == 8
     assert "step_000020" in answer["notes"][0]
+
+
+def all_wrong(run: Path, rewards: tuple[float, ...]) -> RunReader:
+    """Twelve steps, a task for each reward, and nothing right by the score."""
+    for step in range(1, 13):
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", f"{n} {step}")], group_id=f"{step}/{n}",
+                         task_id=f"t{n}", reward=reward, score=0.0)
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+        write_step(run, rows, step)
+        write_metrics(run, {"step": step, "reward": sum(rewards) / len(rewards), "score": 0.0})
+    return reader_of(run)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "level", "paid"),
+    [
+        ((1.0, 0.0), "warn", 12),
+        # All pay is a small bonus, or partial credit: nothing clears it, nothing accuses it.
+        ((0.2, 0.0), "watch", 12),
+        ((0.2, 0.5, 0.7), "unknown", 24),
+        # Everything is paid the same.
+        ((1.0, 1.0), "warn", 24),
+    ],
+)
+def test_paid_needs_no_right_rollout(tmp_path, rewards, level, paid):
+    """Fails if a run whose paid rollouts are all wrong shows "No sign", or none is found."""
+    reader = all_wrong(tmp_path / "run", rewards)
+    answer = hacking_answer(reader)
+    assert answer["level"] == level, answer["answer"]
+    assert "No sign" not in answer["answer"]
+    hits = find_answer(reader, parse_question("is:paid is:wrong"))
+    assert hits["total"] == paid == answer["paid_wrong"]["wrong"]
+    assert answer["example"]["wrong"]

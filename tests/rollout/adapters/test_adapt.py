@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.env import AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
+from agentrl.plugins.imports import resolve
 from agentrl.rollout import adapt_env, load_env_class
 from agentrl.types import Termination
 from tests.rollout.rollout_fakes import Talk, call
@@ -179,3 +180,46 @@ async def test_raw_observation_must_stay_text(bench):
     row = await made.one()
     assert row.prompt_text == "Begin: "
     assert made.chat.decode_raw(row.response_ids) == "a<|im_end|> no. b<|im_end|>"
+
+
+REWARD_FILE = """
+from openrlhf.utils.agent import AgentExecutorBase
+from openrlhf.utils.logging_utils import init_logger
+
+log = init_logger(__name__)
+
+def reward_func(queries, prompts, labels):
+    return [1.0 for _ in queries]
+"""
+
+
+def test_a_reward_file_may_import_what_an_agent_file_may(tmp_path):
+    """Fails if the stand-ins are there for `env.target` alone."""
+    (tmp_path / "scoring.py").write_text(REWARD_FILE)
+    assert resolve("scoring.py:reward_func", base=tmp_path)(["a"], [""], [""]) == [1.0]
+    assert not {name for name in sys.modules if name.partition(".")[0] in ("openrlhf", "verl")}
+
+
+@pytest.mark.parametrize("has_interactions", [False, True])
+async def test_verl_may_be_installed_beside_us(tmp_path, monkeypatch, bench, has_interactions):
+    """Fails with verl 0.9, which has no interactions: nothing stood in for them then."""
+    package = tmp_path / "site" / "verl"
+    for file in ("__init__.py", "utils/__init__.py", "utils/score.py"):
+        (package / file).parent.mkdir(parents=True, exist_ok=True)
+        (package / file).write_text("half = 0.5\n")
+    if has_interactions:
+        (package / "interactions").mkdir()
+        (package / "interactions/base.py").write_text(
+            "class BaseInteraction:\n    real = True\n    def __init__(self, config): pass\n"
+        )
+    monkeypatch.syspath_prepend(package.parent)
+    text = (AGENTS / "verl_again.py").read_text()
+    (tmp_path / "mine.py").write_text(f"from verl.utils.score import half\n{text}")
+    made = bench(["no", "yes"], load_env_class("mine.py:Again", base=tmp_path))
+    base = type(made.worker._make_env()._inner).__mro__[1]
+    assert getattr(base, "real", False) is has_interactions
+    left = {name for name in sys.modules if name.partition(".")[0] == "verl"}
+    assert ("verl.interactions" in left) is has_interactions
+    assert "verl.utils.score" in left
+    for name in left:
+        del sys.modules[name]

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
 from agentrl.env import Action, AgentInstance, Observation, StepResult
-from agentrl.gateway.records import TurnRequest
+from agentrl.gateway.records import ReadRequest, TurnRequest
 from agentrl.rollout import RolloutWorker
 from agentrl.rollout.recorder import RecordedRow
 from agentrl.serving import TokenClient
@@ -129,9 +129,12 @@ async def by_gateway(
     number = 0
     while True:
         tools = () if plan.bare else (ADD,)
-        turn = await served.session.ask(
-            TurnRequest(messages=history, tools=tools), body=str(number).encode()
+        asked = ReadRequest(
+            request=TurnRequest(messages=history, tools=tools),
+            body={},
+            digest=str(number).encode(),
         )
+        _, turn = await served.session.ask(lambda asked=asked: asked, size=1)
         answer = await turn
         served.session.deliver(answer)
         results = [

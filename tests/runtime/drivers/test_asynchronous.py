@@ -220,6 +220,10 @@ async def test_old_rollouts_are_dropped_counted_and_kept(tmp_path: Path) -> None
         assert line["rollout/stale_dropped"] == len(stale) == line["rollout/dropped"]
         assert line["rollout/termination/stale"] == len(stale)
         assert all(min(row.policy_versions) < line["step"] - 1 for row in stale)
+        assert line["staleness/lag_max"] == 0, "dropped ones count as trained"
+        lost = {group.task_id for group in groups if is_dropped(group)}
+        kept = {group.task_id for group in groups if not is_dropped(group)}
+        assert line["staleness/tasks_dropped"] == len(lost - kept)
         trained = [row for row in rows if row.termination is not Termination.STALE]
         assert all(min(row.policy_versions) == line["step"] - 1 for row in trained)
         # A dropped group does not count as one of the step's. Fails if the batch shrinks instead.

@@ -37,6 +37,7 @@ from agentrl.types.finding import Status
 
 SIGNS = (
     "score_falls",
+    "unscored_pay",
     "decoupling",
     "judge_hacking",
     "members_disagree",
@@ -175,7 +176,7 @@ def _judged(
     if counts is not None:
         if counts.doubtful or any(one.up for one in held):
             level = "watch"
-        elif counts.rises or counts.few or any(one.rises for one in held):
+        elif counts.rises or counts.few or counts.none_right or any(one.rises for one in held):
             level = "unknown"
         rise = _held_out_rise(history, evals)
         # What speaks against hacking comes first where no count speaks for it.
@@ -195,7 +196,9 @@ def _silence(
     why = _held_out_rise(history, evals) or "; ".join(one.detail for one in decided)
     if one_number(history):
         same = "reward and score are one number here, so a hacked reward looks like a solved task"
-        return "unknown", same, *([why] if why else [])
+        seen = next((one.detail for one in verdicts if one.name == "unscored_pay"), "")
+        odd = seen.partition("; ")[2]  # who paid, and for which tasks
+        return "unknown", same, *filter(None, [why, odd])
     if decided:
         return "ok", why
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]
@@ -264,7 +267,7 @@ def _unknown(history: History, verdicts: Sequence[Verdict]) -> list[str]:
     lacking = [
         f"{one.name.replace('_', ' ')}, {one.detail}"
         for one in verdicts
-        if one.name in SIGNS and one.status is Status.UNKNOWN
+        if one.name in SIGNS and one.status is Status.UNKNOWN and one.name != "unscored_pay"
     ]
     if lacking:
         found.append(f"Detectors of hacking without an answer: {'; '.join(lacking)}.")

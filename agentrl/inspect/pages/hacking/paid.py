@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.health.measures.curves import number as digits
-from agentrl.health.measures.curves import width_of_parts
+from agentrl.health.measures.curves import percent, width_of_parts
 from agentrl.health.measures.paid_wrong import (
     NO_RISE,
     PaidLimits,
@@ -39,8 +38,8 @@ class EvalCount:
     rollouts: int
 
     def text(self) -> str:
-        """As in `2 of 90 (0.0222) at step 0`."""
-        share = digits(self.wrong / self.rollouts)
+        """As in `2 of 90 (2.22 %) at step 0`."""
+        share = percent(self.wrong / self.rollouts)
         return f"{self.wrong} of {self.rollouts} ({share}) at step {self.step}"
 
 

@@ -27,10 +27,10 @@ from agentrl.served.formats import (
 )
 from agentrl.served.wire import with_extra
 from agentrl.types import CallStatus, SamplingParams
+from agentrl.types.thoughts import end_of_thought, written_thought
 
 _NOT_RUN = "(not run)"
 _EMPTY = "(no answer)"
-_OPEN_THOUGHT, _CLOSE_THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,7 @@ def _written_call(api: Api, found: WireCall) -> str:
 
 
 def _joined(thought: str, words: str, calls: Sequence[str]) -> str:
-    head = f"{_OPEN_THOUGHT}\n{thought}\n{_CLOSE_THOUGHT}\n\n" if thought else ""
-    text = head + "\n".join((*((words,) if words else ()), *calls))
+    text = written_thought(thought) + "\n".join((*((words,) if words else ()), *calls))
     # JSON may escape half of a surrogate pair, which no tokenizer takes.
     return text.encode(errors="replace").decode()
 
@@ -141,9 +140,9 @@ def _exchanges(transcript: Transcript) -> Iterator[_Exchange]:
 
 def _split(text: str) -> tuple[str, list[Found]]:
     """Words of a turn without its thought and its calls, and the calls."""
-    start = text.find(_CLOSE_THOUGHT)
-    start = start + len(_CLOSE_THOUGHT) if start >= 0 else 0
-    found = list(HermesParser().find(text, start, ()))
+    parser = HermesParser()
+    start = end_of_thought(text, quotes=parser.quotes(text))
+    found = list(parser.find(text, start, ()))
     words, done = "", start
     for one in found:
         words += text[done : one.start]

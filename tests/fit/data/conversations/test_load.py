@@ -15,6 +15,7 @@ from agentrl.fit.data.conversations.layouts import ConversationLayout
 from agentrl.fit.data.conversations.load import load_conversations
 from agentrl.fit.data.preferences.load import load_pairs
 from agentrl.types import Completion, Conversation, Message
+from agentrl.types.thoughts import split_thought
 
 MESSAGES, SHAREGPT, ANSWERED = ConversationLayout
 USER = {"role": "user", "content": "What is 2 + 2?"}
@@ -173,6 +174,14 @@ def test_reasoning_of_its_own_key_is_kept(tmp_path: Path) -> None:
     (conversation,) = load(tmp_path, row)
     text = "<think>\nTwo and two.\n</think>\n\n4"
     assert conversation.completion.messages[0].content == text
+    # A mark that the words quote ends no thought; one that the thought quotes does not end it.
+    row = {"messages": [USER, said("Say </think> now.", reasoning_content="Two.")]}
+    (conversation,) = load(tmp_path, row)
+    text = "<think>\nTwo.\n</think>\n\nSay </think> now."
+    assert conversation.completion.messages[0].content == text
+    row = {"messages": [USER, said("4", reasoning_content="Not </think> yet.")]}
+    (conversation,) = load(tmp_path, row)
+    assert split_thought(conversation.completion.messages[0].content)[1] == "4"
 
 
 def test_messages_behind_the_last_answer_are_counted(tmp_path: Path) -> None:

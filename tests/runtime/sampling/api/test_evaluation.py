@@ -180,6 +180,19 @@ async def test_without_native_tools_calls_are_read_from_text(tmp_path: Path) -> 
     assert "<tool_call>" in server.asked[0]["messages"][0]["content"]
 
 
+async def test_a_mark_that_an_argument_quotes_ends_no_thought(tmp_path: Path) -> None:
+    """Fails if the call is half of it words, or is not sent back with its result."""
+    first = _openai_call('{"a": 1, "b": 2, "why": "</think>"}')
+    first["choices"][0]["message"]["content"] = "<think>\n3?\n</think>\n\nLet me see."
+    async with scripted_server(always=_by_turn(first, "I thought 3\n</think>\n\nNo.")) as server:
+        scores, _, rows = await _evaluate(_sums(tmp_path), server.url)
+    said = server.asked[-1]["messages"][-2]
+    assert said["content"] == "Let me see."
+    assert json.loads(said["tool_calls"][0]["function"]["arguments"])["why"] == "</think>"
+    assert rows[0].turns[0].tool_calls[0].status == "ok"
+    assert scores[0].score.mean == 0.0
+
+
 async def test_a_call_that_is_no_json_is_shown_to_the_model(tmp_path: Path) -> None:
     first = _openai_call('{"a": 1, "b": ')
     async with scripted_server(always=_by_turn(first, "3 then")) as server:

@@ -41,7 +41,7 @@ class ServedWriter:
             {"role": "user", "content": _facts(story)},
         ]
         try:
-            text = _plain(await self._model.complete(messages))
+            text = (await self._model.complete(messages)).strip()
         except EnvError as error:
             return "", str(error)
         if not _LEAST <= len(text) <= _MOST:
@@ -54,11 +54,6 @@ class ServedWriter:
         if lost:
             return "", "it leaves out what was seen"
         return f"{text}\n", ""
-
-
-def _plain(text: str) -> str:
-    """Without what a model thinks aloud first."""
-    return re.sub(r"^.*</think>", "", text, count=1, flags=re.DOTALL).strip()
 
 
 def _holds(text: str, one: Reported) -> bool:

@@ -1,0 +1,72 @@
+"""Verdicts that stay while what they are about stays, and shares that read as shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.health import DASHBOARD, THRESHOLDS, History, Verdict, diagnose
+from agentrl.health.findings import share
+from agentrl.health.measures.curves import difference
+from agentrl.metrics.intervals import score_interval
+from agentrl.types.finding import Status
+from tests.health.detectors.test_shapes import curve
+
+
+def said(name: str, **metrics: list[float]) -> Verdict:
+    history = History(metrics={key.replace("__", "/"): curve(of) for key, of in metrics.items()})
+    return next(verdict for verdict in diagnose(history) if verdict.name == name)
+
+
+@pytest.mark.parametrize("last", [0.5, 1.0])
+def test_one_step_with_fewer_cuts_is_no_cure(last: float) -> None:
+    """Fails if a run is healthy at the very step at which 92 % of the last ten were cut off."""
+    found = said("truncation", completions__clipped_ratio=[1.0] * 40 + [0.7, *[1.0] * 8, last])
+    assert found.status is Status.FAIL, found.detail
+    assert " % of the rollouts are cut off" in found.detail
+
+
+def test_a_fall_is_not_taken_back_by_one_good_step() -> None:
+    """Fails if the reward fell, and two steps later it did not."""
+    low = [0.8, 0.7, 0.9] * 10 + [0.5, 0.4, 0.5, 0.6, 0.4]
+    for more in ([], [0.9], [0.9, 0.55]):
+        assert said("reward_fall", reward=low + more).status is not Status.OK, more
+    assert said("reward_fall", reward=[*low, 0.8, 0.9, 0.8, 0.7, 0.9]).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    "metric", ["rollout_corr__ratio_min", "sampling__importance_sampling_ratio__min"]
+)
+def test_single_tokens_that_are_far_apart_are_named(metric: str) -> None:
+    """Fails if the band of a curve is red for 60 steps and no detector speaks."""
+    gap = {"sampling__sampling_logp_difference__mean": [0.01] * 60}
+    found = said("sampler_learner_gap", **gap, **{metric: [1e-5] * 60})
+    assert found.status is Status.WARN
+    assert "1e-05" in found.detail
+    assert found.levers
+    assert said("sampler_learner_gap", **gap, **{metric: [0.3] * 60}).status is Status.OK
+
+
+def test_bands_and_detectors_call_the_same_numbers_red() -> None:
+    """Fails if a curve is red on the page where its detector has another bound."""
+    red = {band.metric: band.red for band in DASHBOARD}
+    bounds = {one.name: one.value for one in THRESHOLDS}
+    assert red["rollout_corr/ratio_min"][0] == bounds["sampler_learner_gap/ratio_min"]
+    assert red["rollout_corr/ratio_max"][1] == bounds["sampler_learner_gap/ratio_max"]
+    assert red["sampling/sampling_logp_difference/mean"][1] == bounds["sampler_learner_gap/bound"]
+    assert red["completions/clipped_ratio"][1] == bounds["truncation/bound"]
+    assert red["frac_reward_zero_std"][1] == bounds["empty_gradient/bound"]
+    assert red["kl"][1] == bounds["kl_too_large/bound"]
+    assert red["entropy"] == (
+        bounds["entropy_collapse/floor"], bounds["entropy_explosion/ceiling"]
+    )  # fmt: skip
+    assert red["clip_ratio/region_mean"][1] == bounds["clip_fraction/bound"]
+
+
+def test_shares_and_their_intervals_read_as_shares() -> None:
+    """Fails if all is written as 1, or an end of an interval lies where no share can be."""
+    assert (share(1.0), share(0.7234)) == ("100 %", "72.3 %")
+    ends = score_interval([0.0, 0.0, 0.1, 0.0])
+    assert 0 <= ends.low <= ends.high <= 1
+    assert score_interval([-3.0, 5.0]).low < -3
+    moved = difference([0.0, 0.3], [1.0, 0.7])
+    assert -1 <= moved.low <= moved.high <= 1

@@ -1,0 +1,94 @@
+"""Signs of a hacked reward where nothing is right by the score, or no score is declared."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.health import History, RolloutFacts, Verdict, diagnose
+from agentrl.types.finding import Status
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
+
+from faults.planted import HEALTHY, ILL
+from faults.synthetic import drawn
+
+
+def said(history: History, name: str) -> Verdict:
+    return next(verdict for verdict in diagnose(history) if verdict.name == name)
+
+
+@pytest.mark.parametrize(
+    ("stream", "status"),
+    [
+        ("one part of the reward eats another", Status.WARN),
+        ("one wording for every task, and nothing else judges", Status.WARN),
+        ("a penalty grows while answers get better", Status.OK),
+        ("one form for all answers, and each task has its own", Status.OK),
+    ],
+)
+def test_without_a_score_parts_and_wording_are_judged(stream: str, status: Status) -> None:
+    """Fails if honest penalties or answers in a fixed form are accused, or the hacked ones not."""
+    plan = {name: of for name, of in (ILL | HEALTHY).items() if name == stream}
+    (drawn_one,) = drawn(plan)
+    unscored = [replace(fact, score=None) for fact in drawn_one.history.rollouts]
+    found = said(replace(drawn_one.history, rollouts=unscored), "unscored_pay")
+    assert found.status is status, found.detail
+    if status is Status.WARN and unscored:
+        assert any(item.rollout_ids for item in found.evidence)
+        assert "task-" in found.detail
+    likeness = said(replace(drawn_one.history, rollouts=unscored), "pattern_collapse")
+    assert status is Status.WARN or likeness.status is not Status.FAIL, likeness.detail
+
+
+def facts(step: int, rewards: dict[str, float], text: str = "words") -> list[RolloutFacts]:
+    return [
+        RolloutFacts(
+            step=step, kind="train", task_id=task, group_id=f"{step}/{task}",
+            rollout_id=f"{step}/{task}/{n}", reward=reward, score=0.0, advantage=None,
+            termination="env_done", action_tokens=8, duration_s=1.0, turns=1, tool_calls=0,
+            tool_errors=0, text=text,
+        )
+        for task, reward in rewards.items()
+        for n in range(2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rewards", "steps", "status"),
+    [
+        ({"a": 1.0, "b": 0.0}, 12, Status.WARN),
+        # Partial credit of hard tasks, and the bonus for a format in the first steps.
+        ({"a": 0.2, "b": 0.4, "c": 0.7}, 60, Status.OK),
+        ({"a": 0.1, "b": 0.0}, 12, Status.OK),
+        ({"a": 0.1, "b": 0.0}, 60, Status.WARN),
+        ({"a": 0.0, "b": -0.5}, 60, Status.OK),
+    ],
+)
+def test_pay_for_answers_of_which_none_is_right_is_named(
+    rewards: dict[str, float], steps: int, status: Status
+) -> None:
+    """Fails if a score that is 0 everywhere clears whatever is paid."""
+    from tests.health.detectors.test_shapes import curve
+
+    metrics = {"reward": curve([0.3] * steps), "score": curve([0.0] * steps)}
+    rollouts = [fact for step in range(1, 9) for fact in facts(step, rewards)]
+    found = said(History(metrics=metrics, rollouts=rollouts), "score_falls")
+    assert found.status is status, found.detail
+
+
+def test_one_short_right_answer_is_no_pattern_without_a_score() -> None:
+    """Fails if tasks that want the same few words are accused."""
+    rollouts = [
+        replace(fact, score=None)
+        for step in range(1, 9)
+        for fact in facts(
+            step,
+            {f"{step}-{n}": 1.0 for n in range(6)},
+            "yes, they are the same" if step > 3 else f"I wonder {step * 37} about it all {step}",
+        )
+    ]
+    assert said(History(metrics={}, rollouts=rollouts), "pattern_collapse").status is Status.OK

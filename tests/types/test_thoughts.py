@@ -1,0 +1,57 @@
+"""What was thought is not what was said, wherever a `</think>` stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.env import Action
+from agentrl.types.thoughts import end_of_thought, has_thought, split_served, split_thought
+from agentrl.types.thoughts import written_thought as written
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "thought", "said"),
+    [
+        ("Say </think> now.", {}, "", "Say </think> now."),
+        (" <think>\nhm\n</think>\n\nYes </think>.", {}, "hm", "Yes </think>."),
+        ("<think>hm", {}, "hm", ""),
+        ("<think></think>Yes.", {}, "", "Yes."),
+        ("hm</think> Yes.", {"begun": True}, "hm", "Yes."),
+        ("hm", {"begun": True}, "hm", ""),
+        ("<think>f(</think>)</think>Yes.", {"quotes": [(7, 18)]}, "f(</think>)", "Yes."),
+        ("<think>f(</think>)", {"quotes": [(7, 18)]}, "f(</think>)", ""),
+    ],
+)
+def test_a_thought_ends_where_nothing_quotes_its_end(
+    text: str, keys: dict[str, Any], thought: str, said: str
+) -> None:
+    assert split_thought(text, **keys) == (thought, said)
+    assert bool(end_of_thought(text, **keys)) == (said != text)
+
+
+def test_an_action_says_nothing_that_was_only_thought() -> None:
+    """Fails if an environment can pay for an answer in a thought, however its action was made."""
+    action = Action(text="<think>It is 42.</think>\n\nI give up.")
+    assert (action.text, action.thought) == ("I give up.", "It is 42.")
+    assert action.whole_text == "<think>It is 42.</think>\n\nI give up."
+    assert Action(text="<think>It is 42").text == ""
+    plain = Action(text=" 42 </think>")
+    assert (plain.text, plain.thought, plain.whole_text) == (" 42 </think>", "", " 42 </think>")
+
+
+def test_what_a_server_leaves_in_its_text_is_split_and_quotes_are_not() -> None:
+    assert split_served("hm\n</think>\n\nYes.") == ("hm", "Yes.")
+    assert split_served("hm</think>\nYes.") == ("hm", "Yes.")
+    for said in ('{"score": 0, "why": "wrote </think> twice"}', "Close it with </think>"):
+        assert split_served(said) == ("", said)
+        assert not has_thought(said)
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n</think>\n</parameter></function></tool_call>"
+    assert split_served(call) == ("", call)
+
+
+def test_a_thought_that_quotes_its_end_is_written_so_that_it_ends_once() -> None:
+    assert written("\nhm\n") == "<think>\nhm\n</think>\n\n"
+    assert written(" \n") == ""
+    assert split_thought(written("a </think> b") + "Yes.") == ("a < /think> b", "Yes.")
