@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
@@ -18,8 +17,6 @@ from agentrl.errors import DataError
 from agentrl.types import Task
 
 logger = logging.getLogger(__name__)
-
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 def load_tasks(
@@ -53,11 +50,6 @@ def load_tasks(
                 copies[task.id] = copies.get(task.id, 0) + 1
                 if copies[task.id] > 1:
                     task = dataclasses.replace(task, id=f"{task.id}-{copies[task.id]}")
-            if _HALF.search(task.id):
-                raise DataError(
-                    f"{row.where}: the id {task.id!a} holds half of a pair of surrogates, "
-                    "which no file of text can hold; correct the escape, or give another id"
-                )
             if task.id in seen:
                 raise DataError(
                     f"{row.where}: id {task.id!r} was used before, by {seen[task.id]}; ids must be "

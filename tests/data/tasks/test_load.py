@@ -384,4 +384,4 @@ def test_what_is_no_plain_file_and_a_line_without_end_are_refused(tmp_path: Path
     rows = [{"prompt": "look", "images": ["/dev/zero"]}]
     write_lines(tmp_path / "seen.jsonl", rows)
     with pytest.raises(DataError, match="a device, not a plain file"):
-        load_tasks(DatasetSection(source="seen.jsonl"), base=tmp_path)
+        load_tasks(DatasetSection(source="seen.jsonl", columns={"images": "images"}), base=tmp_path)

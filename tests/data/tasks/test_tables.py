@@ -12,7 +12,6 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
-from agentrl.errors import DataError
 from agentrl.types import Task
 
 
@@ -92,11 +91,3 @@ def test_columns_of_json_text_are_read(tmp_path: Path) -> None:
         "user",
     ]
     assert task.label == label
-
-
-def test_an_id_that_no_file_can_hold_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(
-        '{"id": "a", "prompt": "p"}\n{"id": "b\\ud800", "prompt": "p"}'
-    )
-    with pytest.raises(DataError, match=r"line 2: the id 'b\\ud800' holds half"):
-        load(tmp_path, "rows.jsonl")
