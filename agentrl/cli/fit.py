@@ -38,7 +38,7 @@ def command(
 
 def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
     from agentrl.cli.console.fit_view import FitView, fit_table
-    from agentrl.config.code_keys import code_line
+    from agentrl.config.paths import code_line
     from agentrl.disk.run_name import run_path
     from agentrl.fit.launch import fit, fit_doubts, load_fit_sets
     from agentrl.machine.processes.stop import Interrupted

@@ -47,7 +47,7 @@ def command(
 
     Exit status 0 if every line is ok or a warning, 1 if one failed.
     """
-    from agentrl.config.code_keys import code_line
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 

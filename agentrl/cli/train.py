@@ -95,7 +95,7 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
-    from agentrl.config.code_keys import code_line
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 

@@ -34,10 +34,9 @@ from agentrl.models.source import check_model_path
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
-from agentrl.runtime.assembly.prompt_lengths import limit_prompts
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
-from agentrl.runtime.assembly.task_labels import check_labels
+from agentrl.runtime.assembly.task_faults import check_labels, limit_prompts
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner

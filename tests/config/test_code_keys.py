@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agentrl.config.code_keys import code_keys, code_line
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import RUN_FILE
+from agentrl.config.paths import code_keys, code_line
 from agentrl.config.schema import RunConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"

@@ -30,10 +30,9 @@ from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
-from agentrl.runtime.assembly.prompt_lengths import limit_prompts
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
-from agentrl.runtime.assembly.task_labels import check_labels
+from agentrl.runtime.assembly.task_faults import check_labels, limit_prompts
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation

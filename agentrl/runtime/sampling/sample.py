@@ -23,7 +23,7 @@ from agentrl.disk.logs import log_to
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.prompt_lengths import limit_prompts
+from agentrl.runtime.assembly.task_faults import limit_prompts
 from agentrl.runtime.checks.fleet import require_engines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
