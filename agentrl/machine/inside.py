@@ -1,4 +1,4 @@
-"""What lies within a run directory, which somebody else may have made: no link leads out of it."""
+"""Paths within a run directory, which somebody else may have made: no link leads out of it."""
 
 from __future__ import annotations
 
