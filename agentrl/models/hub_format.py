@@ -12,6 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from agentrl.errors import TrainError
+from agentrl.models.finite import check_finite
+
 
 def save_pretrained(
     model: Any, folder: Path, *, weights: Mapping[str, Tensor] | None = None
@@ -22,7 +25,17 @@ def save_pretrained(
         model: a `transformers` model.
         folder: made if needed.
         weights: all of them, by name, where they are not those of `model`.
+
+    Raises:
+        TrainError: a number of them is NaN or infinite; nothing is written.
     """
+    check_finite(
+        (model.state_dict() if weights is None else weights).items(),
+        who=f"{type(model).__name__}, about to be saved,",
+        remedy="nothing was saved; go on from the checkpoint before it, with a lower "
+        "train.learning_rate",
+        kind=TrainError,
+    )
     with _without_importing_deepspeed():
         if weights is None:
             model.save_pretrained(folder)

@@ -44,6 +44,8 @@ class GroupRewardFunctions:
         self._judges, self._env_weight = frozenset(judges), env_weight
         self.names = frozenset(function.name for function in functions)
         """Their names in `reward.functions`."""
+        self.comparing = frozenset(function.name for function in functions if function.compares)
+        """Those of them that compare rollouts; the others may judge one that is alone."""
         self._timeout_s = timeout_s
 
     async def __call__(

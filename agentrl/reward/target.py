@@ -43,6 +43,8 @@ class RewardTarget:
     """Whether it names a parameter `rows`."""
     of_group: bool
     """Whether it is called once for all rollouts of a group."""
+    compares: bool = False
+    """Whether it is ours of groups, so that a rollout alone has no place in it."""
 
     @property
     def where(self) -> str:
@@ -102,6 +104,7 @@ def load_target(name: str, item: RewardFunction, *, base: Path | None) -> Reward
         args=item.args,
         wants_rows=wants_rows,
         of_group=of_group,
+        compares=of_group and call is found,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.engine import TURN_CLOCK, Generator
+from agentrl.env import asked
 from agentrl.errors import EngineError, NoEngine
 from agentrl.plugins.user_code import user_code
 from agentrl.rollout.calls import CallRunner
@@ -109,7 +110,7 @@ class EnvGuard:
         opening_s = self._sandbox.opening_s
         try:
             with self.watch.limit(limit_s), user_code():
-                answer = await method(given)
+                answer = await asked(method, given)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise

@@ -13,11 +13,12 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import RolloutSection
 from agentrl.engine import Generator
-from agentrl.env import AgentInstance, EnvContext
+from agentrl.env import AgentInstance, EnvContext, asked
 from agentrl.errors import ConfigError
 from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
@@ -285,7 +286,7 @@ class RolloutWorker:
         limit_s = self._parts.limits.env_timeout_s
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         if env is not None and type(env).close is not AgentInstance.close:
-            steps.append(("env.close", env.close))
+            steps.append(("env.close", partial(asked, env.close)))
         for tool in tools:
             # What a tool left in the sandbox is ended while there is one.
             if type(tool).close is not Tool.close:

@@ -6,7 +6,9 @@ import contextlib
 import gc
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -214,6 +216,7 @@ async def _run_from_disk(
     stop: StopSwitch,
 ) -> RunResult:
 
+    began = time.monotonic()
     sweep(directory.checkpoints)
     point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
     for path in point.damaged:
@@ -271,8 +274,11 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
+            # Models that are loaded take time of the run, too.
+            opened_s = point.history.elapsed_s + time.monotonic() - began
+            history = replace(point.history, elapsed_s=opened_s)
             run = make_run(
-                plan.schedule, directory, parts, history=point.history, progress=progress, stop=stop
+                plan.schedule, directory, parts, history=history, progress=progress, stop=stop
             )
             with frozen_heap():
                 async with progress.watching(opened.stages.in_flight):

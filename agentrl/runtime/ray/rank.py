@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
+from agentrl.disk.model_source import served_source
 from agentrl.models.hub_format import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
@@ -95,6 +97,12 @@ class Rank:
         """
         plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
+        check_policy(
+            served_source(plan.model, plan.train.lora, checkpoint=checkpoint),
+            plan.model,
+            spec.plan.rollouts.chat,
+            context=plan.rollout.max_context_tokens,
+        )
         pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
         open_images(
             plan, spec.plan.engines.serving, pretrained.images, RunPaths(spec.run_dir).images

@@ -29,6 +29,7 @@ from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import (
     GroupRunner,
+    eval_seeds,
     rollouts_of,
     run_groups,
     sampling_of,
@@ -225,7 +226,7 @@ async def _score(
                     phase=f"eval {name}",
                     n=n,
                     sampling=policy_sampling(schedule.rollout, policy, schedule.eval.temperature),
-                    seed=schedule.run.seed,
+                    seed=eval_seeds(schedule.run.seed, name),
                     limit=RolloutLimit(at_once),
                     progress=progress,
                 )
@@ -295,7 +296,7 @@ async def collect(
                         phase="rollout",
                         n=n,
                         sampling=sampling,
-                        seed=seed,
+                        seed=lambda task: stable_seed(seed, "rollout", task.id),
                         limit=RolloutLimit(most),
                         progress=progress,
                         on_group=keep,
@@ -346,7 +347,7 @@ async def _roll_out(
     phase: str,
     n: int,
     sampling: SamplingParams,
-    seed: int,
+    seed: Callable[[Task], int],
     limit: RolloutLimit,
     progress: Progress,
     on_group: Callable[[HeldGroup | PackedGroup], None] = lambda handle: None,
@@ -363,7 +364,7 @@ async def _roll_out(
         name=name,
         n=n,
         sampling=sampling,
-        seed=lambda task: stable_seed(seed, name, task.id),
+        seed=seed,
         limit=limit,
         on_group=note,
     )

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrl.env import Action, AgentInstance, EnvContext
+from agentrl.env import Action, AgentInstance, EnvContext, Observation
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox.wrapper import Operation, SandboxWrapper
@@ -24,7 +24,7 @@ from agentrl.testing.env_check.values import (
     shown,
     text_of,
 )
-from agentrl.testing.env_check.watch import Blocked, BlockingWatch
+from agentrl.testing.env_check.watch import Blocked, BlockingWatch, NoCoroutine
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
 from agentrl.types.finding import Finding
@@ -107,6 +107,10 @@ class Episode:
         """What it showed, as comparable text: the observation, then each step."""
         self.steps = 0
         self.done = False
+        self.score: float | None = None
+        """The last one that it gave."""
+        self.tools: tuple[Tool, ...] = ()
+        """Tools that its observation offers."""
         self.closed = False
         self._setting = setting
         self._task = task
@@ -149,7 +153,7 @@ class Episode:
 
     async def reset(self, *, code: str = "E101") -> None:
         """Reset it, for the first time or again."""
-        self.lines, self.steps, self.done, self._total = [], 0, False, 0.0
+        self.lines, self.steps, self.done, self._total, self.score = [], 0, False, 0.0, None
         self._setting.tried.resets += 1
         value = await call(self._setting, code, "reset", lambda: self.env.reset(self._task))
         for finding in check_observation(value):
@@ -157,6 +161,7 @@ class Episode:
             raise Failed
         self._history = text_of(value)
         self._messages = messages_of(value)
+        self.tools = value.tools if isinstance(value, Observation) else ()
         self.lines.append(f"observation {value!r}")
 
     async def step(self, action: Action, *, code: str = "E201") -> None:
@@ -173,6 +178,8 @@ class Episode:
         self.steps += 1
         self.done = is_done(value)
         self._total += finite_reward(value) or 0.0
+        if not wrong and fields["scores"] is not None:
+            self.score = float(fields["scores"])
         self._history += action.text + text_of(fields["environment_feedback"])
         feedback = messages_of(fields["environment_feedback"])
         said = (*self._messages, _said(action), *feedback)
@@ -249,6 +256,8 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
     except Blocked:
         message = f"{what} held the event loop for more than {limits.block_s:g} s"
         setting.add(broken("E208" if huge else "E206", message))
+    except NoCoroutine as error:
+        setting.add(broken("E209", f"{what} {error}"))
     except Exception as error:  # an environment may raise anything: recorded as a finding
         if isinstance(error, TimeoutError) and scope.expired():
             message = f"{what} took more than {limits.step_s:g} s"

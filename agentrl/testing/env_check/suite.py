@@ -28,6 +28,7 @@ from agentrl.testing.env_check.episode import (
     close,
 )
 from agentrl.testing.env_check.findings import broken
+from agentrl.testing.env_check.solution import check_solution
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
 from agentrl.tool import Tool
@@ -38,7 +39,7 @@ _GRACE_S = 2.0
 """Time that what close has cancelled gets to end; a loaded machine may need it."""
 _LOOK_S = 0.1
 
-_HOPELESS = frozenset({"E101", "E205", "E206"})
+_HOPELESS = frozenset({"E101", "E205", "E206", "E209"})
 """After these every further episode would only fail, or wait, in the same way."""
 
 Solo = Mapping[tuple[int, str], tuple[str, ...]]
@@ -134,6 +135,8 @@ async def _run(
     if "E201" not in findings:  # what ordinary text breaks, strange text breaks too
         await check_fuzz(setting, tasks[0])
     await check_close(setting, tasks[0])
+    if not findings:  # what else is wrong with it, a solution would only show again
+        await check_solution(setting, tasks)
     return kept
 
 

@@ -26,6 +26,10 @@ class Blocked(BaseException):
     """Raised inside code that held the event loop too long; no `except Exception` hides it."""
 
 
+class NoCoroutine(Exception):
+    """A method that a rollout awaits is none that can be awaited."""
+
+
 class BlockingWatch:
     """Interrupts a guarded coroutine that runs without awaiting for more than `block_s` seconds.
 
@@ -47,16 +51,19 @@ class BlockingWatch:
         self._since = None
 
     async def guard(self, start: Callable[[], Any]) -> Any:
-        """Call `start`, await what it returns if that can be awaited, under the watch.
+        """Call `start` and await what it returns, under the watch.
 
         Raises:
             Blocked: it held the event loop.
+            NoCoroutine: what it returned cannot be awaited.
         """
 
         async def run() -> Any:
             with user_code(Blocked):
                 value = start()
-                return await value if isinstance(value, Awaitable) else value
+                if not isinstance(value, Awaitable):
+                    raise NoCoroutine(f"returned {type(value).__name__} and is no coroutine")
+                return await value
 
         return await _Guarded(self, run())
 
