@@ -211,6 +211,8 @@ def _open(
     stack: ExitStack,
     stop: StopSwitch,
 ) -> FitSession:
+    from agentrl.train.optim.resumed import resume_notes
+
     updates = FitUpdates(config, sets)
     steps = updates.steps_per_epoch * config.data.epochs
     if config.train.steps:
@@ -271,6 +273,9 @@ def _open(
         progress.note(doubt)
     if done:
         progress.note(f"resumed after step {done}")
+    for note in resume_notes(directory.changed, planned.train, done=done):
+        logger.info("%s", note)
+        progress.note(note)
     return FitSession(
         config=planned,
         model=model,

@@ -125,8 +125,12 @@ class CallRunner:
             return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
-        started = time.monotonic()
+        began = started = time.monotonic()
         try:
+            with watch.limit(left_s), user_code():
+                await tool.make_ready()
+            started = time.monotonic()
+            left_s -= started - began
             with watch.limit(min(tool.timeout_s, left_s)), user_code():
                 result = await tool.call(arguments, sandbox)
         except ToolError as error:
@@ -134,7 +138,8 @@ class CallRunner:
         except TimeoutError:
             if not watch.expired:
                 raise
-            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, left_s))
+            late = started == began or tool.timeout_s > left_s
+            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, late))
         if not isinstance(result, ToolResult):
             raise EnvError(
                 f"tool {tool.name!r} returned {type(result).__name__}, expected ToolResult"
@@ -164,7 +169,7 @@ class CallRunner:
         )
 
 
-def _timeout_text(tool: Tool, left_s: float) -> str:
-    if tool.timeout_s <= left_s:
+def _timeout_text(tool: Tool, late: bool) -> str:
+    if not late:
         return f"Error: {tool.name} was stopped after {tool.timeout_s:g} s."
     return f"Error: {tool.name} was stopped because the time of the whole task ran out."

@@ -44,7 +44,6 @@ from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.checks.resumed import resume_notes
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -217,6 +216,8 @@ async def _run_from_disk(
 ) -> RunResult:
 
     began = time.monotonic()
+    from agentrl.train.optim.resumed import resume_notes
+
     sweep(directory.checkpoints)
     point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
     for path in point.damaged:
