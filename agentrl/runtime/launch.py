@@ -38,12 +38,12 @@ from agentrl.runtime.assembly.hints import check_hints, hint_section
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets, make_env_factory
 from agentrl.runtime.assembly.resume_point import resume_point
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, write_chosen
-from agentrl.runtime.assembly.task_faults import check_labels, limit_prompts
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,

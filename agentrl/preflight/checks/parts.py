@@ -38,8 +38,8 @@ from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, ope
 from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
-from agentrl.runtime.assembly.task_faults import check_labels, limit_prompts
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
 from agentrl.types.finding import Finding, Status, warn

@@ -23,8 +23,8 @@ from agentrl.disk.logs import log_to
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.task_faults import limit_prompts
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.checks.task_faults import limit_prompts
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import (

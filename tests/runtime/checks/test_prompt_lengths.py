@@ -13,7 +13,7 @@ from agentrl.config.plan import plan_run
 from agentrl.errors import DataError
 from agentrl.models.source import load_tokenizer
 from agentrl.runtime.assembly.parts import TaskSets, load_task_sets
-from agentrl.runtime.assembly.task_faults import limit_prompts
+from agentrl.runtime.checks.task_faults import limit_prompts
 from tests.runtime.tiny_project import write_project
 
 

@@ -11,7 +11,7 @@ from agentrl.config import load_config
 from agentrl.config.plan import plan_run
 from agentrl.errors import DataError
 from agentrl.runtime.assembly.parts import load_task_sets
-from agentrl.runtime.assembly.task_faults import check_labels
+from agentrl.runtime.checks.task_faults import check_labels
 from tests.runtime.tiny_project import ENV, write_project
 
 
