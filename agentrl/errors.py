@@ -20,7 +20,8 @@
     |   |-- StepAbandoned      a step that is not trained to its end
     |   `-- RanksParted        trainer ranks that must make the same call did not
     `-- RunError               a run directory, a checkpoint, a resume
-        `-- Outage             the run had no engine for longer than it may
+        |-- Outage             the run had no engine for longer than it may
+        `-- UntrustedFile      a file of a run that could harm its reader (also an OSError)
 
 A message says what, what it got, what it expected and what to do. Every class is picklable: the
 message is its only argument.
@@ -122,6 +123,13 @@ class RunError(AgentrlError):
 
 class Outage(RunError):
     """The run had no engine for longer than it may; it stopped before any task was lost."""
+
+
+class UntrustedFile(RunError, OSError):
+    """A file of a run that is not touched: a link out of the run, or far too much in it.
+
+    Readers leave it out as any other file that the system does not give them.
+    """
 
 
 _LONGEST_NAME = 100

@@ -96,10 +96,13 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
-    run = plan_run(*read_config(path, overrides))
+    config, base = read_config(path, overrides)
+    run = plan_run(config, base)
+    open_console().print(f"code: this check {code_line(config)}", markup=False, soft_wrap=True)
     arguments = {"run": run, "resume": resume}
     checks = run_watched(f"{__name__}:plan", arguments=arguments).checks
     open_console().print(preflight_table(checks))
