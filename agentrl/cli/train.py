@@ -12,6 +12,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.plugins.leaving import ends_alone
 from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
@@ -98,10 +99,13 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
-    run = plan_run(*read_config(path, overrides))
+    config, base = read_config(path, overrides)
+    run = plan_run(config, base)
+    open_console().print(f"code: this check {code_line(config)}", markup=False, soft_wrap=True)
     arguments = {"run": run, "resume": resume}
     checks = run_watched(f"{__name__}:plan", arguments=arguments).checks
     open_console().print(preflight_table(checks))
@@ -152,7 +156,9 @@ def _run(config: RunConfig, base: Path, run_dir: RunDir | None, *, inspect: bool
     where = run_dir.path if run_dir else run_path(config.run)
     try:
         with run_page(served=inspect) as page, watch(console, page) as progress:
-            result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
+            result = asyncio.run(
+                ends_alone(train(config, base=base, run_dir=run_dir, progress=progress))
+            )
     except Interrupted as stop:
         if where.is_dir():
             text = f"stopped; go on with: agentrl train {where} --resume"

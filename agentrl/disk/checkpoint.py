@@ -23,6 +23,7 @@ from typing import Any
 from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
 from agentrl.machine.files import flush, write_whole
+from agentrl.machine.inside import within
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,8 @@ def _read_state(path: Path) -> CheckpointState | None:
         document = json.loads((path / STATE_FILE).read_bytes())
         sizes = document.pop("files")
         state = CheckpointState(**document)
-        wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
+        files = {name: within(path.parent, path / name) for name in sizes}
+        wrong = [name for name, size in sizes.items() if files[name].stat().st_size != size]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         logger.warning("checkpoint %s is not complete and is passed over: %s", path, error)
         return None

@@ -45,7 +45,7 @@ from agentrl.fit.shown import ShownExamples, shown_of
 from agentrl.fit.updates import FitUpdates
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
-from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.source import load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing_fit
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ def load_fit_sets(
         )
     reference = reference_section(config, base=base)
     if reference is not None and reference.path != config.model.path:
-        check_model_path(model_source(reference), key="objective.reference")
-        refuse_scoring_model(model_source(reference), key="objective.reference")
+        key = "objective.reference"
+        refuse_scoring_model(model_source(reference, key=key), key=key)
         check_same_tokens(tokenizer, _tokenizer(reference), sets.every, path=reference.path)
     return sets
 

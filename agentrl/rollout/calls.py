@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.chat.truncate import surely_fits
 from agentrl.errors import DataError, EnvError, ToolError, choices
 from agentrl.images import placed
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import text_of, user_call, user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -118,23 +118,24 @@ class CallRunner:
     async def _run_one(self, call: ToolCall, left_s: float, watch: DeadlineWatch) -> ToolResult:
         tool = self.tools[call.name]
         try:
-            with user_code():
+            with user_code(limit_s=self.limits.env_timeout_s, who=f"the tool {call.name}"):
                 arguments = tool.validate(call.arguments)
         except ToolError as error:
-            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
+            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=_words(error))
             return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
         began = started = time.monotonic()
         try:
-            with watch.limit(left_s), user_code():
-                await tool.make_ready()
+            with watch.limit(left_s):
+                await user_call(tool.make_ready, limit_s=left_s)
             started = time.monotonic()
             left_s -= started - began
-            with watch.limit(min(tool.timeout_s, left_s)), user_code():
-                result = await tool.call(arguments, sandbox)
+            limit_s = min(tool.timeout_s, left_s)
+            with watch.limit(limit_s):
+                result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
         except ToolError as error:
-            result = ToolResult(status=ToolStatus.ERROR, text=str(error))
+            result = ToolResult(status=ToolStatus.ERROR, text=_words(error))
         except TimeoutError:
             if not watch.expired:
                 raise
@@ -167,6 +168,14 @@ class CallRunner:
             data=result.data,
             images=result.images,
         )
+
+
+def _words(error: ToolError) -> str:
+    """What the model reads of an error; whole, since it is shortened to its tokens later."""
+    try:
+        return str(error)
+    except Exception:  # boundary to the `__str__` of a user
+        return text_of(error)
 
 
 def _timeout_text(tool: Tool, late: bool) -> str:
