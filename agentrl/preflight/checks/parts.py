@@ -39,6 +39,7 @@ from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
 from agentrl.types.finding import Finding, Status, warn
@@ -111,13 +112,15 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
 
 
 async def datasets(
-    plan: TaskPlan, run: RunSection, found: PreflightFacts, resume: bool
+    plan: TaskPlan, rollouts: RolloutPlan, run: RunSection, found: PreflightFacts, resume: bool
 ) -> Finding | str:
-    """Load every task of training and evaluation."""
+    """Load every task of training and evaluation, and measure prompts where they are bounded."""
     sections = dataset_sections(plan)
     kept = run_path(run) / CHOSEN_FILE
     chosen = read_chosen(kept, sections, base=plan.base) if resume else None
     sets = load_task_sets(plan, chosen=chosen)
+    check_labels(sets, rollouts)
+    sets = limit_prompts(sets, rollouts, plan.dataset)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

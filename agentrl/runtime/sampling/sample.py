@@ -24,6 +24,7 @@ from agentrl.errors import RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.checks.task_faults import limit_prompts
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import (
@@ -264,7 +265,8 @@ async def collect(
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
         await stop.guard(require_engines(plan.engines, model_path=model_path))
-        chosen = load_task_sets(plan.tasks).train[:tasks]
+        sets = limit_prompts(load_task_sets(plan.tasks), plan.rollouts, plan.tasks.dataset)
+        chosen = sets.train[:tasks]
         n = schedule.rollout.n_samples_per_prompt
         store = TrajectoryStore(out / "trajectories")
         ended = itertools.count(1)

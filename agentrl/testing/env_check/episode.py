@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext, Observation
 from agentrl.errors import SandboxError
+from agentrl.plugins.user_code import hangs_in
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 from agentrl.testing.env_check.findings import broken
@@ -206,7 +207,8 @@ class Episode:
         try:
             async with asyncio.timeout(setting.limits.step_s):
                 action = Action(text=text, raw_text=text, turn=self.steps)
-                value = await setting.watch.guard(self._stepping(action))
+                limit_s = setting.limits.step_s
+                value = await setting.watch.guard(self._stepping(action), limit_s=limit_s)
         except (Exception, Blocked):
             return
         if result_fields(value) is not None and not is_done(value):
@@ -250,7 +252,7 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
     limits = setting.limits
     try:
         async with asyncio.timeout(limits.step_s) as scope:
-            return await setting.watch.guard(start)
+            return await setting.watch.guard(start, limit_s=limits.step_s)
     except SandboxError:
         raise
     except Blocked:
@@ -260,7 +262,7 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
         setting.add(broken("E209", f"{what} {error}"))
     except Exception as error:  # an environment may raise anything: recorded as a finding
         if isinstance(error, TimeoutError) and scope.expired():
-            message = f"{what} took more than {limits.step_s:g} s"
+            message = f"{what} took more than {limits.step_s:g} s{hangs_in(error)}"
             setting.add(broken("E208" if huge else "E205", message))
         else:
             setting.add(broken(code, f"{what} {_raised(error)}"))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agentrl.env import Action, AgentInstance
+from agentrl.plugins.own_threads import keep_pool_free
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
 from agentrl.testing.env_check.episode import (
@@ -89,6 +90,7 @@ async def check_env(
         tried=tried if tried is not None else TriedCounts(),
         add=lambda finding: findings.setdefault(finding.name, finding) and None,
     )
+    keep_pool_free()
     before = Belongings.now()
     kept = None
     try:
