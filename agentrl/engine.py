@@ -196,6 +196,14 @@ class Engine(ABC):
             EngineError: they could not be staged; `load_weights` takes them all the same.
         """
 
+    async def weight_digests(self) -> Mapping[str, Sequence[Any]]:
+        """Dtype, shape and digest of the weights it computes with, by its own names for them.
+
+        Raises:
+            EngineError: they cannot be read back.
+        """
+        return {}
+
     @abstractmethod
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Take new weights while paused; tokens sampled from now on carry `ticket.version`.

@@ -8,6 +8,7 @@ rollout, not the run. Tokens, masks and log-probabilities are none of its busine
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,6 +166,28 @@ Solution = str | Sequence[str | ToolCall]
 """A whole episode of the model: one text, or its turns."""
 
 
+def turns_of(solution: object) -> tuple[str | ToolCall, ...] | None:
+    """The turns of what `AgentInstance.solution` gave; None where none is known.
+
+    Raises:
+        EnvError: it is no solution.
+    """
+    if solution is None or isinstance(solution, str):
+        return None if solution is None else (solution,)
+    given: Any = solution
+    turns = [turn for turn in given if isinstance(turn, str | ToolCall)] if _is_list(given) else []
+    if not _is_list(given) or len(turns) != len(given):
+        raise EnvError(
+            f"solution gave {type(given).__name__}, expected text, or a sequence of texts and "
+            "ToolCalls, or None"
+        )
+    return tuple(turns)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence)
+
+
 class AgentInstance(ABC):
     """One episode. Subclass it, write `reset` and `step`, and check it with `agentrl env check`.
 
@@ -211,6 +234,21 @@ class AgentInstance(ABC):
 
     async def close(self) -> None:  # noqa: B027 - optional by design
         """Free what `reset` and `step` hold. Always called once, even after an error."""
+
+
+async def asked(method: Callable[..., Any], *given: Any) -> Any:
+    """Await a method of an environment.
+
+    Raises:
+        EnvError: it is no coroutine, and would hold up every other rollout while it runs.
+    """
+    found: Any = method(*given)
+    if not inspect.isawaitable(found):
+        raise EnvError(
+            f"{getattr(method, '__qualname__', method)} is no coroutine: it returned "
+            f"{type(found).__name__} at once; write it as `async def`, and await what takes time"
+        )
+    return await found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@
     |   |-- StepAbandoned      a step that is not trained to its end
     |   `-- RanksParted        trainer ranks that must make the same call did not
     `-- RunError               a run directory, a checkpoint, a resume
-        `-- Outage             the run had no engine for longer than it may
+        |-- Outage             the run had no engine for longer than it may
+        `-- UntrustedFile      a file of a run that could harm its reader (also an OSError)
 
 A message says what, what it got, what it expected and what to do. Every class is picklable: the
 message is its only argument.
@@ -124,6 +125,13 @@ class Outage(RunError):
     """The run had no engine for longer than it may; it stopped before any task was lost."""
 
 
+class UntrustedFile(RunError, OSError):
+    """A file of a run that is not touched: a link out of the run, or far too much in it.
+
+    Readers leave it out as any other file that the system does not give them.
+    """
+
+
 _LONGEST_NAME = 100
 
 
@@ -135,6 +143,22 @@ def choices(got: str, valid: Iterable[str]) -> str:
     near = _nearest(got.lower(), names)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"
+
+
+_MARK_CHARS = 80
+
+
+def shortened(text: str, most: int = 16_000) -> str:
+    """Beginning and end of a text with a mark between them that counts how much is left out.
+
+    Args:
+        text: any text.
+        most: characters of the result, above 80.
+    """
+    if len(text) <= most:
+        return text
+    half = (most - _MARK_CHARS) // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def _nearest(got: str, names: Iterable[str]) -> list[str]:

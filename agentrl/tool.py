@@ -39,6 +39,13 @@ class Tool(ABC):
     needs_sandbox: bool = False
     """Whether `call` wants a sandbox; the loop opens one per rollout on the first such call."""
 
+    async def make_ready(self) -> None:  # noqa: B027 - optional by design
+        """Start what a call needs, such as a server; called before each call, outside its limit.
+
+        It bounds itself, since starting is not the model's doing; the rollout's time is its last
+        limit. The default needs nothing.
+        """
+
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
         """Run with arguments that have passed `validate`.

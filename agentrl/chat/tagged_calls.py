@@ -12,6 +12,7 @@ from agentrl.chat.json_calls import read_json
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
+from agentrl.types.schemas import ArgumentSchema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _SPACE = re.compile(r"\s*+")
@@ -215,34 +216,38 @@ class GlmParser(TaggedCallParser):
 
 def _typed(arguments: Mapping[str, str], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     tool = next((tool for tool in tools if tool.name == name), None)
-    properties = tool.parameters.get("properties", {}) if tool else {}
-    typed: dict[str, Any] = {}
-    for key, value in arguments.items():
-        typed[key] = _typed_value(value, properties.get(key))
-    return typed
+    if tool is None:
+        return dict(arguments)
+    schema = ArgumentSchema(tool.parameters)
+    return {key: _typed_value(value, schema, key) for key, value in arguments.items()}
 
 
-def _typed_value(value: str, schema: Any) -> Any:
-    kinds = _kinds(schema)
-    lowered = value.strip()
-    if "null" in kinds and lowered.lower() in ("null", "none"):
+def _typed_value(value: str, schema: ArgumentSchema, key: str) -> Any:
+    parts = schema.properties(key)
+    listed = [one for part in parts for one in schema.listed(part)]
+    if value in listed:
+        return value
+    lowered = value.strip().lower()
+    word = {"true": True, "false": False, "null": None, "none": None}
+    read = read_json(value.strip(), 0)
+    whole = not read.error and read.end == len(value.strip())
+    found = word.get(lowered, read.value)
+    known = lowered in word or whole
+    if known and any(_same(found, one) for one in listed):
+        return found
+    kinds = schema.kinds_of_any(parts)
+    if "null" in kinds and lowered in ("null", "none"):
         return None
     if not kinds or "string" in kinds:
         return value
-    if "boolean" in kinds and lowered.lower() in ("true", "false"):
-        return lowered.lower() == "true"
-    read = read_json(lowered, 0)
-    return value if read.error or read.end != len(lowered) else read.value
+    if "boolean" in kinds and lowered in ("true", "false"):
+        return lowered == "true"
+    return read.value if whole else value
 
 
-def _kinds(schema: Any) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type", ())
-    kinds = {declared} if isinstance(declared, str) else set(declared)
-    for option in schema.get("anyOf", ()):
-        kinds |= _kinds(option)
-    return kinds
+def _same(value: Any, other: Any) -> bool:
+    """True for one value of JSON, in which 1 is not true."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def _skip(text: str, at: int) -> int:

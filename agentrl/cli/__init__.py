@@ -16,6 +16,7 @@ import typer
 
 from agentrl.cli.console import failures
 from agentrl.plugins.distribution import other_program
+from agentrl.plugins.leaving import end_in_time
 
 _BEFORE, _DURING, _AFTER = "Before a run", "A run", "After a run, or beside it"
 _TASKS, _MACHINES = "Environments and tasks", "Machines"
@@ -72,8 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name = next((word for word in words if not word.startswith("-")), "")
     try:
         _app(name)(words)
+    except SystemExit as end:
+        if arguments is None:
+            end_in_time(end.code if isinstance(end.code, int) else int(bool(end.code)))
+        raise
     except Exception as error:  # the outermost boundary: everything becomes one message
-        raise SystemExit(failures.report(error, debug=debug)) from None
+        status = failures.report(error, debug=debug)
+        if arguments is None:
+            end_in_time(status)
+        raise SystemExit(status) from None
 
 
 def _leave(number: int, frame: object) -> None:

@@ -14,6 +14,7 @@ import typer
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError, choices
+from agentrl.plugins.leaving import ends_alone
 from agentrl.served import ServedSettings, read_settings
 
 if TYPE_CHECKING:
@@ -171,19 +172,17 @@ def _scored(
     try:
         with watch(console) as progress:
             if served is None:
-                return asyncio.run(
-                    evaluate(settings, base=base, model_path=model, out=out, progress=progress)
-                ), None
-            return asyncio.run(
-                evaluate_api(
-                    settings,
-                    served,
-                    base=base,
-                    out=out,
-                    progress=progress,
-                    native_tools=native_tools,
-                )
+                work = evaluate(settings, base=base, model_path=model, out=out, progress=progress)
+                return asyncio.run(ends_alone(work)), None
+            api_work = evaluate_api(
+                settings,
+                served,
+                base=base,
+                out=out,
+                progress=progress,
+                native_tools=native_tools,
             )
+            return asyncio.run(ends_alone(api_work))
     except Interrupted as stop:
         console.print("stopped")
         raise typer.Exit(128 + stop.signal) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,13 @@ def command(
     from agentrl.disk.export import export
 
     prepare()
-    made = export(run, out, step=step, best=best, adapter=adapter)
+    check = None
+    if find_spec("torch"):  # a machine that only looks at runs has none
+        from agentrl.models.stored import check_exported as check
+    made = export(run, out, step=step, best=best, adapter=adapter, check=check)
     text = f"step {made.step}"
     if made.score is not None:
         text += f" (score {made.score:.3f})"
     open_console().print(f"{text}: {made.path}", markup=False, soft_wrap=True)
+    if check is None:
+        open_console().print("its weights were not checked: torch is not installed")

@@ -38,6 +38,7 @@ def command(
 
 def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
     from agentrl.cli.console.fit_view import FitView, fit_table
+    from agentrl.config.paths import code_line
     from agentrl.disk.run_name import run_path
     from agentrl.fit.launch import fit, fit_doubts, load_fit_sets
     from agentrl.machine.processes.stop import Interrupted
@@ -46,6 +47,8 @@ def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> in
     console = open_console()
     config, base, run_dir = _open(path, overrides, resume=resume, adopt=not dry_run)
     if dry_run:
+        text = f"code: this check {code_line(config)}"
+        console.print(text, markup=False, soft_wrap=True)
         if run_dir is not None:
             run_dir.close()
         sets = load_fit_sets(config, base=base, scorer=RolloutScorer())

@@ -47,6 +47,7 @@ def command(
 
     Exit status 0 if every line is ok or a warning, 1 if one failed.
     """
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
@@ -61,7 +62,9 @@ def command(
             "out": out or free_directory(settings.run.dir, name),
         }
     arguments = {"run": plan_run(settings, base), "resume": resume, "request": request}
-    with open_console(stderr=True).status("") as status:
+    notes = open_console(stderr=True)
+    notes.print(f"code: this check {code_line(settings)}", markup=False, soft_wrap=True)
+    with notes.status("") as status:
 
         def waiting(name: str, since_s: float, limit_s: float) -> None:
             status.update(f"{name}: {since_s:.0f} s, at most {limit_s:.0f} s")

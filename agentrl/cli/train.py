@@ -12,6 +12,7 @@ import typer
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.plugins.leaving import ends_alone
 from agentrl.types.finding import any_failed
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def _new_name(run: Path, overrides: list[str]) -> list[str]:
     from agentrl.disk.run_name import free_name
 
     if not run.is_dir():
-        raise ConfigError(f"--again needs the directory of a run, got {run}; train it as it is")
+        got = f"{run}, a file: train it without" if run.is_file() else f"{run}, which is not there"
+        raise ConfigError(f"--again needs the directory of a run; got {got}")
     here = run.resolve()
     own = {"run.name": free_name(here), "run.dir": str(here.parent)}
     given = {text.partition("=")[0] for text in overrides}
@@ -82,7 +84,9 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
     config, base = read_config(run, overrides, with_models=True)
     identity = json.loads((run / IDENTITY_FILE).read_bytes())
-    check_pinned(read_pinned(identity), option="--again")
+    given = {text.partition("=")[0] for text in overrides}
+    pinned = {key: of for key, of in read_pinned(identity).items() if key not in given}
+    check_pinned(pinned, option="--again")
     starts = identity.get("starts")
     changes = differences(starts[0], origin_of(config, base)) if starts else []
     if starts is None:
@@ -95,10 +99,13 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
 def _dry_run(path: Path, overrides: list[str], *, resume: bool) -> int:
     from agentrl.cli.console.report import preflight_table
+    from agentrl.config.paths import code_line
     from agentrl.config.plan import plan_run
     from agentrl.preflight.watchdog import run_watched
 
-    run = plan_run(*read_config(path, overrides))
+    config, base = read_config(path, overrides)
+    run = plan_run(config, base)
+    open_console().print(f"code: this check {code_line(config)}", markup=False, soft_wrap=True)
     arguments = {"run": run, "resume": resume}
     checks = run_watched(f"{__name__}:plan", arguments=arguments).checks
     open_console().print(preflight_table(checks))
@@ -149,7 +156,9 @@ def _run(config: RunConfig, base: Path, run_dir: RunDir | None, *, inspect: bool
     where = run_dir.path if run_dir else run_path(config.run)
     try:
         with run_page(served=inspect) as page, watch(console, page) as progress:
-            result = asyncio.run(train(config, base=base, run_dir=run_dir, progress=progress))
+            result = asyncio.run(
+                ends_alone(train(config, base=base, run_dir=run_dir, progress=progress))
+            )
     except Interrupted as stop:
         if where.is_dir():
             text = f"stopped; go on with: agentrl train {where} --resume"

@@ -193,6 +193,13 @@ class TrainDatasetSection(DatasetSection):
     come most often and none is lost; `{}` by what groups of this run have shown, so that few are
     flat, and `{by: KEY}` with the values of a metadata key, as `family`, learned of as one: for
     runs that meet most tasks once or never."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of a row's prompt in the policy's chat template, without tools and without what
+    the environment adds; None for no limit but `rollout.max_context_tokens`."""
+    long_prompts: Literal["refuse", "drop", "truncate_left"] = "refuse"
+    """Treatment of prompts over `max_prompt_tokens`, each with their number and the longest:
+    `refuse` ends the command before the run, `drop` leaves them out, `truncate_left` removes the
+    beginning of the last message of the user."""
 
     @field_validator("selection", mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from typing import Any
 from agentrl.config.schema import CheckpointSection
 from agentrl.errors import RunError
 from agentrl.machine.files import flush, write_whole
+from agentrl.machine.inside import within
 
 logger = logging.getLogger(__name__)
 
@@ -206,8 +207,7 @@ def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Check
     or tasks come last, and among themselves what they lack counts as 0.
     """
     by = section.best_by
-    matches = [_SCORE.match(name) for item in found for name in item.state.scores]
-    datasets = sorted({match[1] for match in matches if match})
+    datasets = _datasets(found)
 
     def rank(item: Checkpoint) -> tuple[bool, float, int]:
         scores, missing = item.state.scores, item.state.missing(by, datasets)
@@ -222,6 +222,12 @@ def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Check
 
     scored = [item for item in found if item.state.score(by) is not None]
     return sorted(scored, key=rank, reverse=True)[: section.best_count]
+
+
+def _datasets(found: Sequence[Checkpoint]) -> list[str]:
+    """Datasets that have a score at some step."""
+    matches = [_SCORE.match(name) for item in found for name in item.state.scores]
+    return sorted({match[1] for match in matches if match})
 
 
 def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
@@ -239,6 +245,14 @@ def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
             f"{len(found)} are complete, and their metrics are: {', '.join(known) or 'none'}. A "
             "checkpoint has scores if the run was evaluated at its step (eval.every_steps, "
             "checkpoint.keep_best)"
+        )
+    lacks = best[0].state.missing(best_by, _datasets(found))
+    if lacks:
+        logger.warning(
+            "no checkpoint in %s has a whole evaluation; that of step %d, the best, lacks %s",
+            root,
+            best[0].state.step,
+            ", ".join(f"{share:.0%} of the tasks of {name}" for name, share in lacks.items()),
         )
     return best[0]
 
@@ -291,7 +305,8 @@ def _read_state(path: Path) -> CheckpointState | None:
         document = json.loads((path / STATE_FILE).read_bytes())
         sizes = document.pop("files")
         state = CheckpointState(**document)
-        wrong = [name for name, size in sizes.items() if (path / name).stat().st_size != size]
+        files = {name: within(path.parent, path / name) for name in sizes}
+        wrong = [name for name, size in sizes.items() if files[name].stat().st_size != size]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         logger.warning("checkpoint %s is not complete and is passed over: %s", path, error)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,13 @@ class Exported:
 
 
 def export(
-    run: Path, out: Path, *, step: int | None = None, best: bool = False, adapter: bool = False
+    run: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    adapter: bool = False,
+    check: Callable[[Path], None] | None = None,
 ) -> Exported:
     """Write one checkpoint of a run to `out`, whole or not at all. The run may go on meanwhile.
 
@@ -55,6 +62,7 @@ def export(
         step: of the checkpoint; None takes the latest one.
         best: take the one with the best evaluation, by `checkpoint.keep_best` of the run.
         adapter: write the adapters alone, in peft's format.
+        check: refuses a folder that is not a whole model; called before anything is written.
 
     Raises:
         RunError: no such run, checkpoint or adapters, `out` is taken, or the disk takes no more.
@@ -65,6 +73,8 @@ def export(
     source = chosen.path / ADAPTER_FOLDER if adapter else chosen.path
     if adapter and not source.is_dir():
         raise RunError(f"{chosen.path} has no adapters: the run trained all weights")
+    if check is not None:
+        check(source)
 
     def write(making: Path) -> None:
         _copy_policy(source, making)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrl.errors import shortened
+
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -18,6 +20,8 @@ _QUIET = {
 }
 _LOUD = ("aiohttp", "httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "asyncio")
 
+_RECORD_CHARS = 64_000
+"""Characters of one record; libraries and users log texts of any length."""
 _SUSPECT = re.compile(r"[^\n\t -~]")
 
 
@@ -65,7 +69,8 @@ class _Plain(logging.Formatter):
     """Records whose text commands no terminal and forges no other record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _SUSPECT.sub(_spelled, super().format(record)).replace("\n", "\n| ")
+        text = shortened(super().format(record), _RECORD_CHARS)
+        return _SUSPECT.sub(_spelled, text).replace("\n", "\n| ")
 
 
 def _spelled(match: re.Match[str]) -> str:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from agentrl.config.training import LoraSection
 
 
-def model_source(section: ModelSection, *, path: str | None = None) -> str:
+def model_source(section: ModelSection, *, path: str | None = None, key: str = "model.path") -> str:
     """The folder or hub name that the policy, or the checkpoint at `path`, is loaded from.
 
     Raises:
         ConfigError: as `check_model_path`.
         RunError: a run directory without a complete checkpoint.
     """
-    key = "model.path" if path is None else "the model"
-    source = loadable(resolve_model_path(path or section.path), key=key)
+    named = key if path is None else "the model"
+    source = loadable(resolve_model_path(path or section.path), key=named)
     folder = Path(source).expanduser()
     return str(folder.absolute()) if folder.is_dir() else source
 

@@ -70,8 +70,9 @@ from agentrl.disk.run_name import (
     holds_a_run,
     run_path,
 )
-from agentrl.errors import ConfigError, RunError
+from agentrl.errors import ConfigError, RunError, UntrustedFile
 from agentrl.machine.files import write_whole
+from agentrl.machine.inside import refuse_links
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +247,10 @@ class RunDir(RunPaths):
     def _locked(cls, path: Path) -> RunDir:
         try:
             path.mkdir(parents=True, exist_ok=True)
+            refuse_links(path)
             lock = (path / ".lock").open("a+")
+        except UntrustedFile:
+            raise
         except OSError as error:
             raise RunError(f"run directory {path} cannot be written: {error.strerror}") from error
         try:

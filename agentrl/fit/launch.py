@@ -45,7 +45,7 @@ from agentrl.fit.shown import ShownExamples, shown_of
 from agentrl.fit.updates import FitUpdates
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
-from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.source import load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing_fit
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ def load_fit_sets(
         )
     reference = reference_section(config, base=base)
     if reference is not None and reference.path != config.model.path:
-        check_model_path(model_source(reference), key="objective.reference")
-        refuse_scoring_model(model_source(reference), key="objective.reference")
+        key = "objective.reference"
+        refuse_scoring_model(model_source(reference, key=key), key=key)
         check_same_tokens(tokenizer, _tokenizer(reference), sets.every, path=reference.path)
     return sets
 
@@ -211,6 +211,8 @@ def _open(
     stack: ExitStack,
     stop: StopSwitch,
 ) -> FitSession:
+    from agentrl.train.optim.resumed import resume_notes
+
     updates = FitUpdates(config, sets)
     steps = updates.steps_per_epoch * config.data.epochs
     if config.train.steps:
@@ -271,6 +273,9 @@ def _open(
         progress.note(doubt)
     if done:
         progress.note(f"resumed after step {done}")
+    for note in resume_notes(directory.changed, planned.train, done=done):
+        logger.info("%s", note)
+        progress.note(note)
     return FitSession(
         config=planned,
         model=model,

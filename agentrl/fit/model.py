@@ -25,6 +25,7 @@ from agentrl.fit.heads import draw_heads
 from agentrl.fit.reference import Ask, reference_sums
 from agentrl.fit.shown import keep_reference_tokens
 from agentrl.images import ImageFolder
+from agentrl.models.rotary import check_row_length
 from agentrl.models.source import load_tokenizer
 
 CHAT_FILE = "chat_section.json"
@@ -145,6 +146,7 @@ def open_fit_model(
     loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
+    check_rows(model, examples, who=f"model.path {config.model.path!r}")
     backend: TrainBackend = make_backend(
         model,
         train=config.train,
@@ -162,6 +164,20 @@ def open_fit_model(
         chat=config.chat,
         adapted=config.train.lora is not None and config.objective.kind != "rm",
     )
+
+
+def check_rows(model: Any, examples: Sequence[Example], *, who: str) -> None:
+    """Refuse examples with a token that the model has no embedding for, or longer than it reads."""
+    rows = [(e.prompt_ids, answer.ids) for e in examples for answer in e.answers]
+    longest = max((len(prompt) + len(ids) for prompt, ids in rows), default=0)
+    check_row_length(model.config, longest, who=who, key="the longest example of the data")
+    last = max((token for row in rows for ids in row for token in ids), default=0)
+    if last >= (known := len(model.get_input_embeddings().weight)):
+        raise ConfigError(
+            f"{who} has {known} rows in its embedding, and the data has the token id {last}; give "
+            "the tokenizer that the model was trained with, or save the model after "
+            f"model.resize_token_embeddings({last + 1}) and train those rows first"
+        )
 
 
 def _load(

@@ -23,6 +23,7 @@ from agentrl.batch.examples import AnswerTokens, Example, answer_row
 from agentrl.batch.packing import pack_rows
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.update_terms import Mismatch
+from agentrl.data.store.bounds import open_parquet
 from agentrl.disk.full_disk import disk_full
 from agentrl.disk.run_name import REFERENCE_FILE
 from agentrl.errors import RunError
@@ -142,7 +143,8 @@ def _sums(
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        with open_parquet(path) as file:
+            table = file.read()
         columns = (table.column(name).to_pylist() for name in ("digest", "log_prob"))
         return dict(zip(*columns, strict=True))
     except (OSError, KeyError, pa.ArrowException):

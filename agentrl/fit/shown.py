@@ -18,6 +18,7 @@ from agentrl.batch.examples import Example, pair_update
 from agentrl.batch.records import RowKey
 from agentrl.config.fit import FitConfig
 from agentrl.data.run.paths import RunPaths
+from agentrl.data.store.bounds import open_parquet
 from agentrl.data.store.example_columns import ShownAnswer
 from agentrl.data.store.example_store import ExampleStore
 from agentrl.errors import DataError
@@ -163,7 +164,8 @@ def keep_reference_tokens(
 def _read(path: Path) -> tuple[str, dict[tuple[str, int], list[float]]]:
     """The digest of a file, and numbers by example and answer; nothing where it is damaged."""
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        with open_parquet(path) as file:
+            table = file.read()
         columns = (table.column(name).to_pylist() for name in ("id", "answer", "log_probs"))
         rows = {(name, answer): row for name, answer, row in zip(*columns, strict=True)}
     except (OSError, KeyError, pa.ArrowException):

@@ -19,8 +19,8 @@ from agentrl.gateway.clients import ClientKind
 from agentrl.gateway.opened import OpenedRollout, SessionAgent
 from agentrl.gateway.program import ProgramAgent
 from agentrl.gateway.side_model import SideCalls
-from agentrl.gateway.threads import in_thread
 from agentrl.plugins.imports import resolve
+from agentrl.plugins.own_threads import OwnThread
 from agentrl.rollout.adapters.adapt import is_agent, load_env_class
 from agentrl.rollout.own_loop import RolloutLoop
 from agentrl.types import Task
@@ -111,7 +111,11 @@ class FunctionAgent(SessionAgent):
     async def _called(self, task: Task, client: Any) -> Any:
         given = {"context": self.context} if self._wants_context else {}
         if self._threaded:
-            return await in_thread(lambda: self._function(task, client, **self._args, **given))
+            thread = OwnThread(computes=False)  # ends at its next request, which is refused
+            try:
+                return await thread.call(self._function, task, client, **self._args, **given)
+            finally:
+                thread.close()
         return await self._function(task, client, **self._args, **given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from agentrl.env import StepResult
@@ -13,7 +14,7 @@ from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
 from agentrl.gateway.opened import OpenedRollout
 from agentrl.gateway.posted import agreed
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import hangs_in, user_call, user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.coerce import as_step_result, number
 from agentrl.rollout.endings import RolloutEnded, crash, ended
@@ -94,7 +95,8 @@ class SessionLoop(ABC):
             acted_s = min(self._sandbox.busy_s, self._clock.timeout_s)
             self._clock.add("action", acted_s)
             self._clock.add("env", self._clock.timeout_s - acted_s)
-            return self._clock.overrun()
+            reached = self._clock.overrun()
+            return replace(reached, detail=f"{reached.detail}{hangs_in(error)}")
         return crash("agent", error).reached
 
     def _failed(self) -> Reached | None:
@@ -153,11 +155,12 @@ class AgentLoop(SessionLoop):
 
     async def _played(self, task: Task) -> StepResult:
         gateway, session = Gateway(), self._session
+        limit_s = self._parts.limits.timeout_s
         client = bound_client(self._client, gateway, session, threaded=self._threaded)
         gateway.open(session)
         try:
-            with self._watch.limit(self._parts.limits.timeout_s):
-                returned = await self._agent(task, client)
+            with self._watch.limit(limit_s):
+                returned = await user_call(self._agent, task, client, limit_s=limit_s)
         except asyncio.CancelledError as error:
             running = asyncio.current_task()
             if running is None or running.cancelling():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from agentrl.data.run.read import read_object, require_run
 from agentrl.errors import ConfigError
 from agentrl.health.records import LARGEST, History, RolloutFacts, Series
 from agentrl.health.rollouts import read_rollouts
+from agentrl.machine.files import require_plain
 from agentrl.metrics import read_metrics
 
 _LARGEST = 1e300
@@ -112,7 +112,7 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
     A config that this version does not accept gives its keys as they stand in the file.
     """
     try:
-        _require_plain(path)
+        require_plain(path)
         if trouble := _trouble(path):
             notes.append(f"{path.name} was not read: {trouble}")
             return {}
@@ -199,12 +199,6 @@ def _refused(data: Mapping[Any, Any], root: type[Section]) -> set[str]:
             names.append(str(part))
         found.add(".".join(names))
     return found
-
-
-def _require_plain(path: Path) -> None:
-    """Raises OSError for what would have to be waited for, as a pipe has to."""
-    if stat.S_ISFIFO(mode := path.stat().st_mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        raise OSError("not a plain file")
 
 
 def _trouble(path: Path) -> str:

@@ -69,7 +69,10 @@ def read_rollouts(directory: Path, per_step: int, notes: list[str]) -> list[Roll
                 notes.append(f"trajectories of {kind} step {step} cannot be read: {error}")
                 continue
             if not facts:
-                notes.append(f"trajectories of {kind} step {step} are torn, or not of this version")
+                notes.append(
+                    f"trajectories of {kind} step {step} are torn, of another version, or refused "
+                    "(links out of the run, or far more in them than a run has)"
+                )
             found += facts
     return sorted(found, key=lambda fact: (fact.step, fact.kind != "train", fact.kind))
 

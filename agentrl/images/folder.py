@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl.errors import DataError
 from agentrl.machine.files import replacing
+from agentrl.machine.inside import within
 from agentrl.types import Image
 
 
@@ -66,7 +67,7 @@ class ImageFolder:
         places = (self.directory, *self._others)
         found = next((place for place in places if (place / digest).is_file()), self.directory)
         try:
-            return (found / digest).read_bytes()
+            return within(found, found / digest).read_bytes()
         except OSError as error:
             raise DataError(
                 f"image {digest} cannot be read from {self.directory}: {error}; rows name their "

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.machine.files import require_plain
 from agentrl.plugins.distribution import install_command
 from agentrl.types import Image
 
@@ -129,7 +130,7 @@ def _base64(text: str) -> bytes:
 
 def _file(path: Path, base: Path | None) -> bytes:
     try:
-        return ((base or Path()) / path.expanduser()).read_bytes()
+        return require_plain((base or Path()) / path.expanduser()).read_bytes()
     except (OSError, ValueError) as error:
         raise DataError(
             f"the image {str(path)[:200]!r} cannot be read: {error}; a string is a path or a data "

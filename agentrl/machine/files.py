@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,25 @@ def append_line(path: Path, line: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_plain(path: Path) -> Path:
+    """The path itself, once it is a file that can be read to its end.
+
+    A pipe or a terminal would be waited for, and a device gives bytes for ever.
+
+    Raises:
+        OSError: it is not there, or something else.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kinds = {
+            stat.S_IFDIR: "a folder",
+            stat.S_IFIFO: "a named pipe",
+            stat.S_IFSOCK: "a socket",
+        }
+        raise OSError(f"{kinds.get(stat.S_IFMT(mode), 'a device')}, not a plain file")
+    return path
 
 
 def is_temporary(path: Path) -> bool:

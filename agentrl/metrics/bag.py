@@ -6,11 +6,19 @@ and its count until `result` divides.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Literal
 
 Reduction = Literal["mean", "sum", "max", "min"]
+
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMES = 2000
+"""Names of a bag that users or models chose; a line of metrics has to stay one that is read."""
+_CHOSEN = ("env/", "rewards/", "tools/by_name/")
 
 
 class MetricBag:
@@ -25,6 +33,7 @@ class MetricBag:
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[Reduction, float, float]] = {}
+        self._chosen = 0
 
     def mean(self, name: str, total: float, *, count: float = 1.0) -> None:
         """Add `total`, the sum over `count` items."""
@@ -71,7 +80,8 @@ class MetricBag:
     def _add(self, name: str, rule: Reduction, value: float, count: float) -> None:
         have = self._parts.get(name)
         if have is None:
-            self._parts[name] = (rule, value, count)
+            if not name.startswith(_CHOSEN) or self._has_room():
+                self._parts[name] = (rule, value, count)
             return
         old_rule, old_value, old_count = have
         if old_rule != rule:
@@ -83,3 +93,14 @@ class MetricBag:
         else:
             value += old_value
         self._parts[name] = (rule, value, old_count + count)
+
+    def _has_room(self) -> bool:
+        """Count one more name that is not ours; the first that is too many is logged."""
+        self._chosen += 1
+        if self._chosen == MOST_NAMES + 1:
+            logger.warning(
+                "more than %d names of metrics in extra_logs, reward_parts and tools: the rest is "
+                "left out; a name that differs from task to task is no metric",
+                MOST_NAMES,
+            )
+        return self._chosen <= MOST_NAMES

@@ -11,13 +11,13 @@ import json
 import logging
 import math
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from agentrl.errors import ConfigError
+from agentrl.machine.files import require_plain
 from agentrl.metrics.guard import SinkGuard
 from agentrl.plugins.distribution import install_command
 
@@ -163,10 +163,7 @@ def read_metrics(
     Raises:
         OSError: no such file, or none that can be read without waiting for who writes it.
     """
-    mode = Path(path).stat().st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        raise OSError("not a plain file")
-    with Path(path).open("rb") as file:
+    with require_plain(Path(path)).open("rb") as file:
         while line := file.readline(_LINE_BYTES):
             if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
                 _skip_line(file)

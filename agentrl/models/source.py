@@ -92,6 +92,22 @@ def refuse_scoring_model(source: str, *, key: str = "model.path") -> None:
         )
 
 
+def read_config(source: str) -> Any:
+    """The `transformers` config of a folder or hub name; None where there is none to be read.
+
+    What loads the model says what is wrong; servers know models that `transformers` does not.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+    """
+    try:
+        return stored_config(source)
+    except ConfigError:
+        raise
+    except (OSError, ValueError):
+        return None
+
+
 def load_tokenizer(section: ModelSection) -> Any:
     """The tokenizer alone, for checks before the model is loaded.
 

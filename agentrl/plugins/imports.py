@@ -13,7 +13,8 @@ from typing import Any
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.distribution import how_to_install
 from agentrl.plugins.peer_imports import others_importable
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.thread_alarm import answer_in_threads
+from agentrl.plugins.user_code import described, user_code
 
 _FILE_MODULE = "agentrl_file_"
 """What the module name of a file begins with."""
@@ -58,6 +59,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
     """
     if name.endswith(".py") or "/" in name:
         return _load_file((base or Path.cwd()) / Path(name).expanduser())
+    answer_in_threads()
     try:
         with others_importable(), user_code():
             return importlib.import_module(name)
@@ -74,7 +76,7 @@ def load_module(name: str, *, base: Path | None = None) -> ModuleType:
         ) from error
     except Exception as error:  # any module body may raise anything; this is the boundary
         raise ConfigError(
-            f"module {name!r} raised while being imported: {type(error).__name__}: {error}"
+            f"module {name!r} raised while being imported: {described(error)}"
         ) from error
 
 
@@ -103,6 +105,7 @@ def _load_file(path: Path) -> ModuleType:
     # A user's file may import its neighbours, as it could when run as a script.
     parent = str(path.parent)
     sys.path.insert(0, parent)
+    answer_in_threads()
     try:
         with others_importable(), user_code():
             spec.loader.exec_module(module)
@@ -113,9 +116,7 @@ def _load_file(path: Path) -> ModuleType:
         ) from error
     except Exception as error:  # any file may raise anything; this is the boundary
         del sys.modules[key]
-        raise ConfigError(
-            f"file {path} raised while being imported: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"file {path} raised while being imported: {described(error)}") from error
     finally:
         sys.path.remove(parent)
     return module

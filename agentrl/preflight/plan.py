@@ -101,7 +101,10 @@ class _Checks:
             ("tools", lambda: parts.tools(rollouts)),
             ("environment", lambda: parts.environment(rollouts, found)),
             ("chat", lambda: parts.chat(rollouts, found)),
-            ("datasets", lambda: parts.datasets(run.tasks, run.schedule.run, found, self.resume)),
+            (
+                "datasets",
+                lambda: parts.datasets(run.tasks, rollouts, run.schedule.run, found, self.resume),
+            ),
             ("prompts", lambda: prompts.prompts(rollouts, found)),
             ("sandbox", lambda: parts.sandbox(rollouts, found)),
             ("rewards", lambda: parts.rewards(run.rewards)),

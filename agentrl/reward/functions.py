@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import RewardSection
 from agentrl.reward.group_functions import GroupRewardFunctions
-from agentrl.reward.target import ENV_PART, RewardTarget, load_target, parts_with, read_value
+from agentrl.reward.target import (
+    ENV_PART,
+    RewardTarget,
+    load_target,
+    parts_with,
+    read_value,
+    whole_reward,
+)
 from agentrl.types import RewardValue, Task, Trajectory
 from agentrl.types.explanation import joined, later, read_explanation, reference_of
 
@@ -108,11 +114,12 @@ class RewardFunctions:
         judged = [(f, job.result()) for f, job in zip(self._functions, running, strict=True)]
         values = {function.name: value for function, value in judged}
         parts = parts_with(last.reward_parts, {ENV_PART: RewardValue(value=last.reward), **values})
-        reward = math.fsum(
+        reward = whole_reward(
             [
                 self._env_weight * last.reward,
                 *(function.weight * value.value for function, value in judged),
-            ]
+            ],
+            "env_weight and reward.functions",
         )
         given = {name: value.explanation for name, value in values.items()}
         explanation = joined(last.explanation, given)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentrl.errors import GraderError
 from agentrl.reward.other_trainers import NOT_JUDGED
-from agentrl.reward.target import RewardTarget, parts_with, read_value
+from agentrl.reward.target import RewardTarget, parts_with, read_value, whole_reward
 from agentrl.types import RewardValue, Task, Termination, Trajectory
 from agentrl.types.explanation import joined
 
@@ -44,6 +44,8 @@ class GroupRewardFunctions:
         self._judges, self._env_weight = frozenset(judges), env_weight
         self.names = frozenset(function.name for function in functions)
         """Their names in `reward.functions`."""
+        self.comparing = frozenset(function.name for function in functions if function.compares)
+        """Those of them that compare rollouts; the others may judge one that is alone."""
         self._timeout_s = timeout_s
 
     async def __call__(
@@ -84,7 +86,7 @@ class GroupRewardFunctions:
                 for function in self._functions
                 if function.name in values
             )
-            reward = math.fsum([last.reward, *added])
+            reward = whole_reward([last.reward, *added], "functions of groups")
             parts = parts_with(last.reward_parts, values)
             given = {name: value.explanation for name, value in values.items()}
             explanation = joined(last.explanation, given)
@@ -130,7 +132,7 @@ def _one_each(given: Any, count: int, where: str) -> list[Any]:
     except TypeError:
         values = None
     if values is None or len(values) != count:
-        got = repr(given)[:200] if values is None else f"{len(values)} values"
+        got = reprlib.repr(given) if values is None else f"{len(values)} values"
         raise GraderError(
             f"{where} returned {got} for {count} rollouts, expected a sequence of one number each"
         )

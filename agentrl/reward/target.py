@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from agentrl.config import resolve_callable
 from agentrl.config.reward import RewardFunction
 from agentrl.errors import ConfigError, GraderError
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.own_threads import own_thread
+from agentrl.plugins.user_code import described, hangs_in, user_call
 from agentrl.reward.other_trainers import adapted
 from agentrl.served.waiting import limited
-from agentrl.types import RewardValue, Task
+from agentrl.types import MOST_REWARD, RewardValue, Task
 from agentrl.types.explanation import read_explanation
 
 GROUP_PARAMETER = "trajectories"
@@ -43,6 +45,8 @@ class RewardTarget:
     """Whether it names a parameter `rows`."""
     of_group: bool
     """Whether it is called once for all rollouts of a group."""
+    compares: bool = False
+    """Whether it is ours of groups, so that a rollout alone has no place in it."""
 
     @property
     def where(self) -> str:
@@ -64,15 +68,13 @@ class RewardTarget:
         args = {**self.args, **({"rows": rows} if self.wants_rows else {})}
         try:
             async with limited(timeout_s):
-                with user_code():
-                    if inspect.iscoroutinefunction(self.call):
-                        return await self.call(shown, task, **args)
-                    value = await asyncio.to_thread(self.call, shown, task, **args)
-                    return await value if inspect.isawaitable(value) else value
+                asked = functools.partial(own_thread, self.call, shown, task, **args)
+                return await user_call(asked, limit_s=timeout_s)
         except TimeoutError as error:
-            raise GraderError(f"{self.where} took longer than {timeout_s:g} s") from error
+            where = f"{self.where} took longer than {timeout_s:g} s{hangs_in(error)}"
+            raise GraderError(where) from error
         except Exception as error:  # boundary to a user's function, which may raise anything
-            raise GraderError(f"{self.where}: {type(error).__name__}: {error}") from error
+            raise GraderError(f"{self.where}: {described(error)}") from error
 
 
 def load_target(name: str, item: RewardFunction, *, base: Path | None) -> RewardTarget:
@@ -102,6 +104,7 @@ def load_target(name: str, item: RewardFunction, *, base: Path | None) -> Reward
         args=item.args,
         wants_rows=wants_rows,
         of_group=of_group,
+        compares=of_group and call is found,
     )
 
 
@@ -122,6 +125,15 @@ def read_value(value: Any, where: str) -> RewardValue:
             raise GraderError(f"{where}: {error}") from None
         return RewardValue(value=_number(value.value, where), parts=parts, explanation=explanation)
     return RewardValue(value=_number(value, where))
+
+
+def whole_reward(terms: Sequence[float], where: str) -> float:
+    """The sum of weighted values.
+
+    Raises:
+        GraderError: it is too large to be trained on.
+    """
+    return _number(math.fsum(terms), f"{where}: their weighted sum")
 
 
 def parts_with(parts: Mapping[str, float], values: Mapping[str, RewardValue]) -> dict[str, float]:
@@ -153,8 +165,12 @@ def _number(value: Any, where: str) -> float:
             value = value.item()
         except (ValueError, RuntimeError, TypeError) as error:
             raise GraderError(f"{where} returned more than one value: {error}") from None
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise GraderError(f"{where} returned {value!r}, expected one finite number")
+    # Comparing takes whole numbers of any size, where `math.isfinite` raises.
+    if not isinstance(value, (int, float)) or not abs(value) <= MOST_REWARD:
+        raise GraderError(
+            f"{where} returned {reprlib.repr(value)}, expected one finite number of at most "
+            f"{MOST_REWARD:g}"
+        )
     return float(value)
 
 

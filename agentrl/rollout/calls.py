@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.chat.truncate import surely_fits
 from agentrl.errors import DataError, EnvError, ToolError, choices
 from agentrl.images import placed
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import text_of, user_call, user_code
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
@@ -118,23 +118,29 @@ class CallRunner:
     async def _run_one(self, call: ToolCall, left_s: float, watch: DeadlineWatch) -> ToolResult:
         tool = self.tools[call.name]
         try:
-            with user_code():
+            with user_code(limit_s=self.limits.env_timeout_s, who=f"the tool {call.name}"):
                 arguments = tool.validate(call.arguments)
         except ToolError as error:
-            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=str(error))
+            refusal = ToolResult(status=ToolStatus.INVALID_ARGUMENTS, text=_words(error))
             return await self._finish(call, refusal, 0.0)
         # Making the sandbox is not the model's doing, so it is outside the clock of the call.
         sandbox = await self.sandbox.open() if tool.needs_sandbox else None
-        started = time.monotonic()
+        began = started = time.monotonic()
         try:
-            with watch.limit(min(tool.timeout_s, left_s)), user_code():
-                result = await tool.call(arguments, sandbox)
+            with watch.limit(left_s):
+                await user_call(tool.make_ready, limit_s=left_s)
+            started = time.monotonic()
+            left_s -= started - began
+            limit_s = min(tool.timeout_s, left_s)
+            with watch.limit(limit_s):
+                result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
         except ToolError as error:
-            result = ToolResult(status=ToolStatus.ERROR, text=str(error))
+            result = ToolResult(status=ToolStatus.ERROR, text=_words(error))
         except TimeoutError:
             if not watch.expired:
                 raise
-            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, left_s))
+            late = started == began or tool.timeout_s > left_s
+            result = ToolResult(status=ToolStatus.TIMEOUT, text=_timeout_text(tool, late))
         if not isinstance(result, ToolResult):
             raise EnvError(
                 f"tool {tool.name!r} returned {type(result).__name__}, expected ToolResult"
@@ -164,7 +170,15 @@ class CallRunner:
         )
 
 
-def _timeout_text(tool: Tool, left_s: float) -> str:
-    if tool.timeout_s <= left_s:
+def _words(error: ToolError) -> str:
+    """What the model reads of an error; whole, since it is shortened to its tokens later."""
+    try:
+        return str(error)
+    except Exception:  # boundary to the `__str__` of a user
+        return text_of(error)
+
+
+def _timeout_text(tool: Tool, late: bool) -> str:
+    if not late:
         return f"Error: {tool.name} was stopped after {tool.timeout_s:g} s."
     return f"Error: {tool.name} was stopped because the time of the whole task ran out."

@@ -7,7 +7,7 @@ finite number is a `GraderError`, never a 0.
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -18,6 +18,7 @@ from agentrl.errors import DataError, EnvError, GraderError, choices
 from agentrl.images import message as message_of
 from agentrl.images import placed
 from agentrl.types import (
+    MOST_REWARD,
     TERMINATION_RULES,
     Explanation,
     Message,
@@ -41,6 +42,10 @@ STEP_KEYS = (
 )
 PICTURE_KEYS = ("environment_images", "images")
 """Images that an OpenRLHF environment gives beside a text."""
+MOST_NAMES = 1000
+"""Names that one rollout may give in `extra_logs`, and in `reward_parts`."""
+NAME_CHARS = 200
+"""Characters of such a name."""
 _NEAR = 0.8
 """Likeness from which an unknown key is a known one misspelt; others belong to other trainers."""
 SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
@@ -124,8 +129,13 @@ def number(value: Any, what: str) -> float:
             raise GraderError(f"step: {what} has more than one value: {error}") from None
     if not isinstance(value, (int, float)):
         raise GraderError(f"step: {what} is {_kind(value)}, expected one number")
-    if not math.isfinite(value):
-        raise GraderError(f"step: {what} is {value}, expected a finite number")
+    # Comparing takes whole numbers of any size, where `math.isfinite` raises.
+    if not abs(value) <= MOST_REWARD:
+        raise GraderError(
+            f"step: {what} is {value:.6g}, expected a finite number of at most {MOST_REWARD:g}"
+            if isinstance(value, float)
+            else f"step: {what} has {value.bit_length()} bits, expected at most {MOST_REWARD:g}"
+        )
     return float(value)
 
 
@@ -154,7 +164,7 @@ def _is_clean(result: StepResult) -> bool:
     """The common case, in which there is nothing to convert."""
     return (
         type(result.rewards) is float
-        and math.isfinite(result.rewards)
+        and abs(result.rewards) <= MOST_REWARD
         and type(result.environment_feedback) is str
         and type(result.done) is bool
         and result.scores is None
@@ -235,8 +245,18 @@ def _or(value: Any, default: Any) -> Any:
 def _numbers(values: Any, what: str) -> dict[str, float]:
     if not isinstance(values, Mapping):
         raise EnvError(f"step: {what} is {_kind(values)}, expected a dictionary of numbers")
+    if len(values) > MOST_NAMES:
+        raise EnvError(
+            f"step: {what} has {len(values)} names, expected at most {MOST_NAMES}; a name is a "
+            "metric of the run, so what differs from task to task belongs into `data`"
+        )
     out: dict[str, float] = {}
     for name, value in values.items():
+        if len(str(name)) > NAME_CHARS:
+            raise EnvError(
+                f"step: {what} has a name of {len(str(name))} characters, expected at most "
+                f"{NAME_CHARS}: {str(name)[:60]!r}..."
+            )
         if hasattr(value, "item"):
             value = value.item()
         if not isinstance(value, (int, float)):
@@ -301,5 +321,5 @@ def _message(item: Any, what: str) -> Message:
 
 
 def _kind(value: Any) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import Any
 
-from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError
+from agentrl.errors import EngineError, GraderError, NoEngine, SandboxError, shortened
+from agentrl.plugins.user_code import described, name_of, place_of
 from agentrl.rollout.limits import Reached
 from agentrl.types import Termination
 
 TRACEBACK_LINES = 12
 """Lines of a traceback kept in `termination_detail`: the last calls and the error itself."""
+LINE_CHARS = 1000
+"""Characters kept of each of them."""
+DETAIL_CHARS = 16_000
+"""Characters of a whole `termination_detail`; programs and errors write texts of any length."""
 
 
 class RolloutEnded(Exception):
@@ -22,7 +29,7 @@ class RolloutEnded(Exception):
 
 def ended(termination: Termination, detail: str) -> RolloutEnded:
     """The exception for one termination."""
-    return RolloutEnded(Reached(termination=termination, detail=detail))
+    return RolloutEnded(Reached(termination=termination, detail=shortened(detail, DETAIL_CHARS)))
 
 
 def classify(error: BaseException) -> Termination:
@@ -41,8 +48,32 @@ def classify(error: BaseException) -> Termination:
     return Termination.ENV_CRASHED
 
 
-def crash(where: str, error: BaseException, termination: Termination | None = None) -> RolloutEnded:
-    """The ending for an exception, with the tail of its traceback."""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    summary = f"{where}: {type(error).__name__}: {error}"
-    return ended(termination or classify(error), "\n".join([summary, *lines]))
+def crash(
+    where: str,
+    error: BaseException,
+    termination: Termination | None = None,
+    *,
+    who: Callable[..., Any] | None = None,
+) -> RolloutEnded:
+    """The ending for an exception, with the tail of its traceback.
+
+    Args:
+        where: what was done.
+        error: what was raised.
+        termination: None goes by the error.
+        who: the user code that returned what the error is about.
+    """
+    lines = [f"{where}: {described(error)}"]
+    if who is not None:
+        lines.append(f"  returned by {name_of(who)}")
+    cause = error.__cause__
+    if cause is not None and not place_of(error) and (at := place_of(cause)):
+        lines.append(f"  because of {described(cause)} in {at}")
+    return ended(termination or classify(error), "\n".join([*lines, *_tail(error)]))
+
+
+def _tail(error: BaseException) -> list[str]:
+    # Without the text of the error itself, which has no bound.
+    frames = traceback.format_tb(error.__traceback__)
+    lines = "".join(frames).splitlines()[1 - TRACEBACK_LINES :]
+    return [shortened(line, LINE_CHARS) for line in [*lines, described(error)]]

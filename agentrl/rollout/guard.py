@@ -10,13 +10,15 @@ environment, a tool or an engine raises becomes the ending of the rollout here a
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentrl.engine import TURN_CLOCK, Generator
+from agentrl.env import asked
 from agentrl.errors import EngineError, NoEngine
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import hangs_in, user_call
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
@@ -108,8 +110,8 @@ class EnvGuard:
         started, busy_s = time.monotonic(), self._sandbox.busy_s
         opening_s = self._sandbox.opening_s
         try:
-            with self.watch.limit(limit_s), user_code():
-                answer = await method(given)
+            with self.watch.limit(limit_s):
+                answer = await user_call(functools.partial(asked, method, given), limit_s=limit_s)
         except asyncio.CancelledError as error:
             if _cancelled_from_outside():
                 raise
@@ -123,7 +125,7 @@ class EnvGuard:
             raise ended(
                 Termination.TOOL_TIMEOUT if own else Termination.ENV_CRASHED,
                 f"env_timeout_s: {what} took longer than {limit_s:g} s, "
-                f"{acted_s:.1f} s of it in sandbox commands",
+                f"{acted_s:.1f} s of it in sandbox commands{hangs_in(error)}",
             ) from error
         finally:
             acted_s = self._sandbox.busy_s - busy_s

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from agentrl.config.schema import RolloutSection
 from agentrl.engine import TURN_LIMIT_S
+from agentrl.errors import EnvError
 from agentrl.types import Termination
 
 MIN_FEEDBACK_TOKENS = 16
@@ -20,6 +21,10 @@ MIN_FEEDBACK_TOKENS = 16
 
 MIN_TURN_TOKENS = 16
 """A model turn that would get fewer tokens than this is not worth starting."""
+
+
+LONGEST_TOKEN = 256
+"""Characters; no tokenizer has longer tokens, but for runs of one character."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,6 +195,20 @@ class RolloutLimits:
                 detail=f"max_user_turns: {progress.user_turns} of {self.max_user_turns}",
             )
         return None
+
+    def check_characters(self, characters: int) -> None:
+        """Refuse a prompt whose encoding would take long and cannot fit.
+
+        Raises:
+            EnvError: it has more characters than the context has room for.
+        """
+        most = self.max_context_tokens * LONGEST_TOKEN
+        if characters > most:
+            raise EnvError(
+                f"the first observation has {characters:,} characters, expected at most {most:,} "
+                f"({LONGEST_TOKEN} for each of rollout.max_context_tokens "
+                f"{self.max_context_tokens}); make it shorter"
+            )
 
     def prompt_too_long(self, prompt_tokens: int) -> Reached | None:
         """Return true if a prompt leaves no room for a single sampled token."""

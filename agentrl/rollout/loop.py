@@ -23,13 +23,13 @@ from agentrl.errors import ChatError, EngineError, EnvError
 from agentrl.images import without_images, words
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock, in_ticks
-from agentrl.rollout.coerce import as_observation, as_step_result, sampling_overrides
+from agentrl.rollout.coerce import MOST_NAMES, as_observation, as_step_result, sampling_overrides
 from agentrl.rollout.endings import RolloutEnded, crash
 from agentrl.rollout.feedback import Delta, DeltaBuilder
 from agentrl.rollout.guard import EnvGuard
 from agentrl.rollout.history.of_loop import LoopHistory
 from agentrl.rollout.limits import Reached, RolloutProgress
-from agentrl.rollout.prompts import Prompt, PromptCache
+from agentrl.rollout.prompts import Prompt, PromptCache, characters_of
 from agentrl.rollout.recorder import Recorder
 from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
@@ -175,9 +175,10 @@ class ToolAgentLoop:
         try:
             observation = as_observation(value)
             tools = _merge_tools(self._tools, observation.tools)
+            parts.limits.check_characters(characters_of(observation))
             prompt = await self._prompts.get(observation, tuple(tools.values()))
         except Exception as error:  # recording boundary: reset may have returned anything
-            raise crash("reset", error) from error
+            raise crash("reset", error, who=self._env.reset) from error
         self._begin(prompt, tools, observation)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
             return self._end(reached)
@@ -417,7 +418,7 @@ class ToolAgentLoop:
         try:
             step = as_step_result(value)
         except Exception as error:  # recording boundary: step may have returned anything
-            raise crash("step", error) from error
+            raise crash("step", error, who=self._env.step) from error
         self._recorder.set_reward(step.rewards)
         turn.reward = step.rewards
         result = self._result
@@ -428,6 +429,11 @@ class ToolAgentLoop:
         result.explanation = later(result.explanation, step.explanation)
         for name, value in step.reward_parts.items():
             result.reward_parts[name] = result.reward_parts.get(name, 0.0) + value
+        if max(len(result.extra_logs), len(result.reward_parts)) > MOST_NAMES:
+            error = EnvError(
+                f"extra_logs and reward_parts of all steps have more than {MOST_NAMES} names"
+            )
+            raise crash("step", error)
         return step
 
     def _silence(self, turn: SampledTurn) -> Reached:

@@ -61,7 +61,7 @@ class PromptCache:
                     return prompt
             self.rendered += 1
             prompt = await self._long_texts.run(
-                _characters(observation), self._render, observation, tools
+                characters_of(observation), self._render, observation, tools
             )
             self._known.append((observation, tools, prompt))
             return prompt
@@ -103,7 +103,8 @@ class PromptCache:
         return tuple(self._chat.render_prompt(content, tools))
 
 
-def _characters(observation: Observation) -> int:
+def characters_of(observation: Observation) -> int:
+    """Length of the texts of an observation; each image counts as a long one."""
     content = observation.content
     if isinstance(content, str):
         return len(content)

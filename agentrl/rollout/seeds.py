@@ -15,7 +15,7 @@ def rollout_seed(seed: int, task_id: str, index: int) -> int:
         >>> rollout_seed(0, "task", 1) == rollout_seed(0, "task", 1) != rollout_seed(0, "task", 2)
         True
     """
-    key = f"{seed}\x1f{task_id}\x1f{index}".encode()
+    key = f"{seed}\x1f{task_id}\x1f{index}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") & _MASK
 
 

@@ -13,12 +13,14 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import RolloutSection
 from agentrl.engine import Generator
-from agentrl.env import AgentInstance, EnvContext
+from agentrl.env import AgentInstance, EnvContext, asked
 from agentrl.errors import ConfigError
+from agentrl.plugins.own_threads import keep_pool_free
 from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.adapt import adapt_env, make_dict_env
 from agentrl.rollout.adapters.declared_scores import declares_scores
@@ -131,6 +133,7 @@ class RolloutWorker:
             The rows of all `n` rollouts in order of their index, failed ones included. Never
             raises for a failed rollout; on cancellation everything is released first.
         """
+        keep_pool_free()
         prompts = PromptCache(self._parts.chat, self._parts.long_texts)
         names = [f"{group_id}/{index}" for index in range(n)]
         efforts = [Effort(self.in_flight.begin(name, task.id)) for name in names]
@@ -230,11 +233,12 @@ class RolloutWorker:
             use=use,
         )
         effort.activity.attempt(session_id)
+        limit_s = self._parts.limits.env_timeout_s
         env: AgentInstance | None = None
         tools: dict[str, Tool] = {}
         try:
             try:
-                with user_code():
+                with user_code(limit_s=limit_s, who="the constructor"):
                     for name, tool in self._parts.tools.items():
                         tools[name] = tool.fresh()
                     env = self._new_env()
@@ -285,7 +289,7 @@ class RolloutWorker:
         limit_s = self._parts.limits.env_timeout_s
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         if env is not None and type(env).close is not AgentInstance.close:
-            steps.append(("env.close", env.close))
+            steps.append(("env.close", partial(asked, env.close)))
         for tool in tools:
             # What a tool left in the sandbox is ended while there is one.
             if type(tool).close is not Tool.close:

@@ -6,7 +6,9 @@ import contextlib
 import gc
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +43,7 @@ from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.checks.resumed import resume_notes
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -88,6 +90,8 @@ async def train(
         datasets = dataset_sections(plan.tasks)
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(plan.tasks, chosen=chosen)
+        check_labels(tasks, plan.rollouts)
+        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks.dataset)
         if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
         await require_fleet(plan.engines)
@@ -211,6 +215,9 @@ async def _run_from_disk(
     stop: StopSwitch,
 ) -> RunResult:
 
+    began = time.monotonic()
+    from agentrl.train.optim.resumed import resume_notes
+
     sweep(directory.checkpoints)
     point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
     for path in point.damaged:
@@ -268,8 +275,11 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
+            # Models that are loaded take time of the run, too.
+            opened_s = point.history.elapsed_s + time.monotonic() - began
+            history = replace(point.history, elapsed_s=opened_s)
             run = make_run(
-                plan.schedule, directory, parts, history=point.history, progress=progress, stop=stop
+                plan.schedule, directory, parts, history=history, progress=progress, stop=stop
             )
             with frozen_heap():
                 async with progress.watching(opened.stages.in_flight):

@@ -27,6 +27,7 @@ from agentrl.runtime.assembly.engines import (
 )
 from agentrl.runtime.assembly.local_stages import LocalRollouts
 from agentrl.runtime.assembly.parts import make_worker, open_sandboxes
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.tools import open_tools
 from agentrl.runtime.children.open_workers import open_workers
 from agentrl.runtime.children.stages import ChildRollouts, EngineNews
@@ -105,6 +106,8 @@ async def open_policy(
             if train
             else model_source(engine.model, path=model_path)
         )
+        context = engine.rollout.max_context_tokens
+        await run_computing(check_policy, source, engine.model, rollouts.chat, context=context)
         pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
         reader = _reader(pretrained, source, tokenizer)
         open_images(plan.trainer, engine.serving, reader, images or logs / "images")
@@ -113,7 +116,7 @@ async def open_policy(
                 engine.serving,
                 engine.sync,
                 engine.model,
-                max_context_tokens=engine.rollout.max_context_tokens,
+                max_context_tokens=context,
                 wait_s=engine_wait_s(engine.serving, on_ray=engine.runtime.kind == "ray"),
                 model=pretrained.model if pretrained else None,
                 source=source,

@@ -23,13 +23,14 @@ from agentrl.runtime.assembly.resume_point import ResumePoint
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
 from agentrl.runtime.assembly.weight_check import (
+    Digests,
     FirstSyncCheck,
     Turn,
     most_apart,
     probe_prompts,
 )
 from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
-from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.assembly.weight_stream import sent_digests, sent_weights
 from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
 from agentrl.runtime.open_policy import Policy, open_policy
@@ -185,17 +186,22 @@ async def syncing(
     sync = WeightSync(policy.engines.client, sender, limit_s=section.timeout_s)
     try:
         await sync.connect()
-        assert policy.pretrained is not None  # there is something to train
-        weights = sent_weights(lora, policy.pretrained.model, trainer, backend=backend)
+        pretrained = policy.pretrained
+        assert pretrained is not None  # there is something to train
+        weights = sent_weights(lora, pretrained.model, trainer, backend=backend)
 
         async def score(turns: Sequence[Turn]) -> Sequence[Sequence[float]]:
             return await run_computing(turn_log_probs, trainer.backend, turns)
+
+        async def sent() -> Digests:
+            return await run_computing(sent_digests, pretrained.model, trainer)
 
         yield FirstSyncCheck(
             lambda version: sync.push(weights, version),
             policy.engines.client,
             score,
-            probe_prompts(policy.pretrained.tokenizer),
+            sent,
+            probe_prompts(pretrained.tokenizer),
             shared=policy.engines.shares_weights,
             bound=most_apart(serving.args if serving.engine == "vllm" else {}),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import RunError
+from agentrl.errors import RunError, TrainError
 from agentrl.machine.files import flush, replacing
+from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
 
@@ -56,7 +58,18 @@ def save_trainer_state(
     kl_coef: float = 0.0,
     reference: dict[str, Any] | None = None,
 ) -> None:
-    """Write `trainer.pt` atomically; the arguments are the fields of `TrainerState`."""
+    """Write `trainer.pt` atomically; the arguments are the fields of `TrainerState`.
+
+    Raises:
+        TrainError: a weight in it is NaN or infinite; nothing is written.
+    """
+    check_finite(
+        _weights(optimizer, critic, reference),
+        who="the state of the trainer, about to be saved,",
+        remedy="nothing was saved; go on from the checkpoint before it, with a lower "
+        "train.learning_rate",
+        kind=TrainError,
+    )
     directory.mkdir(parents=True, exist_ok=True)
     state = {
         "format": _FORMAT,
@@ -72,11 +85,22 @@ def save_trainer_state(
         torch.save(state, path)
 
 
+def _weights(
+    optimizer: dict[str, Any], critic: dict[str, Any] | None, reference: dict[str, Any] | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Masters of policy and critic, and the reference; no moments, of which one may overflow."""
+    yield from optimizer.get("masters", {}).items()
+    for name, tensor in (critic or {}).get("masters", {}).items():
+        yield f"{name} of the critic", tensor
+    for name, tensor in (reference or {}).items():
+        yield f"{name} of the reference", tensor
+
+
 def load_trainer_state(directory: Path) -> TrainerState:
     """Read what `save_trainer_state` wrote; nothing in the file is executed.
 
     Raises:
-        RunError: no such file, a torn one, or one of another format.
+        RunError: no such file, a torn one, one of another format, or weights that are not finite.
     """
     path = directory / TRAINER_FILE
     if not path.is_file():
@@ -88,6 +112,12 @@ def load_trainer_state(directory: Path) -> TrainerState:
     found = state.get("format") if isinstance(state, dict) else None
     if found != _FORMAT:
         raise RunError(f"{path} has format {found!r}, this version reads {_FORMAT}")
+    check_finite(
+        _weights(state["optimizer"], state["critic"], state["reference"]),
+        who=str(path),
+        remedy="go on from an earlier checkpoint: delete this one",
+        kind=RunError,
+    )
     return TrainerState(
         version=state["version"],
         optimizer=state["optimizer"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -84,9 +84,13 @@ class FrozenPolicy:
         """The numbers of a whole weight that belong into `held()[name]`."""
         return full
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Whole weights by name. All ranks call; where each has a slice, those of rank 0 alone."""
-        return self.held()
+    def state_dict(self, wide: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole weights by name. All ranks call; where each has a slice, those of rank 0 alone.
+
+        Args:
+            wide: of the shapes of `held`; takes the place of those of the same name.
+        """
+        return {**self.held(), **wide}
 
 
 class SlicedFrozenPolicy(FrozenPolicy):
@@ -148,10 +152,10 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """`part` as in `FrozenPolicy.part`."""
         return self._slices.own(name, full)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, wide: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`state_dict` as in `FrozenPolicy.state_dict`; one tensor at a time is gathered."""
         kept: dict[str, Tensor] = {}
-        for name, slice_ in self.held().items():
+        for name, slice_ in super().state_dict(wide).items():
             with self._ranks.naming(f"gathering the reference's {name}"):
                 full = self._slices.full(name, slice_.detach())
             if self._ranks.rank == 0:

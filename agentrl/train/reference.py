@@ -56,6 +56,8 @@ class Reference(LogProbWorker):
             self.frozen = SlicedFrozenPolicy(
                 model, ranks=ranks, offload=offload, mask_keys=mask_keys
             )
+        self._wide: dict[str, Tensor] = {}
+        """In float32, what a mean moves of a reference in bfloat16; in this rank's slices."""
         super().__init__(self.frozen, name="reference policy")
 
     @torch.no_grad()
@@ -63,8 +65,8 @@ class Reference(LogProbWorker):
         """ref = share * policy + (1 - share) * ref (FORMULAS F21).
 
         Polyak averaging; a share of 1 copies the policy and is the periodic reset of TRL's
-        `sync_ref_model`. torch forms the sum in float32 and rounds it once: with a reference in
-        bfloat16 a share below about 0.01 loses what moves less than a bit at a time.
+        `sync_ref_model`. The mean of a reference in bfloat16 is kept in float32 beside it, 4 bytes
+        a weight: rounded each time, it would stand still where it moves less than half a bit.
 
         Args:
             weights: of the policy, full, under the names of the reference's own state. Every rank
@@ -86,7 +88,16 @@ class Reference(LogProbWorker):
                     f"{tuple(new.shape)} it has {got}"
                 )
             old, part = held[name], self.frozen.part(name, new)
-            old.copy_(part) if share == 1.0 else old.lerp_(part.to(old.device, old.dtype), share)
+            if share == 1.0:
+                self._wide.pop(name, None)
+                old.copy_(part)
+                continue
+            mean = old
+            if torch.promote_types(old.dtype, torch.float32) != old.dtype:
+                mean = self._wide.setdefault(name, old.detach().float())
+            mean.lerp_(part.to(mean.device, mean.dtype), share)
+            if mean is not old:
+                old.copy_(mean)
         if waiting:
             raise TrainError(
                 f"the reference cannot follow the policy: {len(waiting)} of its weights have no "
@@ -99,7 +110,7 @@ class Reference(LogProbWorker):
         Whole ones by name, whoever holds them: any number of ranks goes on with them. All ranks
         call; where each holds a slice it is empty on all but rank 0.
         """
-        return self.frozen.state_dict()
+        return self.frozen.state_dict(self._wide)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -113,7 +124,10 @@ class Reference(LogProbWorker):
             odd = min(state.keys() ^ shapes.keys())
             raise RunError(f"the saved reference policy belongs to another model: {odd} differs")
         for name, old in self.frozen.held().items():
-            old.copy_(self.frozen.part(name, state[name]))
+            part = self.frozen.part(name, state[name])
+            old.copy_(part)
+            if part.dtype != old.dtype:
+                self._wide[name] = part.to(old.device, copy=True)
 
 
 def load_reference(

@@ -17,6 +17,7 @@ from agentrl.types.endings import (
 from agentrl.types.examples import Completion, Conversation, PreferencePair
 from agentrl.types.messages import IMAGE_MARK, Image, ImageSpan, Message, Role, ToolCall, ToolResult
 from agentrl.types.rollouts import (
+    MOST_REWARD,
     Explanation,
     RewardValue,
     Task,
@@ -28,6 +29,7 @@ from agentrl.types.turns import AgentRequest, Generation, SamplingParams, Turn
 
 __all__ = [
     "IMAGE_MARK",
+    "MOST_REWARD",
     "TERMINATION_RULES",
     "AgentRequest",
     "CallStatus",

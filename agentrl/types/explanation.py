@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from agentrl.errors import choices
+from agentrl.errors import choices, shortened
 from agentrl.types import Explanation
 
 MOST_CHARS = 16_000
 """Characters of each text that are stored, the mark of what is left out included."""
 FIELDS = tuple(field.name for field in fields(Explanation))
 """Names of the texts."""
-_ROOM = 80
-"""Characters kept free for the mark."""
 
 
 def read_explanation(value: Any) -> Explanation | None:
@@ -50,23 +48,9 @@ def read_explanation(value: Any) -> Explanation | None:
                 f"explanation.{name} is {_kind(text)}, expected text; give str(...) of it, or "
                 "leave the field out"
             )
-    long = {name: shortened(text) for name, text in texts.items() if len(text) > MOST_CHARS}
-    if long:
-        return replace(value, **long)
+    if any(len(text) > MOST_CHARS for text in texts.values()):
+        return replace(value, **{name: shortened(text) for name, text in texts.items()})
     return value if any(texts.values()) else None
-
-
-def shortened(text: str, most: int = MOST_CHARS) -> str:
-    """Beginning and end of a text with a mark between them that counts how much is left out.
-
-    Args:
-        text: any text.
-        most: characters of the result, above 80.
-    """
-    if len(text) <= most:
-        return text
-    half = (most - _ROOM) // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
 def later(before: Explanation | None, after: Explanation | None) -> Explanation | None:

@@ -161,6 +161,10 @@ class Trajectory:
         return Counter(compress(self.policy_versions, self.response_mask))
 
 
+MOST_REWARD = 1e12
+"""Largest size of a reward: sums over turns, functions and groups stay finite."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardValue:
     """Value of a reward function, with the numbers behind it.

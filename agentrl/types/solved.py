@@ -19,7 +19,17 @@ def is_solved(score: float) -> bool:
         >>> is_solved(sum([0.1] * 10)), is_solved(0.999)
         (True, False)
     """
-    return score >= SOLVED - ROUNDING
+    return reaches(score, SOLVED)
+
+
+def reaches(score: float, bound: float) -> bool:
+    """True for a score of at least `bound`, or one that misses it by rounding alone.
+
+    Example:
+        >>> reaches(0.3 - 0.2, 0.1), reaches(0.09, 0.1)
+        (True, False)
+    """
+    return score >= bound - ROUNDING
 
 
 def unrounded(score: float) -> float:

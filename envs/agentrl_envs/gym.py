@@ -14,7 +14,6 @@ the action space is text, else a number or a name out of `actions`, between <act
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import math
 import re
@@ -25,6 +24,7 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.distribution import install_command
+from agentrl.plugins.own_threads import OwnThread
 from agentrl.types import Task
 from agentrl_envs.game_end import game_end
 from agentrl_envs.gym_plan import best_moves
@@ -82,6 +82,7 @@ class GymTask(AgentInstance):
         self._make = lambda: make_game(id, dict(kwargs or {}))
         self._game_name = f"{id} {sorted(dict(kwargs or {}).items())!r}"
         self._over = True
+        self._thread = OwnThread()
         try:
             self._words = action_words(id, self._game.action_space, self._names)
         except BaseException:
@@ -93,7 +94,7 @@ class GymTask(AgentInstance):
         self._steps = self._invalid = 0
         self._total = 0.0
         self._over = False
-        shown, _ = await asyncio.to_thread(self._game.reset, seed=self._seed(task))
+        shown, _ = await self._thread.call(self._game.reset, seed=self._seed(task))
         prompt = self._prompt if self._prompt is not None else f"{task.prompt}\n\n{self._words}"
         return Observation(content=f"{prompt.strip()}\n\n{await self._shown(shown)}".strip())
 
@@ -112,7 +113,7 @@ class GymTask(AgentInstance):
                 rewards=reward,
                 environment_feedback=f"That is no action. {self._words}",
             )
-        found = await asyncio.to_thread(self._game.step, move)
+        found = await self._thread.call(self._game.step, move)
         shown, reward, terminated, truncated, _ = found
         reward = float(reward)
         if not math.isfinite(reward):
@@ -141,7 +142,8 @@ class GymTask(AgentInstance):
 
     async def close(self) -> None:
         """Close the environment of Gymnasium."""
-        await asyncio.to_thread(self._game.close)
+        await self._thread.call(self._game.close)
+        self._thread.close()
 
     async def _price(self) -> float:
         """What a turn without an action costs."""
@@ -150,7 +152,7 @@ class GymTask(AgentInstance):
         return (await self._idle_price()).step
 
     async def _idle_price(self) -> IdlePrice:
-        return await asyncio.to_thread(price_of_idling, self._game_name, self._make)
+        return await self._thread.call(price_of_idling, self._game_name, self._make)
 
     async def _cut_off(self, reward: float) -> StepResult:
         """The end by limits of the rollout, before that of the game."""
@@ -177,7 +179,7 @@ class GymTask(AgentInstance):
             return observation.strip()[:_TEXT_CHARS]
         if self._game.render_mode == "ansi":
             # Colours are for terminals; to a model they are noise.
-            text = str(await asyncio.to_thread(self._game.render))
+            text = str(await self._thread.call(self._game.render))
             return re.sub(r"\x1b\[[0-9;]*m", _bracket, text).strip("\n")[:_TEXT_CHARS]
         return f"Observation: {observation}"[:_TEXT_CHARS]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat import PARSERS, ParsedTurn, build_chat, build_parser
 from agentrl.chat.json_calls import read_json
+from agentrl.chat.offered import OfferedTool
 from agentrl.config.schema import ChatSection
 from agentrl.rollout.history.meaning import thought_and_words
 from agentrl.testing.byte_tokenizer import ByteTokenizer
@@ -497,3 +498,91 @@ def test_a_value_that_is_nested_too_deeply_cannot_be_read() -> None:
     deep = "[" * 300 + "]" * 300
     assert "nested" in read_json(f'{{"a": {deep}}}', 0).error
     assert read_json(f'{{"a": [{"[[1], {}], " * 99}1]}}', 0).error == ""
+
+
+_DEFS = {
+    "Count": {"type": "integer"},
+    "Level": {"enum": [1, 2, 3], "title": "Level"},
+    "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "integer"}]},
+    "a/b c": {"const": 3},
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Count"}, "7", 7),
+        ({"$ref": "#/$defs/Level"}, "2", 2),
+        ({"$ref": "#/$defs/Loop"}, "7", 7),
+        ({"$ref": "#/$defs/a~1b%20c"}, "3", 3),
+        ({"$ref": "#/$defs/gone"}, "7", "7"),
+        ({"$ref": "https://example.org/x"}, "7", "7"),
+        ({"allOf": [{"$ref": "#/$defs/Count"}], "description": "x"}, "7", 7),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "7", 7),
+        ({"allOf": [{"type": ["string", "integer"]}, {"type": "integer"}]}, "7", 7),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"type": "integer"}, {"type": "array"}]}, "[1]", [1]),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "7", "7"),
+        ({"anyOf": [{"const": 3}, {"type": "string"}]}, "3", 3),
+        ({"anyOf": [{"type": "integer"}, {}]}, "7", "7"),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": [1, 2]}, "5", 5),
+        ({"enum": [0.5, 1]}, "0.5", 0.5),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"enum": ["auto", 1, 2]}, "auto", "auto"),
+        ({"enum": ["auto", 1, 2]}, "2", 2),
+        ({"enum": ["none", "all"]}, "none", "none"),
+        ({"enum": [1, True]}, "true", True),
+        ({"enum": [True, False]}, "False", False),
+        ({"enum": ["a", None]}, "null", None),
+        ({"const": 3}, "3", 3),
+        ({"const": "3"}, "3", "3"),
+        ({"const": {"x": 1}}, '{"x": 1}', {"x": 1}),
+        ({"type": "string", "enum": ["3"]}, "3", "3"),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"properties": {"x": {"type": "integer"}}}, '{"x": 1}', {"x": 1}),
+        ({"items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        (True, "7", "7"),
+        ({}, "7", "7"),
+    ],
+)
+def test_values_become_what_the_schema_resolves_to(
+    name: str, schema: Any, text: str, value: Any
+) -> None:
+    """Fails if a number behind a reference, an enum or a constant reaches the tool as text."""
+    offered = OfferedTool(
+        {
+            "name": "f",
+            "parameters": {"type": "object", "properties": {"a": schema}, "$defs": _DEFS},
+        }
+    )
+    reader = build_parser(name)
+    assert reader is not None
+    written = reader.write(ToolCall(id="", name="f", arguments={"a": text}, raw=""))
+    (call,) = parse(name, written, tools=[offered]).calls
+    assert call.status is OK
+    assert call.arguments == {"a": value}
+    assert type(call.arguments["a"]) is type(value)
+
+
+def test_arguments_are_found_in_all_parts_of_a_schema() -> None:
+    one, other = ({"properties": {key: {"type": "integer"}}} for key in "ab")
+    more = {"additionalProperties": {"type": "boolean"}}
+    parameters = {
+        "$ref": "#/$defs/Args",
+        "$defs": {"Args": {"allOf": [one, {"oneOf": [other, more]}]}},
+    }
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        deep = {"allOf": [deep]}
+    parameters["$defs"]["Args"]["properties"] = {"d": deep}
+    tool = OfferedTool({"name": "f", "parameters": parameters})
+    values = "".join(
+        f"<parameter={key}>{text}</parameter>"
+        for key, text in (("a", "1"), ("b", "2"), ("c", "true"), ("d", "4"))
+    )
+    (call,) = parse("qwen3_coder", f"<tool_call><function=f>{values}</function></tool_call>",
+                    tools=[tool]).calls  # fmt: skip
+    assert call.arguments == {"a": 1, "b": 2, "c": True, "d": "4"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from agentrl.config import leaves
 from agentrl.config.keys import sections_at
 
-KEYS = 192
+KEYS = 194
 """Of all run files. It may fall."""
-STANDING = 125
+STANDING = 127
 """Of them those that a run file has whose kinds and optional sections are the default ones."""
 
 

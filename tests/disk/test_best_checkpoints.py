@@ -243,7 +243,7 @@ async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["", "eval/a/score"])
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1)])
 def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
-    tmp_path: Path, by: str, order: Sequence[int]
+    tmp_path: Path, by: str, order: Sequence[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fails if a lost dataset, or lost tasks of one, raise the mean that decides what is kept."""
     whole = {
@@ -266,6 +266,7 @@ def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
             save_checkpoint(kept, replace(state(step), scores=found[step]), fill, section)
     assert best_checkpoint(kept, by).state.step == 1
     assert 1 in steps(kept)
+    assert "whole evaluation" not in caplog.text
     assert not would_be_kept(kept, replace(state(9), scores=found[4]), section)
     # Without a whole one, what is missing counts as failed: 0.9 of 3/4 beats 1.0 of 1/4.
     broken = tmp_path / "broken"
@@ -274,3 +275,4 @@ def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
             broken, replace(state(step), scores=found[step]), fill, CheckpointSection(keep_last=9)
         )
     assert best_checkpoint(broken, by).state.step == 4
+    assert "that of step 4, the best, lacks 25% of the tasks of a" in caplog.text

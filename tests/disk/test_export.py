@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agentrl.cli import main
 from agentrl.config import parse_config
@@ -13,7 +14,8 @@ from agentrl.config.schema import AlgorithmSection, CheckpointSection, TrainSect
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
 from agentrl.disk.export import export
 from agentrl.disk.run_directory import RunDir
-from agentrl.errors import RunError
+from agentrl.errors import ConfigError, RunError
+from agentrl.models.stored import check_exported
 from tests.runtime.tiny_project import write_model
 
 MINIMAL = {"env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"}}
@@ -86,6 +88,22 @@ def test_nothing_is_overwritten_and_an_empty_folder_is_filled(run: Path, tmp_pat
     with pytest.raises(RunError, match="out exists already; nothing is overwritten"):
         export(run, out, step=1)
     assert (out / "mine.txt").exists()
+
+
+def test_a_checkpoint_that_is_not_whole_and_finite_is_not_exported(
+    run: Path, tmp_path: Path
+) -> None:
+    export(run, tmp_path / "out", check=check_exported)
+    file = tmp_path / "out" / "model.safetensors"
+    whole, name = load_file(file), "model.layers.0.mlp.up_proj.weight"
+    without = {key: tensor for key, tensor in whole.items() if key != name}
+    poisoned = {**whole, name: whole[name] * torch.nan}
+    for weights, said in ((without, f"1 missing: {name}"), (poisoned, f"not finite.* {name}")):
+        save_file(weights, file, metadata={"format": "pt"})
+        with pytest.raises(ConfigError, match=rf"out .*{said}"):
+            # Looked at before anything is written, and where the run has it.
+            export(run, tmp_path / "lost", check=lambda _: check_exported(tmp_path / "out"))
+        assert not (tmp_path / "lost").exists()
 
 
 def test_a_failed_export_leaves_nothing(run: Path, tmp_path: Path) -> None:

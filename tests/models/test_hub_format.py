@@ -10,7 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from agentrl.models.hub_format import StoredForm, save_pretrained
+from agentrl.models.hub_format import save_pretrained
+from agentrl.models.stored_form import StoredForm
 from agentrl.train.model.lora import base_weights
 from tests.train.tiny_llama import tiny_model
 

@@ -24,6 +24,12 @@ def chat() -> ChatFormat:
 
 @pytest.fixture
 def bench(chat: ChatFormat) -> Callable[..., Bench]:
+    return bench_of(chat)
+
+
+def bench_of(chat: ChatFormat) -> Callable[..., Bench]:
+    """Makes benches of a chat format."""
+
     def make(
         replies: Any,
         make_env: Callable[[], Any],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any, ClassVar
 
 from agentrl.env import Observation, StepResult
 from agentrl.rollout import rollout_metrics
-from agentrl.tool import FunctionTool
-from agentrl.types import Termination, ToolStatus
+from agentrl.tool import FunctionTool, Tool
+from agentrl.types import Termination, ToolResult, ToolStatus
 from tests.rollout.rollout_fakes import Talk, call, refuse, sleep
 
 DONE = StepResult(done=True, rewards=1.0)
@@ -179,3 +180,36 @@ async def test_injected_markers_in_tool_output_stay_text(bench):
     specials = [i for i in ids if i > 255]
     assert starts == ()
     assert len(specials) == 3  # opens the tool turn, closes it, opens the model's turn
+
+
+class SlowToStart(Tool):
+    """Needs longer to start than a call may last; the call itself takes no time at all."""
+
+    name = "slow"
+    description = "Start slowly."
+    parameters: ClassVar[dict[str, Any]] = {"type": "object"}
+    timeout_s = 0.05
+
+    def __init__(self, start_s: float) -> None:
+        self.start_s = start_s
+
+    async def make_ready(self) -> None:
+        await asyncio.sleep(self.start_s)
+
+    async def call(self, arguments: Any, sandbox: Any) -> ToolResult:
+        return ToolResult(text="at last")
+
+
+async def test_what_a_call_needs_starts_outside_of_its_limit(bench):
+    """Fails if a tool's own limit counts the start of its server, or nothing bounds the start."""
+    made = bench([call("slow"), "bye"], lambda: Talk(StepResult(), DONE), tools=[SlowToStart(0.3)])
+    (result,) = (await made.one()).turns[1].tool_results
+    assert (result.status, result.text) == (ToolStatus.OK, "at last")
+    made = bench(
+        [call("slow"), "bye"], lambda: Talk(StepResult(), DONE), tools=[SlowToStart(600)],
+        timeout_s=0.5,
+    )  # fmt: skip
+    row = await made.one()
+    results = [result for turn in row.turns for result in turn.tool_results]
+    assert [result.status for result in results] == [ToolStatus.TIMEOUT]
+    assert "the time of the whole task ran out" in results[0].text

@@ -629,3 +629,24 @@ class PlainVerdict(Plain):
 )
 def test_the_code_of_an_environment_tells_if_it_gives_scores(env, expected):
     assert declares_scores(env) is expected
+
+
+class NoCoroutine(Talk):
+    """Written without `async`."""
+
+    def step(self, action):
+        return StepResult(rewards=1.0, done=True)
+
+    def close(self):
+        self.closed += 1
+
+
+async def test_a_step_that_is_no_coroutine_is_refused_by_name(bench, caplog):
+    """Fails with `object StepResult can't be used in 'await' expression`."""
+    made = bench(["hi"], NoCoroutine)
+    row = await made.one()
+    assert row.termination is Termination.ENV_CRASHED
+    assert "NoCoroutine.step is no coroutine: it returned StepResult" in row.termination_detail
+    assert "write it as `async def`" in row.termination_detail
+    assert made.envs[0].closed == 1
+    assert "NoCoroutine.close is no coroutine" in caplog.text

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
-from agentrl.errors import SyncError
+from agentrl.errors import ConfigError, SyncError
+from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import HEADER, AdapterWeights, Merger, with_delta
 from agentrl.sync.disk.disk import DiskReceiver, DiskSender
 from agentrl.sync.shm.shm import ShmReceiver, ShmSender
+from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.model.lora import adapters, add_adapters, base_weights, merged_weights
 
 
@@ -169,3 +173,44 @@ def test_the_stream_keeps_its_layout(tmp_path: Path) -> None:
     sent = sent_by(adapted(write_model(tmp_path)))
     first, second = ([(n, t.shape, t.dtype) for n, t in sent()] for _ in range(2))
     assert first == second
+
+
+def test_adapters_beside_experts_that_files_hold_apart_end_as_whole_weights(tmp_path: Path) -> None:
+    """Fails if experts are looked up in the folder as the one tensor that the model makes of them,
+    or if weights go to an engine under names that only the model has."""
+    torch.manual_seed(0)
+    section = MixtralConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    MixtralForCausalLM(section).save_pretrained(tmp_path)
+    attention = ("q_proj", "o_proj")
+    train = TrainSection(lora=LoraSection(rank=2, sync="adapters", targets=attention))
+    assert train.lora is not None
+    model: Any = MixtralForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    add_adapters(model, train.lora, base=str(tmp_path))
+    redraw(model, seed=3)
+    backend = TorchBackend(model, train=train, gradient_checkpointing=False)
+    trainer: Any = SimpleNamespace(backend=backend, weights=backend.weights)
+    alone, whole = (
+        sent_weights(lora, model, trainer, backend="shm")
+        for lora in (train.lora, LoraSection(rank=2, sync="merged"))
+    )
+    assert isinstance(alone, AdapterWeights)
+    assert same(Merger(str(tmp_path)).whole(alone()), whole())
+    assert "model.layers.0.block_sparse_moe.experts.3.w1.weight" in dict(whole())
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
+def test_adapters_on_experts_are_refused_with_what_can_have_some() -> None:
+    """Fails if they are trained and then left out of every weight that is saved or sent: peft
+    puts them on the parameters of experts where all linear layers are asked for."""
+    section = MixtralConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    wanted = (
+        r"experts of Mixtral.*mlp.experts.*train.lora.targets: \[k_proj, o_proj, q_proj, v_proj\]"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        add_adapters(MixtralForCausalLM(section), LoraSection(rank=2), base="anywhere")

@@ -146,6 +146,22 @@ async def test_a_server_on_stdio(script, monkeypatch):
         assert (await tools["word"].call({}, None)).text == "a word"
 
 
+async def test_a_server_is_started_before_the_clock_of_a_call(script, tmp_path):
+    """Caught: a server slower than a call's limit was begun anew by each call, and stopped."""
+    starts = tmp_path / "starts"
+    begin = f"open({str(starts)!r}, 'a').write('x')"
+    async with opened(command=script(f"{begin}\n{ODD}")) as tools:
+        tool = tools["pid"].fresh()
+        assert starts.read_text() == "x"
+        await tool.make_ready()
+        assert starts.read_text() == "xx"
+        first = await tool.call({}, None)
+        await tool.make_ready()
+        assert (await tool.call({}, None)).text == first.text
+        assert starts.read_text() == "xx"
+        await tool.close()
+
+
 async def test_a_server_ends_with_its_connection(script):
     async with opened(command=script(ODD), prefix="n_", only=["pid"]) as tools:
         (tool,) = tools.values()

@@ -400,7 +400,7 @@ def test_heads_and_checkpoints_that_do_not_fit_are_refused(saved):
     state = policy.state_dict()
     state.pop("model.layers.1.mlp.up_proj.weight")
     policy.save_pretrained(folder / "torn", state_dict=state)
-    with pytest.raises(ConfigError, match=r"lacks 1 weights .*up_proj"):
+    with pytest.raises(ConfigError, match=r"1 missing: .*up_proj"):
         load_value_model(*section_of(folder / "torn"))
     with pytest.raises(ConfigError, match="does not exist"):
         load_value_model(*section_of(folder / "nothing"))

@@ -55,6 +55,28 @@ def test_the_mean_is_formed_in_float32():
     assert (old.model.norm.weight == torch.tensor(1.95).to(torch.bfloat16)).all()
 
 
+def test_a_slow_mean_in_bfloat16_goes_as_far_as_one_in_float32():
+    """Fails with a mean that is rounded each time: it stands still, and loses it on a resume."""
+    ways = []
+    for dtype in (torch.float32, torch.bfloat16):
+        old, new = tiny_model(dtype, seed=1), tiny_model(dtype, seed=1)
+        with torch.no_grad():
+            for param in (began := old.model.norm.weight, new.model.norm.weight):
+                param.fill_(1.0)
+            new.model.norm.weight.fill_(1.25)
+        moving = Reference(old)
+        for step in range(200):
+            moving.follow(new.named_parameters(), share=0.01)
+            if step == 99:  # a resume in between
+                state = {name: tensor.clone() for name, tensor in moving.state_dict().items()}
+                began.data.fill_(7.0)
+                moving = Reference(old)
+                moving.load_state_dict(state)
+        ways.append(float(began.float().mean()) - 1.0)
+    assert ways[0] == pytest.approx(0.25 * (1 - 0.99**200), rel=1e-4)
+    assert ways[1] == pytest.approx(ways[0], abs=2**-8)
+
+
 def test_a_copy_of_the_policy_is_at_distance_zero():
     """Every second step: the KL of steps 3 and 5 is 0 to the bit, that of 2 and 4 is not.
 

@@ -10,13 +10,14 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.tasks.difficulty import keep_by_pass_rate
+from agentrl.fit.data.conversations.from_runs import _left_out
 from agentrl.inspect.pages.find import _by_index
 from agentrl.inspect.pages.find_line import parse_question
 from agentrl.inspect.pages.tasks import TaskQuestion, _kept
 from agentrl.preflight.reward.known_answers import AnswerKind, TriedAnswer
 from agentrl.preflight.reward.verdict import _solved
 from agentrl.reward import why_filtered
-from agentrl.types import Task
+from agentrl.types import Task, Termination, Trajectory
 from agentrl.types.solved import is_solved, unrounded
 
 TEN_TENTHS = sum([0.1] * 10)
@@ -46,6 +47,12 @@ def test_filters_and_views_see_a_solved_task(score: float, tmp_path: Path) -> No
         termination="env_done", detail="", tokens=1, sandbox=False,
     )  # fmt: skip
     assert _solved(tried)
+    row = Trajectory(
+        task_id="a", group_id="g", rollout_id="g/0", prompt_ids=(1,), response_ids=(2,),
+        response_mask=(1,), rollout_log_probs=(-0.1,), policy_versions=(0,), score=score,
+        termination=Termination.ENV_DONE,
+    )  # fmt: skip
+    assert _left_out(row, 1.0) == ""
     section = DatasetSection.model_validate(
         {"source": "x.jsonl", "difficulty": {"source": "column:rate", "keep": [1.0, 1.0]}}
     )

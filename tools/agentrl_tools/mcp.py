@@ -65,8 +65,8 @@ class McpServer(ToolSet):
             headers: sent with every request; `$NAME` stands for a variable of ours.
             only: names of the tools to offer; default all.
             prefix: put before the names the model sees, where two servers share one.
-            timeout_s: wall-clock limit of one call in seconds.
-            open_s: seconds the server may take until it answers.
+            timeout_s: wall-clock limit of one call in seconds, once the server is there.
+            open_s: seconds the server may take until it answers, whatever a call may take.
             shared: one connection for all rollouts of a process, for servers that are slow to start
                 and keep nothing.
 
@@ -208,6 +208,14 @@ class McpTool(Tool):
             lines = [f"{e.json_path.removeprefix('$.')}: {e.message[:300]}" for e in errors]
             raise ToolError(f"Invalid arguments for {self.name}: {'; '.join(lines)}")
         return arguments
+
+    async def make_ready(self) -> None:
+        """Start the server where it is not there yet, for at most `open_s`.
+
+        Raises:
+            EnvError: the server does not answer as one.
+        """
+        await self._connection.client()
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
         """Call the tool on its server.

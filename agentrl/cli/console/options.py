@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from agentrl.plugins.leaving import ends_alone
+
 if TYPE_CHECKING:
     from agentrl.runtime.progress import Progress
 
@@ -38,7 +40,7 @@ def watched(
 
     try:
         with watch(console) as progress:
-            return asyncio.run(work(progress))
+            return asyncio.run(ends_alone(work(progress)))
     except Interrupted as stop:
         console.print(stopped, markup=False, soft_wrap=True)
         raise typer.Exit(128 + stop.signal) from None

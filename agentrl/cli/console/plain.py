@@ -76,7 +76,9 @@ class PlainView(QuietLines, Progress):
         self._plan = plan
         self._say(f"run {plan.run_dir}")
         self._say(f"model {plan.model}; sandbox {plan.sandbox}")
-        text = f"{plan.tasks} tasks, {plan.rollouts_per_step} rollouts a step, {plan.steps} steps"
+        text = f"{plan.tasks} tasks"
+        if plan.steps:
+            text += f", {plan.rollouts_per_step} rollouts a step, {plan.steps} steps"
         self._say(text + (f", {plan.max_minutes:g} minutes at most" if plan.max_minutes else ""))
         if plan.done:
             self._say(f"resumed after step {plan.done}")
@@ -97,7 +99,9 @@ class PlainView(QuietLines, Progress):
 
     def evaluated(self, summary: EvalSummary) -> None:
         """Print one line with the score."""
-        self._say(f"eval {summary.name} after step {summary.step}: {summary.score.text()}")
+        trains = self._plan is not None and self._plan.steps > 0
+        when = f" after step {summary.step}" if trains else ""
+        self._say(f"eval {summary.name}{when}: {summary.score.text()}")
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print one line with the step's metrics."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.errors import ConfigError, RunError
+from agentrl.types.solved import reaches
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
@@ -82,7 +83,7 @@ def judge(
             step=number,
             rollout=one.rows[-1].rollout_id,
             by=f"{JUDGE}{name}",
-            label=label if one.score >= at_least else otherwise,
+            label=label if reaches(one.score, at_least) else otherwise,
             comment=_comment(one),
         )
         for one in judged

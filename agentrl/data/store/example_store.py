@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
+from agentrl.data.store.bounds import open_parquet, why_not_read
 from agentrl.data.store.example_columns import (
     EXAMPLES_SCHEMA,
     EXAMPLES_VERSION,
@@ -28,6 +28,7 @@ from agentrl.data.store.example_columns import (
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.step_files import step_name, step_of
 from agentrl.errors import DataError
+from agentrl.machine.inside import within
 
 _VERSION = b"agentrl.examples_version"
 _OBJECTIVE = b"agentrl.objective"
@@ -94,7 +95,7 @@ class ExampleStore:
             if not path.is_file() or path.stat().st_size > _MOST_BYTES:
                 # A pipe under the name of a file would make its reader wait for ever.
                 raise DataError(f"{path.name} is no file of examples")
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with open_parquet(within(self.directory, path)) as file:
                 metadata = file.metadata.metadata or {}
                 _require_ours(path.name, metadata, file.metadata.num_rows)
                 table = file.read(columns=EXAMPLES_SCHEMA.names).select(EXAMPLES_SCHEMA.names)
@@ -104,8 +105,7 @@ class ExampleStore:
         except DataError:
             raise
         except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"{path.name}: torn or damaged: {first}") from error
+            raise DataError(f"{path.name}: {why_not_read(error)}") from error
 
     def _files(self) -> Iterator[Path]:
         return self.directory.glob("step_*.parquet")

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
+from agentrl.data.store.bounds import open_parquet, why_not_read
 from agentrl.data.store.columns import escape, why_foreign
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.token_columns import (
@@ -42,6 +43,7 @@ from agentrl.data.store.token_columns import (
     encode_tokens,
 )
 from agentrl.errors import DataError
+from agentrl.machine.inside import within
 from agentrl.types import TrainedTokens
 
 logger = logging.getLogger(__name__)
@@ -138,7 +140,7 @@ class TokenStore:
 
     def _load(self, path: Path, rollout_id: str | None) -> list[pa.Table]:
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with open_parquet(within(self.directory, path)) as file:
                 reason = why_unreadable(file)
                 if not reason:
                     return list(_tables(file, rollout_id))
@@ -146,7 +148,7 @@ class TokenStore:
             # The file of a run that was cleared away while we were looking.
             return []
         except (OSError, pa.ArrowException) as error:
-            reason = f"torn or damaged: {str(error).splitlines()[0]}"
+            reason = why_not_read(error)
         if path not in self._warned:
             self._warned.add(path)
             logger.warning("skipping %s: %s", path, reason)

@@ -13,7 +13,6 @@ warning instead of hiding the rest of the run.
 from __future__ import annotations
 
 import logging
-import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.data.store.atomic import atomic_file
+from agentrl.data.store.bounds import open_parquet, why_not_read
 from agentrl.data.store.columns import (
     OPTIONAL,
     SCHEMA,
@@ -38,6 +38,7 @@ from agentrl.data.store.columns import (
 from agentrl.data.store.parquet_writer import write_parquet
 from agentrl.data.store.step_files import part_name, step_name, step_of, stored_steps
 from agentrl.errors import DataError
+from agentrl.machine.inside import within
 from agentrl.types import Trajectory, TrajectoryGroup
 from agentrl.types.explanation import FIELDS
 
@@ -144,6 +145,7 @@ class TrajectoryStore:
         groups: Sequence[TrajectoryGroup],
         advantages: Mapping[str, float] | None,
     ) -> Path:
+        within(self.directory, path)
         known = advantages or {}
         rows = [
             StoredTrajectory(
@@ -255,10 +257,7 @@ class TrajectoryStore:
 
     def _load(self, path: Path, columns: list[str] | None) -> list[pa.Table] | None:
         try:
-            # Opening a pipe under the name of a file would wait for ever.
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise OSError("not a file")
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with open_parquet(within(self.directory, path)) as file:
                 reason = why_unreadable(file)
                 if not reason:
                     return [
@@ -273,7 +272,7 @@ class TrajectoryStore:
             # The file of a run that was cleared away while we were looking.
             return None
         except (OSError, pa.ArrowException) as error:
-            reason = f"torn or damaged: {str(error).splitlines()[0]}"
+            reason = why_not_read(error)
         self._warn(path, reason)
         return None
 

@@ -15,7 +15,10 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.tasks.merged_nulls import MergedNulls
 from agentrl.errors import DataError
+from agentrl.machine.files import require_plain
+from agentrl.machine.inside import TRUST, trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class SourceRow:
     """A mapping of column names, or a finished `Task`; anything else is refused later."""
     base: Path | None = None
     """Folder that relative paths in the row start from; None for the working directory."""
+    flat: bool = False
+    """True where a cell is text alone, so that what is nested stands there as JSON."""
 
 
 def file_kind(path: Path) -> str | None:
@@ -51,7 +56,7 @@ def read_file(path: Path) -> Generator[SourceRow]:
     if kind is None:
         raise DataError(f"{path}: unknown kind of file; expected one of {', '.join(SUFFIXES)}")
     try:
-        for row in _READERS[kind](path):
+        for row in _READERS[kind](require_plain(path)):
             yield replace(row, base=path.parent)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
@@ -112,8 +117,11 @@ def _open(path: Path) -> BinaryIO | gzip.GzipFile:
 
 def _read_lines(path: Path) -> Generator[SourceRow]:
     with _open(path) as file:
-        for number, line in enumerate(file, start=1):
+        most = sys.maxsize if trusted() else _LINE_BYTES
+        for number, line in enumerate(iter(lambda: file.readline(most), b""), start=1):
             where = f"{path}, line {number}"
+            if len(line) == most:
+                raise DataError(f"{where}: more than {most} bytes; {_LARGE}")
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
@@ -130,8 +138,12 @@ def _read_lines(path: Path) -> Generator[SourceRow]:
 
 
 def _read_json(path: Path) -> Generator[SourceRow]:
+    data = bytearray()
     with _open(path) as file:
-        data = file.read()
+        while block := file.read(2**20):
+            data += block
+            if len(data) > _FILE_BYTES and not trusted():
+                raise DataError(f"{path}: more than {_FILE_BYTES} bytes; {_LARGE}")
     try:
         document = json.loads(data.removeprefix(b"\xef\xbb\xbf"))
     except json.JSONDecodeError as error:
@@ -159,9 +171,11 @@ def _read_json(path: Path) -> Generator[SourceRow]:
 
 def _read_csv(path: Path) -> Generator[SourceRow]:
     # The module's own limit of 128 KiB a cell is process-wide, and a prompt may be longer.
-    csv.field_size_limit(sys.maxsize)
+    most = sys.maxsize if trusted() else _LINE_BYTES
+    csv.field_size_limit(most)
     with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        reader = csv.DictReader(text, restkey=_REST, strict=True)
+        lines = iter(lambda: text.readline(most), "")
+        reader = csv.DictReader(lines, restkey=_REST, strict=True)
         try:
             for number, values in enumerate(reader, start=1):
                 where = f"{path}, row {number}"
@@ -173,7 +187,7 @@ def _read_csv(path: Path) -> Generator[SourceRow]:
                 missing = [name for name, cell in values.items() if cell is None]
                 if missing:
                     raise DataError(f"{where}: no cells for {missing}; the row is too short")
-                yield SourceRow(where=where, values=values)
+                yield SourceRow(where=where, values=values, flat=True)
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError(f"{path}, line {reader.line_num}: broken CSV: {error}") from None
 
@@ -181,15 +195,21 @@ def _read_csv(path: Path) -> Generator[SourceRow]:
 def _read_parquet(path: Path) -> Generator[SourceRow]:
     try:
         with pq.ParquetFile(path) as file:
-            number = 0
+            number, nulls = 0, MergedNulls(str(path), file.schema_arrow)
             for batch in file.iter_batches(batch_size=256):
                 for values in batch.to_pylist():
                     number += 1
-                    yield SourceRow(where=f"{path}, row {number}", values=values)
+                    yield SourceRow(where=f"{path}, row {number}", values=nulls.clean(values))
+            nulls.log()
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a readable parquet file: {error}") from error
 
 
+_LINE_BYTES = 2**28
+"""Of a line, or of a cell; a row of pictures in base64 has some megabytes."""
+_FILE_BYTES = 2**32
+"""Of a file that is read at once, unpacked."""
+_LARGE = f"set {TRUST}=1 if it is yours"
 _REST = "\0rest"
 _READERS: Mapping[str, Callable[[Path], Generator[SourceRow]]] = {
     ".jsonl": _read_lines,

@@ -83,11 +83,17 @@ _NEMO_LABELS = ("expected_answer", "ground_truth", "verifier_metadata")
 
 
 def _nemo_label(row: SourceRow) -> Any:
-    return next((row.values[name] for name in _NEMO_LABELS if name in row.values), ABSENT)
+    name = next((name for name in _NEMO_LABELS if name in row.values), None)
+    if name is None:
+        return ABSENT
+    found = row.values[name]
+    written = written_object(found) if name == "verifier_metadata" else None
+    return found if written is None else written
 
 
 def _nemo_prompt(row: SourceRow) -> Any:
     request = row.values["responses_create_params"]
+    request = request if (read := written_object(request)) is None else read
     if not isinstance(request, Mapping) or not request.get("input"):
         got = f"keys {sorted(request)}" if isinstance(request, Mapping) else type(request).__name__
         raise DataError(

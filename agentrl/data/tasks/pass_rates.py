@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from agentrl.config.schema import DatasetSection
 from agentrl.errors import DataError
+from agentrl.machine.files import require_plain
 from agentrl.metrics.intervals import wilson_interval
 from agentrl.types import Task
 
@@ -145,7 +146,7 @@ def read_measured(path: Path) -> dict[str, Measured]:
         DataError: it cannot be read, or is no such file.
     """
     try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        lines = require_plain(path).read_bytes().split(b"\n") if path.exists() else []
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     found: dict[str, Measured] = {}

@@ -49,6 +49,8 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
         )
     found = {name: _value(row, name, columns) for name in FIELDS}
     found["prompt"] = _written_messages(found["prompt"])
+    if row.flat and (label := written_object(found["label"])) is not None:
+        found["label"] = label
     if found["prompt"] is None:
         raise DataError(f"{row.where}: the prompt is null; expected text or a list of messages")
     used = {columns.get(name, name) for name in FIELDS if name != "images" or found[name]}
@@ -56,6 +58,7 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
     if (info := written_object(metadata.get("extra_info"))) is not None:
         metadata["extra_info"] = info
     inner = metadata.get("metadata")
+    inner = inner if (read := written_object(inner)) is None else read
     if isinstance(inner, dict):
         # A row written from a Task has its metadata in one column; it comes back as it was.
         del metadata["metadata"]

@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from agentrl.config import resolve_callable
 from agentrl.config.schema import DatasetSection
 from agentrl.data.tasks.files import (
@@ -18,9 +20,10 @@ from agentrl.data.tasks.files import (
     read_file,
     read_files,
 )
+from agentrl.data.tasks.merged_nulls import MergedNulls
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.models.hub import require_on_hub
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import text_of, user_code
 
 
 def open_source(section: DatasetSection, *, base: Path | None = None) -> Generator[SourceRow]:
@@ -46,6 +49,8 @@ def open_source(section: DatasetSection, *, base: Path | None = None) -> Generat
         return read_file(path)
     if file_kind(path) is None and ":" in source:
         return _function(section, base=base)
+    if path.exists():
+        raise DataError(f"dataset source {source!r}: {path} is no plain file and no folder")
     raise DataError(_not_there(source, path))
 
 
@@ -109,7 +114,7 @@ def _called(
         raise
     except Exception as error:  # the user's function may raise anything; this is its boundary
         raise DataError(
-            f"{where}: raised {type(error).__name__} after {number} rows: {error}"
+            f"{where}: raised {type(error).__name__} after {number} rows: {text_of(error)}"
         ) from error
 
 
@@ -168,5 +173,8 @@ def _split(dataset: Any, name: str, split: str) -> Any:
 
 
 def _dataset_rows(where: str, dataset: Iterable[Any]) -> Generator[SourceRow]:
+    features = getattr(dataset, "features", None)
+    nulls = MergedNulls(where, pa.schema([]) if features is None else features.arrow_schema)
     for number, values in enumerate(dataset, start=1):
-        yield SourceRow(where=f"{where}, row {number}", values=values)
+        yield SourceRow(where=f"{where}, row {number}", values=nulls.clean(values))
+    nulls.log()

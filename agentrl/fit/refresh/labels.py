@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from agentrl.config import resolve_callable
 from agentrl.config.reward import RefreshSection
 from agentrl.errors import ConfigError, GraderError
 from agentrl.fit.refresh.candidates import CandidatePair, NewestPairs, preference
+from agentrl.plugins.own_threads import own_thread
+from agentrl.plugins.user_code import described, hangs_in, user_call
 from agentrl.reward.target import ENV_PART
 from agentrl.served.waiting import limited
 from agentrl.types import PreferencePair, Task, Trajectory
@@ -110,15 +113,13 @@ class FunctionLabeller:
         given = (pair.task, pair.a, pair.b)
         try:
             async with limited(self._timeout_s):
-                if inspect.iscoroutinefunction(self._call):
-                    value = await self._call(*given, **self._args)
-                else:
-                    value = await asyncio.to_thread(self._call, *given, **self._args)
-                    value = await value if inspect.isawaitable(value) else value
-        except TimeoutError:
-            return GraderError(f"{where}: took longer than {self._timeout_s:g} s")
+                asked = functools.partial(own_thread, self._call, *given, **self._args)
+                value = await user_call(asked, limit_s=self._timeout_s)
+        except TimeoutError as error:
+            longest = f"{self._timeout_s:g} s{hangs_in(error)}"
+            return GraderError(f"{where}: took longer than {longest}")
         except Exception as error:  # boundary to a user's function, which may raise anything
-            return GraderError(f"{where}: {type(error).__name__}: {error}")
+            return GraderError(f"{where}: {described(error)}")
         return _probability(value, where)
 
 

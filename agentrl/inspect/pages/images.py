@@ -15,6 +15,7 @@ from agentrl.errors import RunError
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import rows_of
 from agentrl.inspect.read.shelf import Shelf
+from agentrl.machine.inside import within
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 _KINDS = (
@@ -141,7 +142,7 @@ def image_file(reader: RunReader, digest: str) -> tuple[bytes, str]:
         RunError: no such image in the folder of the run.
     """
     folder = reader.paths.images
-    data = (folder / digest).read_bytes() if _kept(reader, digest) else b""
+    data = within(folder, folder / digest).read_bytes() if _kept(reader, digest) else b""
     for start, kind in _KINDS:
         if data.startswith(start):
             return data, kind

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from agentrl.data.run.read import read_object
 from agentrl.data.store.columns import unescape
 from agentrl.data.store.example_store import ExampleStore
 from agentrl.data.store.token_store import TokenStore
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.errors import AgentrlError, ConfigError, UntrustedFile
 from agentrl.health import History, Verdict, diagnose, read_history
 from agentrl.inspect.read.runs import FoundRun, run_state
 from agentrl.inspect.read.stored_rows import StoredRows
 from agentrl.inspect.read.task_labels import TaskLabels
 from agentrl.inspect.read.token_text import token_pieces
+from agentrl.machine.inside import within
 from agentrl.plugins.distribution import install_command
 from agentrl.types import TrainedTokens
 from agentrl.types.finding import Status
@@ -52,10 +54,6 @@ class RunReader:
         self.run = run
         self.rows = StoredRows(run.path)
         self.paths = RunPaths(run.path)
-        self.tokens = TokenStore(self.paths.tokens)
-        self.task_labels = TaskLabels(self.paths.task_labels_file)
-        self.examples = ExampleStore(self.paths.examples)
-        """Examples that a fit has kept."""
         # What takes seconds on a large run must not hold up what takes milliseconds.
         self._health_lock = threading.Lock()
         self._curves_lock = threading.Lock()
@@ -63,6 +61,21 @@ class RunReader:
         self._health: tuple[str, Health] | None = None
         self._curves: tuple[str, History] | None = None
         self._pieces: tuple[object, Callable[[Sequence[int]], list[str]] | None] = (None, None)
+
+    @cached_property
+    def tokens(self) -> TokenStore:
+        """The trainer's numbers of every token."""
+        return TokenStore(self.paths.tokens)
+
+    @cached_property
+    def task_labels(self) -> TaskLabels:
+        """The labels of the tasks."""
+        return TaskLabels(self.paths.task_labels_file)
+
+    @cached_property
+    def examples(self) -> ExampleStore:
+        """Examples that a fit has kept."""
+        return ExampleStore(self.paths.examples)
 
     @property
     def path(self) -> Path:
@@ -81,6 +94,12 @@ class RunReader:
 
     def revision(self) -> str:
         """Another text whenever the run has written something; costs a few stats."""
+        try:
+            return self._revision()
+        except UntrustedFile as error:  # whatever is asked says so
+            return hashlib.blake2b(str(error).encode(), digest_size=8).hexdigest()
+
+    def _revision(self) -> str:
         paths = self.paths
         # What changes when a run writes: a folder changes when a file appears in it.
         watched = (
@@ -168,7 +187,7 @@ class RunReader:
         kept = (self.paths.tokenizer_file,)  # there before the first checkpoint is
         for path in (*kept, *self.paths.checkpoints.glob("*/tokenizer.json")):
             with contextlib.suppress(OSError):
-                status = path.stat()
+                status = within(self.path, path).stat()
                 if path.is_file() and status.st_size <= _TOKENIZER_BYTES:
                     found.append((status.st_mtime_ns, path))
         for changed, path in sorted(found, reverse=True)[:3]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from agentrl.data.store.bounds import open_parquet
 from agentrl.errors import RunError
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.safe_json import rows_of, shown
@@ -252,7 +252,8 @@ def _trained_rows(
 ) -> Iterator[tuple[tuple[str, int], np.ndarray, np.ndarray]]:
     """`(rollout_id, row_index)`, which tokens were trained, and their first log-probability."""
     for path in files:
-        table = pq.read_table(path, columns=["rollout_id", "row_index", "trained", "old_log_probs"])
+        with open_parquet(path) as file:
+            table = file.read(columns=["rollout_id", "row_index", "trained", "old_log_probs"])
         if not table.num_rows:
             continue
         keys = zip(

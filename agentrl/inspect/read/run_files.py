@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.store import token_store, trajectory_store
+from agentrl.data.store.bounds import open_parquet, why_not_read
 from agentrl.data.store.columns import OPTIONAL
 from agentrl.data.store.step_files import step_of, stored_steps
+from agentrl.machine.inside import within
 from agentrl.metrics import read_metrics
 
 _EFFECTIVE = os.access in os.supports_effective_ids
@@ -99,7 +100,7 @@ class RunFiles:
             if isinstance(look, str):
                 continue
             try:
-                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                with open_parquet(path) as file:
                     for group in range(file.num_row_groups):
                         # Also finds text that is not UTF-8, which a reader would trip over.
                         file.read_row_group(group).validate(full=True)
@@ -107,7 +108,7 @@ class RunFiles:
                 del self._looks[path]
                 found += 1
             except (OSError, pa.ArrowException) as error:
-                self._looks[path] = (mark, _torn(error))
+                self._looks[path] = (mark, why_not_read(error))
                 found += 1
         if found:
             self.trajectories = self._whole_steps([file.path for file in self.trajectories])
@@ -124,17 +125,15 @@ class RunFiles:
 
     def _look(self, path: Path, why_unreadable: Callable[[pq.ParquetFile], str]) -> None:
         try:
-            status = path.stat()
+            status = within(self.run, path).stat()
             mark = (status.st_mtime_ns, status.st_size, status.st_ino)
             if path in self._looks and self._looks[path][0] == mark:
                 return
-            # A pipe under the name of a file would make its reader wait for ever.
-            regular = stat.S_ISREG(status.st_mode)
-            self._looks[path] = (mark, _footer(path, why_unreadable) if regular else "not a file")
+            self._looks[path] = (mark, _footer(path, why_unreadable))
         except FileNotFoundError:
             self._looks.pop(path, None)
         except OSError as error:
-            self._looks[path] = ((0, 0, 0), _torn(error))
+            self._looks[path] = ((0, 0, 0), why_not_read(error))
 
 
 def by_step(files: Iterable[StoredFile]) -> list[tuple[StoredFile, ...]]:
@@ -175,19 +174,15 @@ def metric_values(run: Path) -> Iterator[tuple[int, float | None, str, float]]:
 
 def _footer(path: Path, why_unreadable: Callable[[pq.ParquetFile], str]) -> StoredFile | str:
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             reason = why_unreadable(file)
             rows = file.metadata.num_rows
             lacks = OPTIONAL.difference(file.schema_arrow.names)
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        return _torn(error)
+        return why_not_read(error)
     return reason or StoredFile(path=path, rows=rows, lacks=lacks)
-
-
-def _torn(error: Exception) -> str:
-    return f"torn or damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import is_run, read_object
-from agentrl.errors import RunError
+from agentrl.errors import RunError, UntrustedFile
 
 RunState = Literal["running", "paused", "finished", "stopped"]
 
@@ -97,9 +97,11 @@ def run_state(path: Path) -> RunState:
                 return "paused"
             if time.time() - written < _FRESH_S:
                 return "running"
-    paths = RunPaths(path)
-    ended = paths.result_file.exists() or paths.evaluation_file.exists()
-    return "finished" if ended else "stopped"
+    with contextlib.suppress(UntrustedFile):
+        paths = RunPaths(path)
+        if paths.result_file.exists() or paths.evaluation_file.exists():
+            return "finished"
+    return "stopped"
 
 
 def pause_of(path: Path) -> tuple[int, str] | None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.store.bounds import open_parquet
 from agentrl.data.store.columns import SCHEMA
 from agentrl.data.store.step_files import step_of
 from agentrl.inspect.read.run_files import StoredFile
@@ -90,7 +91,7 @@ def make_shelf(
     begin = 0
     for file in files:
         try:
-            with pq.ParquetFile(file.path) as parquet:
+            with open_parquet(file.path, verify=False) as parquet:
                 footer = parquet.metadata
                 counts = [footer.row_group(g).num_rows for g in range(footer.num_row_groups)]
                 short = parquet.read(columns=_SHORT.names, use_threads=False)

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentrl.data.run.paths import RunPaths
+from agentrl.data.store.bounds import open_parquet
 from agentrl.data.store.columns import with_optional
 from agentrl.errors import RunError
 from agentrl.inspect.read.run_files import RunFiles, StoredFile, by_step
@@ -160,7 +160,7 @@ class StoredRows:
     ) -> list[pa.Table]:
         tables: list[pa.Table] = []
         try:
-            with pq.ParquetFile(part.file.path, page_checksum_verification=True) as file:
+            with open_parquet(part.file.path) as file:
                 part.check(file)
                 for group, (start, end) in enumerate(pairwise(part.starts)):
                     here = wanted[(wanted >= start) & (wanted < end)] - start

@@ -12,13 +12,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agentrl.data import TrajectoryStore
+from agentrl.data.store.bounds import open_parquet
 from agentrl.data.store.step_files import stored_steps
 from agentrl.errors import DataError
 from agentrl.inspect.read.safe_json import rows_of
 from agentrl.inspect.read.shelf import DAMAGE
+from agentrl.machine.inside import within
 from agentrl.types import TERMINATION_RULES
 
 Measure = Literal["score", "reward"]
@@ -43,7 +44,7 @@ def task_scores(trajectories: Path, kind: str, step: int) -> dict[str, float]:
     try:
         folder = TrajectoryStore(trajectories).path(step, kind).parent
         for path in stored_steps(folder.glob("*.parquet")).get(step, []):
-            with pq.ParquetFile(path) as file:
+            with open_parquet(within(trajectories, path), verify=False) as file:
                 parts.append(file.read(columns=_COLUMNS, use_threads=False).select(_COLUMNS))
         if not parts:
             return {}

@@ -223,7 +223,10 @@ def _trained(plan: TrainerPlan, shape: ModelShape) -> list[Part]:
         Part(what="gradients", size=sums),
     ]
     if plan.algorithm.needs_reference:
-        parts.append(Part(what="reference", size=shape.parameters * width // weights))
+        update = plan.algorithm.reference_update
+        # A mean that moves little at a time is kept in float32 beside a reference in bfloat16.
+        wide = 4 if update is not None and update.polyak < 1 and width < 4 else 0
+        parts.append(Part(what="reference", size=shape.parameters * (width + wide) // weights))
     if plan.algorithm.needs_values:
         moving = _moving(plan.critic.adapters, shape)
         state, _ = trained_bytes(train, model, moving, kept=optimizer)

@@ -5,6 +5,7 @@ Imports inside functions keep torch and transformers away until a check needs th
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Collection
 
@@ -25,14 +26,20 @@ from agentrl.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
 from agentrl.models.device import pick_device
-from agentrl.models.source import check_model_path, load_tokenizer, refuse_scoring_model
+from agentrl.models.source import (
+    check_model_path,
+    load_tokenizer,
+    refuse_scoring_model,
+)
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import load_task_sets, make_env_factory, open_sandboxes
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.sandbox_port import require_port
 from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
 from agentrl.runtime.health.rules import check_health
 from agentrl.sandbox import Isolation
 from agentrl.types.finding import Finding, Status, warn
@@ -93,6 +100,8 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
     if found.tokenizer is None:
         return warn("chat", "parser is known; the template needs the tokenizer above", "mend model")
     found.chat = chat = build_chat(found.tokenizer, section, images=found.images)
+    source, context = model_source(plan.model), plan.rollout.max_context_tokens
+    await asyncio.to_thread(check_policy, source, plan.model, section, context=context)
     if parser is None and plan.env.tools:
         return warn(
             "chat",
@@ -103,13 +112,15 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
 
 
 async def datasets(
-    plan: TaskPlan, run: RunSection, found: PreflightFacts, resume: bool
+    plan: TaskPlan, rollouts: RolloutPlan, run: RunSection, found: PreflightFacts, resume: bool
 ) -> Finding | str:
-    """Load every task of training and evaluation."""
+    """Load every task of training and evaluation, and measure prompts where they are bounded."""
     sections = dataset_sections(plan)
     kept = run_path(run) / CHOSEN_FILE
     chosen = read_chosen(kept, sections, base=plan.base) if resume else None
     sets = load_task_sets(plan, chosen=chosen)
+    check_labels(sets, rollouts)
+    sets = limit_prompts(sets, rollouts, plan.dataset)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

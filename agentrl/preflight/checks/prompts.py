@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.chat import ChatFormat
 from agentrl.config.plan import RolloutPlan
 from agentrl.config.schema import RolloutSection
-from agentrl.env import EnvContext
+from agentrl.env import EnvContext, asked
 from agentrl.errors import RunError
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.reward.known_answers import SOLVED, AnswerKind, find_solutions, label_text
@@ -66,7 +66,7 @@ async def prompts(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
                         chat, env, task, tools, timeout_s, found
                     )
                 finally:
-                    await env.close()
+                    await asked(env.close)
                     await sandbox.close()
     finally:
         await sandboxes.close()
@@ -83,7 +83,7 @@ async def _prompt_length(
 ) -> int:
     try:
         async with asyncio.timeout(timeout_s):
-            observation = await env.reset(task)
+            observation = await asked(env.reset, task)
     except TimeoutError:
         raise RunError(f"env.reset took longer than {timeout_s:g} s on task {task.id!r}") from None
     except Exception as error:  # any environment may raise anything; name it and the task

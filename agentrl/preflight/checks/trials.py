@@ -178,7 +178,8 @@ def _without_group_functions(plan: RewardPlan) -> RewardSection:
     functions = load_reward_functions(
         plan.reward, base=plan.base, timeout_s=plan.rollout.env_timeout_s
     )
-    names = functions.group.names if functions is not None and functions.group is not None else ()
+    group = functions.group if functions is not None else None
+    names = group.comparing if group is not None else ()
     kept = {name: item for name, item in plan.reward.functions.items() if name not in names}
     return plan.reward.model_copy(update={"functions": kept})
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from agentrl.chat import ChatFormat
 from agentrl.config.schema import RolloutSection
-from agentrl.env import EnvContext, Solution
+from agentrl.env import EnvContext, Solution, asked, turns_of
 from agentrl.errors import RunError
 from agentrl.rollout import adapt_env
 from agentrl.tool import Tool
-from agentrl.types import FinishReason, Task, ToolCall, Trajectory
+from agentrl.types import FinishReason, Task, Trajectory
 
 TASKS = 4
 """Tasks that every kind of answer is tried on, spread over the dataset."""
@@ -145,22 +145,15 @@ async def find_solutions(
         env.context = EnvContext(tools=tools)
         try:
             said = env.solution(task)
+            if said is not None and turns_of(said) is not None:
+                found[task.id] = said
         except Exception as error:  # boundary to a user's environment, which may raise anything
             raise RunError(
                 f"solution of the environment raised on task {task.id!r}: {type(error).__name__}: "
                 f"{error}"
             ) from error
         finally:
-            await env.close()
-        if said is None:
-            continue
-        turns = [said] if isinstance(said, str) else said
-        if not isinstance(turns, Sequence) or not all(isinstance(t, str | ToolCall) for t in turns):
-            raise RunError(
-                f"solution of the environment gave {type(said).__name__} for task {task.id!r}, "
-                "expected text, or a sequence of texts and ToolCalls, or None"
-            )
-        found[task.id] = said
+            await asked(env.close)
     return found
 
 

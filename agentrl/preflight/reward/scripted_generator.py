@@ -13,6 +13,7 @@ from agentrl.chat import ChatFormat
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams, ToolCall
+from agentrl.types.thoughts import CLOSE, OPEN, end_of_thought
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -68,15 +69,30 @@ def script_of(solution: Solution, chat: ChatFormat, section: ChatSection) -> Tur
 
 
 def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) -> tuple[int, ...]:
-    """One turn as a model would sample it: what it begins with left out, its stop token added."""
+    """One turn as a model would sample it: what it begins with left out, its stop token added.
+
+    Where it begins inside of a thought, that is ended first: what is only thought is never said.
+    """
+    prefix = section.reply_prefix
+    lead = f"{OPEN * chat.reasoning_prefilled}{prefix}"
+    thinks = end_of_thought(lead) == len(lead) > 0 and not lead.endswith(CLOSE)
     if isinstance(turn, ToolCall):
+        call = chat.write_call(turn)
+        text = f"{CLOSE}\n\n{call}" if thinks else call[_overlap(prefix, call) :]
         # A model samples the markers of a call as the single tokens they are.
-        call = chat.raw_delta(chat.write_call(turn), ended=False)
-        return (*call, chat.stop_token_ids[0])
-    text = turn.removeprefix(section.reply_prefix)
+        return (*chat.raw_delta(text, ended=False), chat.stop_token_ids[0])
+    text = turn.removeprefix(prefix)
+    if thinks and text.strip() and CLOSE not in text:
+        text = f"{CLOSE}\n\n{text}"
     ends = [at for stop in section.stop if (at := text.find(stop)) >= 0]
     if not ends:
         return (*chat.encode_plain(text), chat.stop_token_ids[0])
     at = min(ends)
     stop = next(i for i, word in enumerate(section.stop) if text.startswith(word, at))
     return (*chat.encode_plain(text[:at]), chat.action_stop_ids[stop])
+
+
+def _overlap(prefix: str, call: str) -> int:
+    """Characters with which a call begins that the prefix has written already."""
+    sizes = range(min(len(prefix), len(call)), 0, -1)
+    return next((size for size in sizes if prefix.endswith(call[:size])), 0)

@@ -19,6 +19,7 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.imports import resolve
+from agentrl.plugins.own_threads import OwnThread
 from agentrl.rollout.adapters.text_envs import text_env_of
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
 from agentrl.types import Message, Task
@@ -109,6 +110,7 @@ class DictEnv(AgentInstance):
         """Wrap `inner`; `finish` is awaited before its first use."""
         self._inner = inner
         self._finish = finish
+        self._thread = OwnThread()
         self._label: Any = None
         self._sampling = SimpleNamespace()
 
@@ -143,7 +145,7 @@ class DictEnv(AgentInstance):
             "metadata": dict(task.metadata),
         }
         extra = {"seed": self.context.seed} if _accepts_seed(self._inner.reset) else {}
-        observation = as_observation(await _awaited(self._inner.reset(states, **extra)))
+        observation = as_observation(await self._thread.call(self._inner.reset, states, **extra))
         if not isinstance(observation.content, str):
             raise EnvError("reset: 'observation' must be text in an environment of dictionaries")
         return Observation(content=observation.content, raw=True)
@@ -156,7 +158,7 @@ class DictEnv(AgentInstance):
             "label": self._label,
             "sampling_params": self._sampling,
         }
-        value = await _awaited(self._inner.step(states))
+        value = await self._thread.call(self._inner.step, states)
         if not isinstance(value, Mapping):
             return as_step_result(value)
         return as_step_result({**value, "sampling_params": self._overrides(value)})
@@ -165,7 +167,8 @@ class DictEnv(AgentInstance):
         """Close it too, if it can be closed."""
         close = getattr(self._inner, "close", None)
         if callable(close):
-            await _awaited(close())
+            await self._thread.call(close)
+        self._thread.close()
 
     def _overrides(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """What differs from how turns are sampled anyway; the object handed out counts too."""
@@ -193,10 +196,6 @@ def make_dict_env(cls: type, **args: Any) -> DictEnv:
     instance: Any = object.__new__(cls)
     inspect.signature(cls.__init__).bind(instance, **args)
     return DictEnv(instance, finish=partial(cls.__init__, instance, **args))
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _accepts_seed(function: Callable[..., Any]) -> bool:

@@ -2,12 +2,11 @@
 
 Both take the text of a turn, thought included, and give messages and a number back, so chat
 template, tools and limits are ours. Their methods may block: what is not a coroutine runs in a
-thread.
+thread of the environment.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import EnvError
 from agentrl.images import words
+from agentrl.plugins.own_threads import OwnThread
 from agentrl.types import Message, Task
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ class SkyRLEnv(AgentInstance):
         self._cls = cls
         self._config = _Config(args)
         self._inner: Any = None
+        self._thread = OwnThread()
+        self._called = self._thread.call
 
     async def reset(self, task: Task) -> Observation:
         """Make the environment of this task, which may change the prompt."""
@@ -52,15 +54,15 @@ class SkyRLEnv(AgentInstance):
         extras = {"extra_info": {}, "reward_spec": truth, "reward_model": truth, **task.metadata}
         if "max_turns" in self._config:
             extras.setdefault("max_turns", self._config["max_turns"])
-        self._inner = await _called(self._cls, env_config=self._config, extras=extras)
-        found = await _called(self._inner.init, _chat(task))
+        self._inner = await self._called(self._cls, env_config=self._config, extras=extras)
+        found = await self._called(self._inner.init, _chat(task))
         if not isinstance(found, tuple) or not found:
             raise EnvError(f"init returned {type(found).__name__}, expected (messages, metadata)")
         return Observation(content=_messages(found[0], "init"))
 
     async def step(self, action: Action) -> StepResult:
         """Hand over the text, take the dictionary."""
-        found = await _called(self._inner.step, action.whole_text)
+        found = await self._called(self._inner.step, action.whole_text)
         if not isinstance(found, Mapping) or not {"reward", "done"} <= set(found):
             got = sorted(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
             raise EnvError(f"step returned {got}, expected observations, reward, done, metadata")
@@ -76,14 +78,15 @@ class SkyRLEnv(AgentInstance):
             rewards=found["reward"],
             environment_feedback=() if done else _messages(found.get("observations"), "step"),
             done=done,
-            extra_logs=_numbers(await _called(metrics)) if done and callable(metrics) else {},
+            extra_logs=_numbers(await self._called(metrics)) if done and callable(metrics) else {},
         )
 
     async def close(self) -> None:
         """Close the environment, at most once."""
         inner, self._inner = self._inner, None
         if inner is not None:
-            await _called(inner.close)
+            await self._called(inner.close)
+        self._thread.close()
 
 
 class VerlInteraction(AgentInstance):
@@ -95,6 +98,8 @@ class VerlInteraction(AgentInstance):
 
     def __init__(self, cls: type, args: Mapping[str, Any]) -> None:
         self._inner: Any = cls(dict(args))
+        self._thread = OwnThread()
+        self._called = self._thread.call
         self._id: Any = None
         self._kwargs: dict[str, Any] = {}
         self._said: list[dict[str, Any]] = []
@@ -105,7 +110,7 @@ class VerlInteraction(AgentInstance):
         given = info.get("interaction_kwargs") if isinstance(info, Mapping) else None
         self._kwargs = dict(given) if given else {"ground_truth": task.label}
         self._said = _chat(task)
-        self._id = await _called(
+        self._id = await self._called(
             self._inner.start_interaction, self.context.rollout_id or None, **self._kwargs
         )
         return Observation(content=task.prompt)
@@ -116,7 +121,7 @@ class VerlInteraction(AgentInstance):
         if action.tool_calls and not action.last:
             self._said += [{"role": "tool", "content": r.text} for r in action.tool_results]
             return StepResult()
-        found = await _called(
+        found = await self._called(
             self._inner.generate_response, self._id, list(self._said), **self._kwargs
         )
         if not isinstance(found, tuple) or len(found) != 4:
@@ -138,11 +143,12 @@ class VerlInteraction(AgentInstance):
         """End the interaction, once."""
         finish = getattr(self._inner, "finalize_interaction", None)
         ended, self._id = self._id, None
-        if ended is None or not callable(finish):
-            return
-        # That of verl's base class takes nothing.
-        takes_any = bool(inspect.signature(finish).parameters)
-        await (_called(finish, ended, **self._kwargs) if takes_any else _called(finish))
+        if ended is not None and callable(finish):
+            # That of verl's base class takes nothing.
+            takes_any = bool(inspect.signature(finish).parameters)
+            given = ((ended,), self._kwargs) if takes_any else ((), {})
+            await self._called(finish, *given[0], **given[1])
+        self._thread.close()
 
 
 class _Config(dict[str, Any]):
@@ -155,13 +161,6 @@ class _Config(dict[str, Any]):
             raise AttributeError(
                 f"env.args has no {name!r}; it has {sorted(self) or 'nothing'}"
             ) from None
-
-
-async def _called(function: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(*values, **named)
-    found = await asyncio.to_thread(function, *values, **named)
-    return await found if inspect.isawaitable(found) else found
 
 
 def _chat(task: Task) -> list[dict[str, Any]]:

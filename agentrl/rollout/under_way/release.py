@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import hangs_in, user_call
+from agentrl.rollout.endings import crash
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -20,10 +21,10 @@ async def close_all(
     for name, step in steps:
         try:
             async with asyncio.timeout(limit_s):
-                with user_code():
-                    await step()
-        except Exception:  # recording boundary: what is over is over, the rollout keeps its ending
-            logger.warning("rollout %s: %s failed", session_id, name, exc_info=True)
+                await user_call(step, limit_s=limit_s)
+        except Exception as error:  # recording boundary: the rollout keeps its ending
+            detail = f"{crash(name, error).reached.detail}{hangs_in(error)}"
+            logger.warning("rollout %s: %s failed: %s", session_id, name, detail)
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

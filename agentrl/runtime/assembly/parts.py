@@ -31,7 +31,7 @@ from agentrl.data.tasks.selection import tasks_by_key
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.gateway import load_env
 from agentrl.gateway.side_model import SideCalls
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import described, user_code
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
@@ -92,14 +92,15 @@ def make_env_factory(
         return target(**section.args)
 
     try:
-        with user_code():
+        limit_s = RolloutSection().env_timeout_s if rollout is None else rollout.env_timeout_s
+        with user_code(limit_s=limit_s, who=f"the constructor of {section.target}"):
             make()
     except AgentrlError:
         raise
     except Exception as error:  # the constructor of a user's class may raise anything
         raise ConfigError(
             f"env.target {section.target!r} cannot be made with env.args "
-            f"{section.args}: {type(error).__name__}: {error}; its signature is "
+            f"{section.args}: {described(error)}; its signature is "
             f"{_signature(target)}"
         ) from error
     return make

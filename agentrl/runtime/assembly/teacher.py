@@ -16,6 +16,7 @@ from agentrl.disk.other_models import (
 )
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
+from agentrl.models.rotary import check_row_length
 from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model, stored_config
 from agentrl.models.vision.sizes import model_sizes
 
@@ -181,6 +182,9 @@ def _check_checkpoint(
             f"{KEY}.path {teacher.path!r} reads {positions} tokens, but a row may have {context} "
             "(rollout.max_context_tokens); lower that, or take a teacher of longer contexts"
         )
+    check_row_length(
+        shape, context, who=f"{KEY}.path {teacher.path!r}", key="rollout.max_context_tokens"
+    )
     if section.top_k > text.vocab_size:
         raise ConfigError(
             f"algorithm.distill.top_k is {section.top_k}, but {teacher.path!r} has "

@@ -48,6 +48,10 @@ _PROBE_S = 120.0
 
 Turn = tuple[Sequence[int], Sequence[int]]
 """A prompt and the ids that were sampled after it."""
+Digests = Mapping[str, Sequence[Any]]
+"""Dtype, shape and digest of weights, by name."""
+_SHOWN = 8
+"""Names in an error."""
 
 
 def probe_prompts(tokenizer: Any) -> list[list[int]]:
@@ -72,6 +76,7 @@ class FirstSyncCheck:
         push: Push,
         client: TokenClient,
         score: Callable[[Sequence[Turn]], Awaitable[Sequence[Sequence[float]]]],
+        sent: Callable[[], Awaitable[Digests]],
         prompts: Sequence[Sequence[int]],
         *,
         shared: bool,
@@ -83,11 +88,12 @@ class FirstSyncCheck:
             push: brings the weights of a version to all engines.
             client: in front of them.
             score: log-probabilities at temperature 1 by the trainer, which is between two steps.
+            sent: digests of the weights of a push, asked for only where they may be wrong.
             prompts: what the turns are sampled after.
             shared: whether engines sample from the tensors of the trainer, and pause for it.
             bound: largest mean absolute difference in nats.
         """
-        self._push, self._client, self._score = push, client, score
+        self._push, self._client, self._score, self._sent = push, client, score, sent
         self._prompts, self._shared, self._bound = prompts, shared, bound
         self._known: set[str] = set()
 
@@ -129,10 +135,31 @@ class FirstSyncCheck:
                 f"engine {name} does not sample from the weights of version {version} that were "
                 f"sent to it: its log-probabilities of {len(gaps)} tokens are {mean:.2f} nats from "
                 f"the trainer's on average (worst {max(gaps):.2f}, at most {self._bound:g} is "
-                "another kernel or number type); nothing it samples can be trained on. Set "
-                "serving.engine: embedded, or another version of vLLM"
+                "another kernel or number type), and nothing that it samples can be trained on. "
+                f"{await self._read_back(name)}. Set serving.engine: embedded, or use another "
+                "version of vLLM"
             )
         self._known.add(name)
+
+    async def _read_back(self, name: str) -> str:
+        """Weights that the engine holds otherwise than they were sent, in words."""
+        held: Digests = {}
+        try:
+            held = await self._client.engine(name).weight_digests()
+        except EngineError as error:
+            return f"What it holds cannot be read back: {error}"
+        sent = await self._sent()
+        both = [
+            key for key in sent.keys() & held.keys() if list(sent[key][:2]) == list(held[key][:2])
+        ]
+        if not both:
+            return "None of its weights can be read back in the form in which it was sent"
+        wrong = sorted(key for key in both if sent[key] != held[key])
+        count = f"{len(both)} of {len(sent)} weights can be read back as they were sent"
+        if not wrong:
+            return f"{count}, and are right; the others are packed or joined there"
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        return f"{count}; these differ: {', '.join(wrong[:_SHOWN])}{more}"
 
     async def _sample(self, name: str, version: int) -> list[Generation]:
         engine = self._client.engine(name)

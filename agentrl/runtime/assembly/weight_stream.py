@@ -11,12 +11,22 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.training import LoraSection
+from agentrl.models.stored_form import StoredForm
 from agentrl.sync import find_transfer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.train import Trainer
+
+
+def sent_digests(model: Any, trainer: Trainer) -> dict[str, list[Any]]:
+    """Digests of all weights of a push, by name; every rank of a divided backend iterates."""
+    from agentrl.sync.wire.checksum import weight_digests
+    from agentrl.train.model.lora import base_weights
+
+    form = StoredForm(model, [name for name, _ in base_weights(model)])
+    return weight_digests(form(trainer.weights()))
 
 
 def sent_weights(
@@ -30,7 +40,6 @@ def sent_weights(
         trainer: for whole weights.
         backend: that carries the stream.
     """
-    from agentrl.models.hub_format import StoredForm
     from agentrl.sync.adapters import AdapterWeights
     from agentrl.train.model.lora import (
         adapters,

@@ -13,6 +13,7 @@ from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
+from agentrl.models.rotary import rotary_limit
 from agentrl.models.source import load_tokenizer, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
@@ -20,7 +21,7 @@ from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backen
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
 from agentrl.runtime.records import find_cluster
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
-from agentrl.serving.vllm.command import server_command, vllm_device
+from agentrl.serving.vllm.command import require_one_config, server_command, vllm_device
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 from agentrl.types.finding import Finding, Status
 
@@ -63,6 +64,7 @@ async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
         return await _strangers(
             section.urls, tokenizer, backend, model=model, max_context_tokens=limit
         )
+    require_one_config(section.args)
     if plan.runtime.kind == "local":
         server_commands(
             section, plan.sync, model, max_context_tokens=limit, source=model.path, secret=""
@@ -206,8 +208,10 @@ async def _strangers(
     texts = None
     if tokenizer is not None:
         texts = {text: tokenizer.encode(text, add_special_tokens=False) for text in _TEXTS}
+    config = stored_config(model_source(model))
     expected = Expected(
-        vocab_size=_vocabulary(model),
+        vocab_size=int(config.get_text_config().vocab_size),
+        rotary_limit=rotary_limit(config),
         max_context_tokens=max_context_tokens,
         tokenizer_size=0 if tokenizer is None else len(tokenizer),
         texts=texts,
@@ -218,10 +222,6 @@ async def _strangers(
     answers = await asyncio.gather(*(check_server(url, expected) for url in urls))
     require(dict(zip(urls, answers, strict=True)))
     return f"{len(urls)} vLLM servers answer and fit, weights by {backend}"
-
-
-def _vocabulary(section: ModelSection) -> int:
-    return int(stored_config(model_source(section)).get_text_config().vocab_size)
 
 
 async def cluster(plan: EnginePlan) -> str:

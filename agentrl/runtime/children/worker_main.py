@@ -19,6 +19,7 @@ from typing import Any
 from agentrl.config.plan import RolloutPlan
 from agentrl.disk.logs import log_to, quiet_libraries
 from agentrl.machine.processes.child_main import ChildChannel, Frame
+from agentrl.plugins.leaving import ends_alone
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import HostReport, PolicyCopy, RolloutHost
 from agentrl.runtime.children.packed_group import PROTOCOL, PackedGroup
@@ -51,7 +52,7 @@ def serve(channel: ChildChannel) -> None:
     setup: WorkerSetup = pickle.loads(channel.receive().body)
     quiet_libraries()
     with log_to(setup.log):
-        asyncio.run(_WorkerServer(channel, setup).run())
+        asyncio.run(ends_alone(_WorkerServer(channel, setup).run()))
 
 
 class _WorkerServer:

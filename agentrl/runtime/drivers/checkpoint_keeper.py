@@ -105,7 +105,7 @@ class CheckpointKeeper:
             self._progress.note(disk_full(self._run_dir.path, error))
             return
         self._saved = step
-        self._clock.checkpoint_s = self._clock.now() - began
+        self._clock.note_checkpoint(self._clock.now() - began)
 
     async def score(self, step: int) -> None:
         """Add the scores of a step to its checkpoint, if it has one that is still there."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.config.schema import EvalSection
 from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
-from agentrl.runtime.drivers.groups import stable_seed
+from agentrl.runtime.drivers.groups import eval_seeds
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
 from agentrl.runtime.health.failure_watch import FailureWatch
 from agentrl.runtime.progress import Progress
@@ -71,7 +71,7 @@ class Evaluator:
                 n=self._section.n_samples,
                 temperature=self._section.temperature,
                 # The same draws before and after training sharpen the paired difference.
-                seed=lambda task: stable_seed(self._seed, "eval", name, task.id),
+                seed=eval_seeds(self._seed, name),
                 beside=beside,
             )
             self._watch.evaluated(step, [handle.report for handle in groups])

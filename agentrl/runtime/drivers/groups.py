@@ -26,6 +26,16 @@ class GroupRunner(Protocol[G]):
         ...
 
 
+def eval_seeds(seed: int, name: str) -> Callable[[Task], int]:
+    """Seed of each task of an evaluation: the same in a run, after it, and in `agentrl eval`.
+
+    Args:
+        seed: `run.seed`.
+        name: of the dataset.
+    """
+    return lambda task: stable_seed(seed, "eval", name, task.id)
+
+
 def stable_seed(*parts: object) -> int:
     """A 63-bit seed that is the same in every process for the same parts.
 
@@ -33,7 +43,8 @@ def stable_seed(*parts: object) -> int:
         >>> stable_seed(0, "train", 1, "task-7") == stable_seed(0, "train", 1, "task-7")
         True
     """
-    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    text = "\x1f".join(map(str, parts))
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from agentrl.metrics import MetricBag
+
+_RECENT = 5
+"""Steps of which the longest is expected next."""
 
 
 class RunClock:
@@ -32,10 +36,18 @@ class RunClock:
         """The clock that everything a driver measures is measured with, in seconds."""
         self._began = now() - elapsed_s
         self._is_up = False
-        self.step_s = step_s
-        """Seconds of the last step that was rolled out."""
-        self.checkpoint_s = 0.0
+        self._steps_s = deque([step_s], maxlen=_RECENT)
+        self._checkpoint_s = 0.0
+        self._saved = False
+
+    @property
+    def checkpoint_s(self) -> float:
         """Seconds of the last checkpoint; 0 before the first."""
+        return self._checkpoint_s
+
+    def note_checkpoint(self, seconds: float) -> None:
+        """Count a checkpoint, which the metrics of the next step have, and no later one's."""
+        self._checkpoint_s, self._saved = seconds, True
 
     @property
     def elapsed_s(self) -> float:
@@ -56,7 +68,8 @@ class RunClock:
             evaluation_s: what the last evaluation took.
         """
         if self._limit_s is not None:
-            owed_s = self.step_s + evaluation_s + self.checkpoint_s
+            # The longest of some steps: the last one says little of the next.
+            owed_s = max(self._steps_s) + evaluation_s + self._checkpoint_s
             self._is_up = self._is_up or self.elapsed_s + owed_s > self._limit_s
         return self._is_up
 
@@ -70,8 +83,9 @@ class RunClock:
         bag = MetricBag()
         bag.sum("timing_s/step", seconds)
         bag.sum("timing_s/elapsed", self.elapsed_s)
-        if self.checkpoint_s:
-            bag.sum("timing_s/checkpoint", self.checkpoint_s)
+        if self._saved:
+            bag.sum("timing_s/checkpoint", self._checkpoint_s)
+            self._saved = False
         if fresh:
-            self.step_s = seconds
+            self._steps_s.append(seconds)
         return bag

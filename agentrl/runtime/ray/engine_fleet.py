@@ -16,7 +16,7 @@ from agentrl.runtime.assembly.engine_addresses import EngineAddress, connect_all
 from agentrl.runtime.assembly.engine_care import pause_limit_s
 from agentrl.runtime.assembly.engines import engine_wait_s, make_client
 from agentrl.runtime.assembly.live_servers import named_urls
-from agentrl.runtime.assembly.weight_check import FirstSyncCheck, Turn, most_apart
+from agentrl.runtime.assembly.weight_check import Digests, FirstSyncCheck, Turn, most_apart
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.ray.actors import RunActors
 from agentrl.runtime.ray.engine_actor import EngineReport
@@ -145,10 +145,14 @@ async def _checked(
     async def score(turns: Sequence[Turn]) -> Sequence[Sequence[float]]:
         return (await ranks.turn_log_probs(turns))[0]
 
+    async def sent() -> Digests:
+        return (await ranks.sent_digests())[0]
+
     return FirstSyncCheck(
         push,
         client,
         score,
+        sent,
         await ranks.probe_prompts(),
         shared=shared,
         bound=most_apart(section.args if section.engine == "vllm" else {}),

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
-from agentrl.models.hub_format import StoredForm
+from agentrl.disk.model_source import served_source
+from agentrl.models.stored_form import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.assembly.policy_check import check_policy
 from agentrl.runtime.assembly.rollout_host import PolicyCopy, copy_policy
 from agentrl.runtime.assembly.step_batch import StepMaker
 from agentrl.runtime.assembly.trainer import make_trainer
-from agentrl.runtime.assembly.weight_check import Turn, probe_prompts
-from agentrl.runtime.assembly.weight_stream import sent_weights
+from agentrl.runtime.assembly.weight_check import Digests, Turn, probe_prompts
+from agentrl.runtime.assembly.weight_stream import sent_digests, sent_weights
 from agentrl.runtime.ray.actor import RankSpec
 from agentrl.runtime.ray.sender import SenderFacts
 from agentrl.runtime.ray.step_parts import StepParts
@@ -95,6 +97,12 @@ class Rank:
         """
         plan = spec.plan.trainer
         checkpoint = str(rank_spec.checkpoint) if rank_spec.checkpoint else None
+        check_policy(
+            served_source(plan.model, plan.train.lora, checkpoint=checkpoint),
+            plan.model,
+            spec.plan.rollouts.chat,
+            context=plan.rollout.max_context_tokens,
+        )
         pretrained = load_trained(plan.model, plan.train, checkpoint=checkpoint)
         open_images(
             plan, spec.plan.engines.serving, pretrained.images, RunPaths(spec.run_dir).images
@@ -135,6 +143,10 @@ class Rank:
     def probe_prompts(self) -> list[list[int]]:
         """Prompts of the turns after which engines are compared with the ranks."""
         return probe_prompts(self._pretrained.tokenizer)
+
+    def sent_digests(self) -> Digests:
+        """Digests of the weights of a push; all ranks call where each holds a part."""
+        return sent_digests(self._pretrained.model, self.trainer)
 
     def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
         """Log-probabilities of sampled turns; all ranks call where each holds a part."""

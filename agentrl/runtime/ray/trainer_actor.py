@@ -29,7 +29,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import ABANDONED
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
-from agentrl.runtime.assembly.weight_check import Turn
+from agentrl.runtime.assembly.weight_check import Digests, Turn
 from agentrl.runtime.assembly.weight_route import own_address, urls_are_local
 from agentrl.runtime.ray.actor import (
     ActorLocation,
@@ -210,6 +210,11 @@ class TrainerActor:
     async def turn_log_probs(self, turns: Sequence[Turn]) -> list[list[float]]:
         """Log-probabilities of sampled turns; ranks that hold parts are all needed for it."""
         return await run_computing(self._own.turn_log_probs, turns)
+
+    @dispatch(Mode.BROADCAST)
+    async def sent_digests(self) -> Digests:
+        """Digests of the weights of a push; ranks that hold parts are all needed for it."""
+        return await run_computing(self._own.sent_digests)
 
     @dispatch(Mode.RANK_ZERO)
     async def open_sender(self, backend: str, cuda: bool) -> SenderFacts:

@@ -24,10 +24,12 @@ from agentrl.errors import RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.checks.task_faults import limit_prompts
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import (
     GroupRunner,
+    eval_seeds,
     rollouts_of,
     run_groups,
     sampling_of,
@@ -224,7 +226,7 @@ async def _score(
                     phase=f"eval {name}",
                     n=n,
                     sampling=policy_sampling(schedule.rollout, policy, schedule.eval.temperature),
-                    seed=schedule.run.seed,
+                    seed=eval_seeds(schedule.run.seed, name),
                     limit=RolloutLimit(at_once),
                     progress=progress,
                 )
@@ -263,7 +265,8 @@ async def collect(
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
         await stop.guard(require_engines(plan.engines, model_path=model_path))
-        chosen = load_task_sets(plan.tasks).train[:tasks]
+        sets = limit_prompts(load_task_sets(plan.tasks), plan.rollouts, plan.tasks.dataset)
+        chosen = sets.train[:tasks]
         n = schedule.rollout.n_samples_per_prompt
         store = TrajectoryStore(out / "trajectories")
         ended = itertools.count(1)
@@ -293,7 +296,7 @@ async def collect(
                         phase="rollout",
                         n=n,
                         sampling=sampling,
-                        seed=seed,
+                        seed=lambda task: stable_seed(seed, "rollout", task.id),
                         limit=RolloutLimit(most),
                         progress=progress,
                         on_group=keep,
@@ -344,7 +347,7 @@ async def _roll_out(
     phase: str,
     n: int,
     sampling: SamplingParams,
-    seed: int,
+    seed: Callable[[Task], int],
     limit: RolloutLimit,
     progress: Progress,
     on_group: Callable[[HeldGroup | PackedGroup], None] = lambda handle: None,
@@ -361,7 +364,7 @@ async def _roll_out(
         name=name,
         n=n,
         sampling=sampling,
-        seed=lambda task: stable_seed(seed, name, task.id),
+        seed=seed,
         limit=limit,
         on_group=note,
     )

@@ -40,6 +40,8 @@ class Expected:
     """Rows of the model's embedding."""
     max_context_tokens: int
     """As `rollout.max_context_tokens`."""
+    rotary_limit: int | None = None
+    """Longest context with the model's own rotary frequencies; None where they never change."""
     model: str = SERVED_NAME
     """Served model name."""
     tokenizer_size: int = 0
@@ -153,6 +155,14 @@ class _ServerProbe:
             fix = f"start it with --served-model-name {wanted}"
             self._add("model name", found=str(sorted(by_name)), needed=repr(wanted), fix=fix)
         length = by_name.get(name, {}).get("max_model_len") or 0
+        most = self._expected.rotary_limit
+        if most is not None and length > most:
+            self._add(
+                "context",
+                found=f"{length} tokens, for which vLLM takes the long rotary frequencies",
+                needed=f"at most {most}, up to which the model's own hold",
+                fix=f"start it with --max-model-len {most}",
+            )
         if length < self._expected.max_context_tokens:
             self._add(
                 "context",
@@ -193,7 +203,15 @@ class _ServerProbe:
         if not isinstance(config, dict):
             return
         overrides = config.get("hf_overrides")
-        have = (overrides if isinstance(overrides, dict) else {}).get("head_dtype", "model")
+        overrides = overrides if isinstance(overrides, dict) else {}
+        if others := sorted(overrides.keys() - {"head_dtype"}):
+            self._add(
+                "config",
+                found=f"--hf-overrides of {', '.join(others)}",
+                needed="config.json of model.path as it is, which the trainer reads, too",
+                fix="start it without, and change config.json of a copy of the model",
+            )
+        have = overrides.get("head_dtype", "model")
         # Logits of a float32 model are float32 either way.
         if have == wanted or str(config.get("dtype")).endswith("float32"):
             return

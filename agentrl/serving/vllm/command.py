@@ -165,6 +165,25 @@ def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, A
     return options
 
 
+def require_one_config(args: Mapping[str, Any]) -> None:
+    """Refuse overrides of the model's config that reach the servers of a run and not its trainer.
+
+    Args:
+        args: `serving.args`.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    theirs = _theirs(args, ()).get("hf_overrides")
+    names = sorted((_overrides(theirs, "model") or {}).keys() - {"head_dtype"})
+    if names:
+        raise ConfigError(
+            f"serving.args.hf_overrides changes {', '.join(names)} for the servers, but not for "
+            "the trainer, which would train another model than they sample from; change it in "
+            "config.json of a copy of model.path, which both read"
+        )
+
+
 def _overrides(given: Any, head_dtype: str) -> dict[str, Any] | None:
     """vLLM's `--hf-overrides` with the head that the trainer has; None leaves the option out."""
     try:

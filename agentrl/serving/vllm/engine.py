@@ -295,6 +295,11 @@ class VllmEngine(Engine):
         async with self._control:
             await stage(self._ask, ticket)
 
+    async def weight_digests(self) -> Mapping[str, Sequence[Any]]:
+        """Digests of the weights of the first worker; see `agentrl.engine.Engine`."""
+        answer = await self._ask("POST", "/collective_rpc", {"method": "weight_digests"})
+        return next(iter(answer.get("results", ())), None) or {}
+
     async def load_weights(self, ticket: WeightTicket) -> None:
         """Load new weights; see `agentrl.engine.Engine.load_weights`."""
         async with self._control:

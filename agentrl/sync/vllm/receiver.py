@@ -34,6 +34,7 @@ from agentrl.sync.transfer import WeightReceiver
 from agentrl.sync.vllm.reload import ReloadableModel
 from agentrl.sync.vllm.staging import SpareModel, Staging
 from agentrl.sync.vllm.twin import ModelTwin, make_twin
+from agentrl.sync.wire.checksum import weight_digests
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,10 @@ class AgentrlWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def staged_weights(self) -> bool:
         """True if no thread is loading weights."""
         return not self._staging.running
+
+    def weight_digests(self) -> dict[str, list[Any]]:
+        """Digests of the parameters that the model computes with, under its own names."""
+        return weight_digests(self.model.named_parameters())
 
     def _load_twin(self, twin: ModelTwin, ticket: WeightTicket) -> None:
         twin.spare.begin()

@@ -2,6 +2,7 @@
 
     /collective_rpc  {"method": "stage_weights", "kwargs": {"ticket": ...}}   begins, in a thread
     /collective_rpc  {"method": "staged_weights"}                             asked until it is done
+    /collective_rpc  {"method": "weight_digests"}                             what the model holds
 
 A call into a worker stops its engine until it returns, so the work is done in a thread. Servers
 are started with `--worker-extension-cls agentrl.sync.vllm.staging.StagingWorker`; one that is not
@@ -95,7 +96,7 @@ class SpareModel:
 
 
 class StagingWorker:
-    """Two calls that are added to the worker of a server."""
+    """Calls that are added to the worker of a server."""
 
     weight_transfer_engine: Any
     """Our engine, or one of vLLM's own, which stages nothing."""
@@ -115,3 +116,8 @@ class StagingWorker:
         """`{"done": ...}`, true once nothing is being staged."""
         staged = getattr(self.weight_transfer_engine, "staged_weights", None)
         return {"done": staged is None or staged()}
+
+    def weight_digests(self) -> dict[str, list[Any]]:
+        """Digests of what the model holds; none where an engine of vLLM's own receives weights."""
+        held = getattr(self.weight_transfer_engine, "weight_digests", None)
+        return {} if held is None else held()

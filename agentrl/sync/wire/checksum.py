@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import torch
 import xxhash
@@ -141,3 +142,13 @@ def _in_pieces(size: int, act: Callable[[int, int], bytes]) -> str:
 def empty_bytes(size: int) -> Tensor:
     """A flat buffer, not initialised."""
     return torch.empty(size, dtype=torch.uint8)
+
+
+def weight_digests(weights: Iterable[tuple[str, Tensor]]) -> dict[str, list[Any]]:
+    """Dtype, shape and digest by name, as JSON: two holders of the same weights have the same."""
+    found = [
+        described(name, tensor.detach().cpu().contiguous())
+        for name, tensor in weights
+        if tensor.numel()
+    ]
+    return {row.name: [row.dtype, list(row.shape), row.digest] for row in found}

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrl.env import Action, AgentInstance, EnvContext
+from agentrl.env import Action, AgentInstance, EnvContext, Observation
 from agentrl.errors import SandboxError
+from agentrl.plugins.user_code import hangs_in
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 from agentrl.testing.env_check.findings import broken
@@ -24,7 +25,7 @@ from agentrl.testing.env_check.values import (
     shown,
     text_of,
 )
-from agentrl.testing.env_check.watch import Blocked, BlockingWatch
+from agentrl.testing.env_check.watch import Blocked, BlockingWatch, NoCoroutine
 from agentrl.tool import Tool
 from agentrl.types import Message, Task
 from agentrl.types.finding import Finding
@@ -107,6 +108,10 @@ class Episode:
         """What it showed, as comparable text: the observation, then each step."""
         self.steps = 0
         self.done = False
+        self.score: float | None = None
+        """The last one that it gave."""
+        self.tools: tuple[Tool, ...] = ()
+        """Tools that its observation offers."""
         self.closed = False
         self._setting = setting
         self._task = task
@@ -149,7 +154,7 @@ class Episode:
 
     async def reset(self, *, code: str = "E101") -> None:
         """Reset it, for the first time or again."""
-        self.lines, self.steps, self.done, self._total = [], 0, False, 0.0
+        self.lines, self.steps, self.done, self._total, self.score = [], 0, False, 0.0, None
         self._setting.tried.resets += 1
         value = await call(self._setting, code, "reset", lambda: self.env.reset(self._task))
         for finding in check_observation(value):
@@ -157,6 +162,7 @@ class Episode:
             raise Failed
         self._history = text_of(value)
         self._messages = messages_of(value)
+        self.tools = value.tools if isinstance(value, Observation) else ()
         self.lines.append(f"observation {value!r}")
 
     async def step(self, action: Action, *, code: str = "E201") -> None:
@@ -173,6 +179,8 @@ class Episode:
         self.steps += 1
         self.done = is_done(value)
         self._total += finite_reward(value) or 0.0
+        if not wrong and fields["scores"] is not None:
+            self.score = float(fields["scores"])
         self._history += action.text + text_of(fields["environment_feedback"])
         feedback = messages_of(fields["environment_feedback"])
         said = (*self._messages, _said(action), *feedback)
@@ -199,7 +207,8 @@ class Episode:
         try:
             async with asyncio.timeout(setting.limits.step_s):
                 action = Action(text=text, raw_text=text, turn=self.steps)
-                value = await setting.watch.guard(self._stepping(action))
+                limit_s = setting.limits.step_s
+                value = await setting.watch.guard(self._stepping(action), limit_s=limit_s)
         except (Exception, Blocked):
             return
         if result_fields(value) is not None and not is_done(value):
@@ -243,15 +252,17 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
     limits = setting.limits
     try:
         async with asyncio.timeout(limits.step_s) as scope:
-            return await setting.watch.guard(start)
+            return await setting.watch.guard(start, limit_s=limits.step_s)
     except SandboxError:
         raise
     except Blocked:
         message = f"{what} held the event loop for more than {limits.block_s:g} s"
         setting.add(broken("E208" if huge else "E206", message))
+    except NoCoroutine as error:
+        setting.add(broken("E209", f"{what} {error}"))
     except Exception as error:  # an environment may raise anything: recorded as a finding
         if isinstance(error, TimeoutError) and scope.expired():
-            message = f"{what} took more than {limits.step_s:g} s"
+            message = f"{what} took more than {limits.step_s:g} s{hangs_in(error)}"
             setting.add(broken("E208" if huge else "E205", message))
         else:
             setting.add(broken(code, f"{what} {_raised(error)}"))

@@ -20,6 +20,7 @@ FIXES: Mapping[str, str] = {
     "E206": "Await instead of blocking: asyncio.sleep, asyncio.to_thread, or the sandbox.",
     "E207": "Return done=True at some point, at the latest when action.last is set.",
     "E208": "Run no slow search over a whole action, such as a pattern that backtracks.",
+    "E209": "Write reset, step and close as `async def`, and await what takes time.",
     "E301": "Return rewards as one float.",
     "E302": "Return a finite reward; guard divisions and logarithms.",
     "E303": "Keep the sum of an episode's rewards inside reward_range, or widen reward_range.",
@@ -37,6 +38,8 @@ FIXES: Mapping[str, str] = {
     "E405": "Join your threads in close.",
     "E406": "Kill and reap your child processes in close; better, run them in the sandbox.",
     "E407": "Await every command you start in the sandbox before close returns.",
+    "E501": "Return text from solution, or a list of texts and ToolCalls, or None; do not raise.",
+    "E502": "Make solution solve its task, or leave it out: preflight measures the reward by it.",
 }
 """Every code and how to fix what it reports."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from agentrl.env import Action, AgentInstance
+from agentrl.plugins.own_threads import keep_pool_free
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
 from agentrl.testing.env_check.episode import (
@@ -28,6 +29,7 @@ from agentrl.testing.env_check.episode import (
     close,
 )
 from agentrl.testing.env_check.findings import broken
+from agentrl.testing.env_check.solution import check_solution
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
 from agentrl.tool import Tool
@@ -38,7 +40,7 @@ _GRACE_S = 2.0
 """Time that what close has cancelled gets to end; a loaded machine may need it."""
 _LOOK_S = 0.1
 
-_HOPELESS = frozenset({"E101", "E205", "E206"})
+_HOPELESS = frozenset({"E101", "E205", "E206", "E209"})
 """After these every further episode would only fail, or wait, in the same way."""
 
 Solo = Mapping[tuple[int, str], tuple[str, ...]]
@@ -88,6 +90,7 @@ async def check_env(
         tried=tried if tried is not None else TriedCounts(),
         add=lambda finding: findings.setdefault(finding.name, finding) and None,
     )
+    keep_pool_free()
     before = Belongings.now()
     kept = None
     try:
@@ -134,6 +137,8 @@ async def _run(
     if "E201" not in findings:  # what ordinary text breaks, strange text breaks too
         await check_fuzz(setting, tasks[0])
     await check_close(setting, tasks[0])
+    if not findings:  # what else is wrong with it, a solution would only show again
+        await check_solution(setting, tasks)
     return kept
 
 

@@ -13,6 +13,7 @@ from agentrl.types import Message
 from agentrl.types.explanation import read_explanation
 from agentrl.types.finding import Finding
 from agentrl.types.history import read_history
+from agentrl.types.solved import unrounded
 
 
 def check_observation(value: Any) -> Iterator[Finding]:
@@ -43,7 +44,7 @@ def check_result(value: Any, *, wants_history: bool = False) -> Iterator[Finding
     score = fields["scores"]
     if score is not None:
         number = _number(score)
-        if number is None or not 0 <= number <= 1:
+        if number is None or not 0 <= unrounded(number) <= 1:
             yield broken("E304", f"step returned scores={shown(score)}")
     if not is_content(fields["environment_feedback"]):
         feedback = shown(fields["environment_feedback"])

@@ -15,15 +15,21 @@ from types import FrameType
 from typing import Any
 
 from agentrl.machine.processes.tree import children_of
-from agentrl.plugins.user_code import user_code
+from agentrl.plugins.user_code import call_limit, user_code
 from agentrl.testing.env_check.findings import broken
 from agentrl.types.finding import Finding
 
 _TICK_S = 0.1
+_OWN_THREADS = ("asyncio_", "waitpid-", "user-code")
+"""Beginnings of the names of threads that run calls, ours and the user's."""
 
 
 class Blocked(BaseException):
     """Raised inside code that held the event loop too long; no `except Exception` hides it."""
+
+
+class NoCoroutine(Exception):
+    """A method that a rollout awaits is none that can be awaited."""
 
 
 class BlockingWatch:
@@ -46,19 +52,27 @@ class BlockingWatch:
         """The stretch between two awaits ends."""
         self._since = None
 
-    async def guard(self, start: Callable[[], Any]) -> Any:
-        """Call `start`, await what it returns if that can be awaited, under the watch.
+    async def guard(self, start: Callable[[], Any], *, limit_s: float) -> Any:
+        """Call `start` and await what it returns, under the watch.
+
+        Args:
+            start: calls user code.
+            limit_s: within which the caller cancels it, for the threads that it may leave behind.
 
         Raises:
             Blocked: it held the event loop.
+            NoCoroutine: what it returned cannot be awaited.
         """
 
         async def run() -> Any:
             with user_code(Blocked):
                 value = start()
-                return await value if isinstance(value, Awaitable) else value
+                if not isinstance(value, Awaitable):
+                    raise NoCoroutine(f"returned {type(value).__name__} and is no coroutine")
+                return await value
 
-        return await _Guarded(self, run())
+        with call_limit(limit_s):
+            return await _Guarded(self, run())
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -128,7 +142,7 @@ class Belongings:
     tasks: frozenset[asyncio.Task[Any]]
     """Unfinished asyncio tasks."""
     threads: frozenset[threading.Thread]
-    """Living threads, without those of the event loop's own executor."""
+    """Living threads, without those that run calls of user code."""
     children: frozenset[int]
     """Process ids of living children."""
 
@@ -138,7 +152,9 @@ class Belongings:
         return cls(
             tasks=frozenset(asyncio.all_tasks()),
             threads=frozenset(
-                t for t in threading.enumerate() if not t.name.startswith(("asyncio_", "waitpid-"))
+                t
+                for t in threading.enumerate()
+                if not t.name.startswith(("asyncio_", "waitpid-", "user-code"))
             ),
             children=frozenset(children_of(os.getpid())),
         )

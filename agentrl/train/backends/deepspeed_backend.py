@@ -98,6 +98,12 @@ class DeepspeedBackend(LockstepBackend):
         trained = [param for param in self._model.parameters() if param.requires_grad]
         is_critic = isinstance(self._model, ValueModel)
         head = None if is_critic else self._model.get_output_embeddings()
+        # It would round buffers to the dtype of the weights: rotation frequencies, routers' biases.
+        buffers = [
+            (module, name, buffer)
+            for module in self._model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         engine, *_ = deepspeed.initialize(
             model=self._whole,
             model_parameters=trained,  # pyright: ignore[reportArgumentType]
@@ -105,6 +111,8 @@ class DeepspeedBackend(LockstepBackend):
             config=_settings(self._train, self._dtype, self._ranks.world_size),
             dist_init_required=False,
         )
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
         if _sharding(self._train).zero_stage == 3 and head is not None:
             # The head is not called: its weights are read by the pass around it.
             for param in head.parameters():

@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.models.lm_head import has_float32_head
+from agentrl.models.rotary import rotary_limit
 from agentrl.models.vision.embed import language_model
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.image_rows import image_arguments
@@ -145,6 +146,13 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     body = model.base_model
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
+    limit = rotary_limit(body.config) if hasattr(body, "config") else None
+    if limit is not None and int(batch.position_ids_T.max()) >= limit:
+        raise TrainError(
+            f"a row has {int(batch.position_ids_T.max()) + 1} tokens, and the rotary embedding of "
+            f"{type(body).__name__} has other frequencies for all rows beyond {limit}; keep rows "
+            f"at {limit} tokens or below"
+        )
     segments = Segments(lengths=batch.lengths, parents=batch.parents)
     if batch.images or batch.blank_passes:
         return _read_with_images(model, batch, segments)

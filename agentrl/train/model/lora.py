@@ -33,6 +33,7 @@ from agentrl.plugins.distribution import install_command
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""
 
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 _NAME = "default"
 _SEED = 0
 
@@ -270,12 +271,29 @@ def _check_targets(model: Any, targets: list[str], key: str) -> None:
                 f"{key}.targets: {target!r} is no linear layer of {type(model).__name__}; its "
                 f"linear layers are called {', '.join(_linear_names(model))}"
             )
+    # peft adapts the parameters of experts in place of their layers, which nothing here merges.
+    experts = [
+        name
+        for name, module in _adapted(model)
+        if getattr(module, "parameter_name", "weight") != "weight"
+    ]
+    if experts:
+        raise ConfigError(
+            f"{key}.targets {targets} put adapters on the experts of {type(model).__name__} "
+            f"({experts[0].replace('.base_layer', '')}), which agentrl cannot merge into its "
+            f"weights; name linear layers alone, as in {key}.targets: [{_attention(model)}]"
+        )
     head = model.get_output_embeddings()
     if any(module is head for _, module in _adapted(model)):
         raise ConfigError(
             f"{key}.targets names the head, which is computed in chunks without adapters; leave it "
             "out"
         )
+
+
+def _attention(model: Any) -> str:
+    """Linear layers of attention, for a message."""
+    return ", ".join(name for name in _linear_names(model) if name in _ATTENTION)
 
 
 def _linear_names(model: Any) -> list[str]:

@@ -11,9 +11,9 @@ from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
 from agentrl.models.lm_head import use_float32_head
-from agentrl.models.quickstart import quiet_loading
 from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model
 from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
+from agentrl.models.whole import load_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     """Load model and tokenizer in `section.dtype` on `section.device`.
 
     Raises:
-        ConfigError: the path is not a checkpoint, or the device is not there.
+        ConfigError: as `load_whole`, or the device is not there.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -54,12 +54,8 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     refuse_scoring_model(source)
     images = load_reader(source, tokenizer)
     loader = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
-    try:
-        with quiet_loading():
-            dtype = getattr(torch, section.dtype)
-            model: Any = loader.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {section.path!r} cannot be loaded: {error}") from None
+    who = f"model.path {section.path!r}"
+    model: Any = load_whole(loader, source, who=who, dtype=getattr(torch, section.dtype))
     if section.head_dtype == "float32":
         use_float32_head(model)
     else:

@@ -7,23 +7,19 @@ would be left out without a sound, and log-probabilities would be those of anoth
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, TrainError
+from agentrl.models.rotary import rotary_limit
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.stateful_layers import other_layers
 
-logger = logging.getLogger(__name__)
-
 _PROBE = 4
 """Tokens that are read to see what a model does with them."""
-_BY_LENGTH = ("longrope", "dynamic")
-"""Rotary embeddings whose frequencies follow the longest sequence they are given."""
 
 
 def check_readable(model: Any) -> None:
@@ -42,7 +38,6 @@ def check_readable(model: Any) -> None:
             "rows in one micro-batch would see each other; train a model whose attention goes "
             "through transformers' AttentionInterface (_supports_attention_backend)"
         )
-    _warn_of_rotary(body)
     ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)[None]
     try:
         with torch.no_grad(), packed_attention(model):
@@ -84,31 +79,4 @@ def check_readable(model: Any) -> None:
 def reads_length(model: Any) -> bool:
     """True if the position embeddings of a model depend on the longest row it has read."""
     body = getattr(model, "base_model", model)
-    return bool(_rotary_by_length(body))
-
-
-def _warn_of_rotary(body: Any) -> None:
-    """In a micro-batch the longest sequence is that of any row: the result would depend on it."""
-    for part in _rotary_by_length(body):
-        limit = (
-            part.get("original_max_position_embeddings")
-            or body.config.get_text_config().max_position_embeddings
-        )
-        logger.warning(
-            "%s has a %s rotary embedding: a row of more than %d tokens changes the positions "
-            "of all rows in its micro-batch; keep rollout.max_context_tokens at %d or below",
-            type(body).__name__,
-            part["rope_type"],
-            limit,
-            limit,
-        )
-
-
-def _rotary_by_length(body: Any) -> list[dict[str, Any]]:
-    """Settings of the rotary embeddings that depend on the length of what they read."""
-    config = getattr(body, "config", None)
-    if config is None:
-        return []
-    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    parts = (rotary, *(found for found in rotary.values() if isinstance(found, dict)))
-    return [part for part in parts if part.get("rope_type") in _BY_LENGTH]
+    return hasattr(body, "config") and rotary_limit(body.config) is not None

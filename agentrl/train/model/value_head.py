@@ -20,9 +20,9 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
-from agentrl.models.quickstart import quiet_loading
 from agentrl.models.source import SCORED, check_model_path, loadable, stored_config
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
+from agentrl.models.whole import load_whole
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
@@ -243,22 +243,16 @@ def load_value_model(
     path = critic.path or model.path
     source = loadable(path, key="critic.path" if critic.path else "model.path")
     device = pick_device(model.device)
+    who = f"the critic {path!r}"
     try:
         config = stored_config(source)
         kinds = config.architectures or [""]
         scored = kinds[0].endswith(SCORED)
         loader: Any = AutoModelForSequenceClassification if scored else AutoModel
-        dtype = getattr(torch, model.dtype)
-        with quiet_loading():  # the head of a language model is left behind on purpose
-            loaded, report = loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the critic {path!r} cannot be loaded: {error}") from None
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ConfigError(
-            f"the critic {path!r} lacks {len(missing)} weights of {kinds[0] or 'its model'}, "
-            f"{missing[0]} among them; they would be random"
-        )
+        raise ConfigError(f"{who} cannot be loaded: {error}") from None
+    dtype = getattr(torch, model.dtype)
+    loaded = load_whole(loader, source, who=who, body=True, dtype=dtype)
     found = {name: head for name in _HEADS if (head := getattr(loaded, name, None)) is not None}
     if scored and not isinstance(next(iter(found.values()), None), nn.Linear):
         raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")

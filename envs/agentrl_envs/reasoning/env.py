@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError
+from agentrl.plugins.own_threads import own_thread
 from agentrl.types import Explanation, Task
 from agentrl.types.solved import is_solved
 from agentrl_envs.marked_text import last_between
@@ -53,7 +53,7 @@ class ReasoningTask(AgentInstance):
         answer = final_answer(action.text)
         score, hung = 0.0, False
         if answer is not None and len(answer) <= LONGEST:
-            verdict = await asyncio.to_thread(judge, self._family, answer, self._entry)
+            verdict = await own_thread(judge, self._family, answer, self._entry)
             score, hung = verdict.score, verdict.hung
         solved = is_solved(score)
         if not solved and not self.partial:

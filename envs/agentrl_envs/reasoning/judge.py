@@ -25,6 +25,7 @@ ANSWER_S = 5.0
 _VERIFY = "agentrl_envs.reasoning.verify:serve"
 _NO_REPLY = (ChildEnded, TimeoutError, ValueError)
 """`ValueError`: what the child sent is no frame."""
+_TRIES = 2
 AT_ONCE = 4
 """Judges of a process, so that answers that hang hold up few others. Each starts when all before it
 are busy."""
@@ -53,6 +54,9 @@ class Judge:
     def ask(self, family: str, answer: str, entry: Mapping[str, Any]) -> AnswerVerdict:
         """The verdict on one answer.
 
+        A child that ends with it is asked once more, since a machine that is short of memory kills
+        one, too; each has judged the entry's own answer before.
+
         Raises:
             GraderError: the child cannot be started, or the verifier fails on its own entry.
         """
@@ -60,21 +64,32 @@ class Judge:
         # Packed here, since what cannot be packed is no doing of the answer. Not JSON: a verifier
         # may tell tuples from lists.
         warm, judged = (marshal.dumps({**request, "answer": text}, 2) for text in (None, answer))
-        child = self._running()
-        if family not in self._ready:
-            # Some load word lists for seconds, which is not the answer's doing.
+        for _ in range(_TRIES):
+            child = self._warm(family, warm)
             try:
-                reply = child.ask({}, warm, timeout_s=START_S).head
-            except _NO_REPLY as error:
-                reply = {"error": str(error) or f"it took over {START_S:g} s"}
-            if "error" in reply:
-                raise GraderError(f"reasoning-gym cannot judge {family!r}: {reply['error']}")
-            self._ready.add(family)
+                reply = child.ask({}, judged, timeout_s=ANSWER_S).head
+            except TimeoutError:
+                break
+            except _NO_REPLY:
+                self.close()
+                continue
+            return AnswerVerdict(score=min(1.0, max(0.0, float(reply["score"]))))
+        return AnswerVerdict(score=0.0, hung=True)
+
+    def _warm(self, family: str, warm: bytes) -> ChildProcess:
+        """The child, with what the verifier loads: some word lists take seconds, which is not the
+        answer's doing."""
+        child = self._running()
+        if family in self._ready:
+            return child
         try:
-            reply = child.ask({}, judged, timeout_s=ANSWER_S).head
-        except _NO_REPLY:
-            return AnswerVerdict(score=0.0, hung=True)
-        return AnswerVerdict(score=min(1.0, max(0.0, float(reply["score"]))))
+            reply = child.ask({}, warm, timeout_s=START_S).head
+        except _NO_REPLY as error:
+            reply = {"error": str(error) or f"it took over {START_S:g} s"}
+        if "error" in reply:
+            raise GraderError(f"reasoning-gym cannot judge {family!r}: {reply['error']}")
+        self._ready.add(family)
+        return child
 
     def close(self) -> None:
         """End the child. Idempotent; a later `ask` starts another."""

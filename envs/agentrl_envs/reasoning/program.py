@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.plugins.own_threads import own_thread
 from agentrl.sandbox import ExecResult, Outcome
 from agentrl.types import Explanation, Task
 from agentrl.types.solved import is_solved
@@ -79,7 +78,7 @@ class ReasoningProgram(AgentInstance):
             output = "" if result is None else f"{result.stdout}{result.stderr}"
             answer = "" if result is None else result.stdout.strip()
             if ran and 0 < len(answer) <= LONGEST:
-                verdict = await asyncio.to_thread(judge, self._family, answer, self._entry)
+                verdict = await own_thread(judge, self._family, answer, self._entry)
                 score = float(is_solved(verdict.score))
         if not score and self._turns < self.tries and not action.last:
             return StepResult(environment_feedback=f"{problem} Write the whole program again.")

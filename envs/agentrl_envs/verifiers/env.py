@@ -13,7 +13,6 @@ task say what it is worth. Traces have messages and finish reasons, but no usage
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import GraderError
+from agentrl.plugins.own_threads import own_thread
 from agentrl.types import Task, Termination
 from agentrl_envs.verifiers.grader import score
 
@@ -64,7 +64,7 @@ class VerifiersTask(AgentInstance):
                 for found in action.tool_results
             ]
             return StepResult()
-        found = await asyncio.to_thread(
+        found = await own_thread(
             score,
             **self._label,
             messages=self._messages,

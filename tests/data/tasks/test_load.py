@@ -17,6 +17,7 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
+from agentrl.data.tasks.files import read_file
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message, Task
 
@@ -365,3 +366,22 @@ def test_a_missing_datasets_package_is_said_plainly(tmp_path: Path) -> None:
     )
     assert out.startswith("DataError")
     assert "pip install datasets" in out
+
+
+def test_what_is_no_plain_file_and_a_line_without_end_are_refused(tmp_path: Path) -> None:
+    # Fails if one of them is opened: a pipe is waited for, a device and the line never end.
+    os.mkfifo(tmp_path / "rows.jsonl")
+    for source in ("rows.jsonl", "/dev/zero"):
+        with pytest.raises(DataError, match="no plain file"):
+            load_tasks(DatasetSection(source=source), base=tmp_path)
+    with pytest.raises(DataError, match="a named pipe, not a plain file"):
+        list(read_file(tmp_path / "rows.jsonl"))
+    with (tmp_path / "long.jsonl").open("wb") as file:
+        file.write(b'{"prompt": "')
+        file.truncate(2**28 + 100)
+    with pytest.raises(DataError, match=r"line 1: more than .* AGENTRL_TRUST_RUNS=1"):
+        load_tasks(DatasetSection(source="long.jsonl"), base=tmp_path)
+    rows = [{"prompt": "look", "images": ["/dev/zero"]}]
+    write_lines(tmp_path / "seen.jsonl", rows)
+    with pytest.raises(DataError, match="a device, not a plain file"):
+        load_tasks(DatasetSection(source="seen.jsonl", columns={"images": "images"}), base=tmp_path)

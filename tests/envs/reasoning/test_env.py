@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from agentrl_envs.reasoning import ReasoningTask, families, make_tasks
 from agentrl_envs.reasoning.judge import _JUDGES, Judge, judge
 
 from agentrl.errors import ConfigError, GraderError
+from agentrl.machine.processes.child import ChildProcess
 from agentrl.types import Task
 from tests.envs.reasoning.answering import answered, draw
 
@@ -170,6 +172,24 @@ def test_a_child_that_sends_no_frame_costs_its_answer_and_nothing_else() -> None
     finally:
         judge.close()
     assert (verdict.score, verdict.hung) == (0.0, True)
+
+
+def test_a_child_that_the_machine_kills_once_costs_its_answer_nothing(monkeypatch) -> None:
+    """Fails if a right answer earns 0 where the verifier was killed from outside."""
+    task, judge, kills = draw("gcd"), Judge(), [signal.SIGKILL]
+    ask = ChildProcess.ask
+
+    def killed(self, *args, **more):
+        if kills and judge._ready:
+            os.kill(self.pid, kills.pop())
+        return ask(self, *args, **more)
+
+    monkeypatch.setattr(ChildProcess, "ask", killed)
+    try:
+        verdict = judge.ask("gcd", task.label["answer"], task.label)
+    finally:
+        judge.close()
+    assert (verdict.score, verdict.hung, kills) == (1.0, False, [])
 
 
 async def test_answers_beside_one_that_hangs_are_judged_meanwhile() -> None:

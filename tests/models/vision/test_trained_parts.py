@@ -12,7 +12,7 @@ import torch
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
-from agentrl.models.hub_format import StoredForm
+from agentrl.models.stored_form import StoredForm
 from agentrl.runtime.assembly.weight_stream import sent_weights
 from agentrl.sync.adapters import Merger
 from agentrl.train.backends.torch_backend import TorchBackend

@@ -228,7 +228,7 @@ async def looked_at(
             known.tokenizer = facts.tokenizer
     await parts.environment(run.rollouts, facts)
     await parts.chat(run.rollouts, facts)
-    await parts.datasets(run.tasks, config.run, facts, False)
+    await parts.datasets(run.tasks, run.rollouts, config.run, facts, False)
     await prompts.prompts(run.rollouts, facts)
     return {
         "reward test": await trials.reward_test(run.rollouts, config.run.seed, facts),

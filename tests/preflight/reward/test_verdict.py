@@ -152,6 +152,30 @@ async def test_a_solution_may_call_tools_over_several_turns(project: Path) -> No
     assert found["reward test"].status is Status.FAIL
 
 
+@pytest.mark.parametrize(
+    ("parser", "prefix"),
+    [
+        ("hermes", "Well.\n"),
+        ("hermes", "<tool_call>"),
+        ("hermes", "I will add.\n<tool_call>\n{"),
+        ("hermes", "<think>"),
+        ("hermes", "<think></think>"),
+        ("qwen3_coder", "<tool_call>\n"),
+        ("llama3_json", "{"),
+    ],
+)
+async def test_a_solution_of_calls_goes_on_behind_a_reply_prefix(
+    project: Path, parser: str, prefix: str
+) -> None:
+    """Fails if the call is written once more, or stands inside of the thought that it opens."""
+    found = await lines(
+        project, "env.target=envs.py:Calls", "env.tools=[tools.py:add]",
+        "rollout.max_context_tokens=2000", "train.micro_batch_tokens=2000",
+        f"chat.tool_parser={parser}", f"chat.reply_prefix={json.dumps(prefix)}",
+    )  # fmt: skip
+    assert "the solution: reward 1" in found["reward test"].detail, found["reward test"]
+
+
 async def test_reward_functions_are_part_of_what_is_tried(project: Path) -> None:
     """Fails if only the environment's own reward is looked at."""
     (project.parent / "bonus.py").write_text("def bonus(trajectory, task):\n    return 2.0\n")
@@ -169,6 +193,11 @@ async def test_functions_of_groups_are_left_out(project: Path) -> None:
     check = (await lines(project, *places))["reward test"]
     assert check.status is Status.OK
     assert "empty: reward 0" in check.detail
+    # One for TRL is called with a group, and judges each completion all the same.
+    trl = "def paid(completions, **columns):\n    return [2.0 for _ in completions]\n"
+    (project.parent / "paid.py").write_text(trl)
+    paid = ["env.target=envs.py:Good", "reward.functions={paid: {target: 'paid.py:paid'}}"]
+    assert "empty: reward 2" in (await lines(project, *paid))["reward test"].detail
     check = (await lines(project, *places, "reward.env_weight=0"))["reward test"]
     assert check.status is Status.OK
     assert "not tried: functions of groups are all of the reward" in check.detail

@@ -22,6 +22,7 @@ from agentrl.runtime.assembly.weight_check import (
 )
 from agentrl.runtime.engine_wait import push_or_wait, to_the_end
 from agentrl.serving.vllm.check import MAX_DIFFERENCE
+from agentrl.sync.wire.checksum import weight_digests
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.logprob_worker import turn_log_probs
@@ -58,6 +59,11 @@ class ModelEngine:
     async def end_session(self, session_id: str) -> None:
         """Nothing is kept."""
 
+    async def weight_digests(self) -> dict[str, list[Any]]:
+        """Of all but what a kernel might have packed."""
+        named = self.model.named_parameters()
+        return weight_digests((name, tensor) for name, tensor in named if "gate_proj" not in name)
+
 
 class Client:
     """Engines by name, and how often they were paused."""
@@ -91,7 +97,11 @@ def checked(client: Any, model: Any, *, shared: bool = False) -> FirstSyncCheck:
         return turn_log_probs(backend, turns)
 
     prompts = [[i % 60 for i in ids] for ids in probe_prompts(ByteTokenizer())]
-    return FirstSyncCheck(push, client, score, prompts, shared=shared)
+
+    async def sent() -> dict[str, list[Any]]:
+        return weight_digests(backend.weights())
+
+    return FirstSyncCheck(push, client, score, sent, prompts, shared=shared)
 
 
 async def test_an_engine_in_another_number_type_passes_and_is_asked_once() -> None:
@@ -121,6 +131,27 @@ async def test_a_run_stops_whose_engine_holds_something_else() -> None:
     check = checked(client, model)
     with pytest.raises(WeightsDoNotFit, match=r"engine bad .* version 1 .* nats from the trainer"):
         await push_or_wait(client, check, 1, wait_s=600.0, guard=to_the_end)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("layers.1.mlp.down_proj", r"these differ: model.layers.1.mlp.down_proj.weight\."),
+        ("layers.1.mlp.gate_proj", "and are right; the others are packed or joined there"),
+    ],
+)
+async def test_weights_that_differ_are_named_where_they_can_be_read_back(
+    part: str, words: str
+) -> None:
+    """Fails if the user is left to look for the layer that a kernel has not taken."""
+    model = tiny_model(torch.float32)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.get_submodule(part).weight.add_(20.0)
+    with pytest.raises(
+        WeightsDoNotFit, match=rf"weights can be read back as they were sent.*{words}"
+    ):
+        await checked(Client(a=ModelEngine(other)), model)(1)
 
 
 async def test_an_engine_that_is_away_is_compared_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -144,6 +144,7 @@ async def test_missing_endpoints_name_their_flags(plain_server: str) -> None:
         ({"head_dtype": "float32"}, "torch.bfloat16", "float32", None),
         ({}, "torch.bfloat16", "float32", "--head-dtype float32"),
         ({"head_dtype": "float32"}, "torch.bfloat16", "model", "--head-dtype model"),
+        ({"rope_theta": "5"}, "torch.bfloat16", "model", None),
     ],
 )
 async def test_a_server_with_another_head(
@@ -167,12 +168,17 @@ async def test_a_server_with_another_head(
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
-    wants = Expected(vocab_size=9, max_context_tokens=64, head_dtype=wanted)
+    wants = Expected(vocab_size=9, max_context_tokens=48, head_dtype=wanted, rotary_limit=48)
     findings = await check_server(f"http://127.0.0.1:{unused_tcp_port}", wants)
     await runner.cleanup()
     found = [finding for finding in findings if finding.name == "head"]
     assert bool(found) == (said is not None)
     assert all(said in (finding.fix or "") for finding in found if said)
+    # Overrides that the trainer has not; and a context for which vLLM takes other frequencies.
+    details = {finding.name: f"{finding.detail} {finding.fix}" for finding in findings}
+    assert ("rope_theta" in details.get("config", "")) == ("rope_theta" in overrides)
+    assert "64 tokens" in details["context"]
+    assert "--max-model-len 48" in details["context"]
 
 
 SERVE = (sys.executable, "-c", "from agentrl.cli import main; main()", "serve")

@@ -11,7 +11,12 @@ import pytest
 
 from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
-from agentrl.serving.vllm.command import ServerCommand, check_head_support, server_command
+from agentrl.serving.vllm.command import (
+    ServerCommand,
+    check_head_support,
+    require_one_config,
+    server_command,
+)
 
 
 def command(args: dict[str, Any] | None = None, **changes: Any) -> ServerCommand:
@@ -135,6 +140,14 @@ def test_the_head_of_the_trainer_reaches_the_server() -> None:
         command({"hf_overrides": {"head_dtype": "float32"}})
     with pytest.raises(ConfigError, match="expected a mapping"):
         command({"hf_overrides": "much"})
+
+
+@pytest.mark.parametrize("given", [{"rope_theta": 5, "head_dtype": "model"}, '{"rope_theta": 5}'])
+def test_a_config_that_the_trainer_would_not_have_is_refused(given: object) -> None:
+    for spelling in ("hf_overrides", "--hf-overrides"):
+        with pytest.raises(ConfigError, match=r"changes rope_theta for the servers.*config\.json"):
+            require_one_config({spelling: given})
+    require_one_config({"seed": 1, "hf_overrides": {"head_dtype": "model"}})
 
 
 def test_a_vllm_that_cannot_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.disk.disk import DiskSender
 from agentrl.sync.relay.sender import RelaySender
 from agentrl.sync.shm.shm import ShmSender
+from agentrl.sync.wire.checksum import weight_digests
 from agentrl.types import SamplingParams
 from tests.serving.tiny_vllm import log_probs, weights_of, write_model
 
@@ -63,6 +64,9 @@ async def test_log_probs_after_a_sync_are_those_of_the_new_weights(
         metrics = await sync.push(lambda m=models[model]: weights_of(m), start + step)
         assert metrics.result()["sync/replicas"] == 1
         await assert_samples_from(engine, models[model], start + step)
+    held, sent = await engine.weight_digests(), weight_digests(weights_of(models[0]))
+    norm = "model.layers.9.input_layernorm.weight"
+    assert held[norm] == sent[norm], "what it holds cannot be compared with what was sent"
     await sync.close()
 
 

@@ -16,12 +16,13 @@ from agentrl_envs.code import CodeTask, make_tasks
 from agentrl_sandboxes import make_backend
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox import Isolation, Probe, SandboxBackend
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.findings import FIXES
 from agentrl.testing.env_check.suite import check_env
-from agentrl.types import Message, Task
+from agentrl.tool import FunctionTool
+from agentrl.types import Message, Task, ToolCall
 from tests.envs.local_sandbox import LocalSandbox
 
 TASKS = (Task(id="a", prompt="Say 4", label="4"), Task(id="b", prompt="Say 5", label="5"))
@@ -41,6 +42,22 @@ class LocalBackend(SandboxBackend):
 
     async def close(self):
         pass
+
+
+def broken_tool() -> str:
+    """Raise."""
+    raise KeyError("tool")
+
+
+def double(number: int) -> str:
+    """Double a number.
+
+    Args:
+        number: any.
+    """
+    if number < 0:
+        raise ToolError("too small")
+    return str(2 * number)
 
 
 class Good(AgentInstance):
@@ -187,6 +204,21 @@ class E208(Good):
         return await super().step(action)
 
 
+class E209(Good):
+    def step(self, action):
+        return StepResult(rewards=0.0, done=True)
+
+
+class E209Reset(Good):
+    def reset(self, task):
+        return Observation(content=task.prompt)
+
+
+class E209Close(Good):
+    def close(self):
+        pass
+
+
 class E301(InPlace):
     def change(self, result):
         return {"rewards": "1.0"}
@@ -330,6 +362,34 @@ class E407(Good):
         pass
 
 
+class E501(Good):
+    def solution(self, task):
+        return task.metadata["answer"]
+
+
+class E501Wrong(Good):
+    def solution(self, task):
+        return [task.label, 4]
+
+
+class E501Tool(Good):
+    async def reset(self, task):
+        return replace(await super().reset(task), tools=(FunctionTool(broken_tool),))
+
+    def solution(self, task):
+        return ToolCall(id="", name="broken_tool", arguments={}, raw=""), task.label
+
+
+class E502(Good):
+    def solution(self, task):
+        return f"It is {task.label}."
+
+
+class E502Call(Good):
+    def solution(self, task):
+        return [ToolCall(id="", name="bash", arguments={"command": "ls"}, raw=""), task.label]
+
+
 FAULTS = [
     fault for name, fault in list(globals().items()) if name[:1] == "E" and name[1:4].isdigit()
 ]
@@ -371,6 +431,28 @@ async def test_sound_environments_are_clean(backend):
     assert await check_env(Good, TASKS, limits=LIMITS) == []
     assert await check_env(ArithmeticTask, arithmetic_tasks(n=3)) == []
     assert await check_env(CodeTask, make_tasks(n=2), backend=backend) == []
+
+
+async def test_a_solution_is_played_with_the_tools_that_are_offered():
+    """Fails if the check asks for no solution, or leaves its calls out."""
+
+    class Solved(Good):
+        async def reset(self, task):
+            return replace(await super().reset(task), tools=(FunctionTool(double),))
+
+        async def step(self, action):
+            texts.extend(result.text for result in action.tool_results)
+            return await super().step(action)
+
+        def solution(self, task):
+            asked.append(task.id)
+            calls = [{"number": -1}, {"number": int(task.label)}]
+            named = [ToolCall(id="", name="double", arguments=one, raw="") for one in calls]
+            return [*named, task.label]
+
+    texts, asked = [], []
+    assert await check_env(Solved, TASKS, limits=LIMITS) == []
+    assert (asked, texts[-4:]) == (["a", "b"], ["too small", "8", "too small", "10"])
 
 
 async def test_an_environment_that_changes_its_history_is_clean():

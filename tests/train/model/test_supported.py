@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from agentrl.batch.packing import pack_micro_batch
 from agentrl.batch.records import Row, RowKey
 from agentrl.config.schema import TrainSection
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainError
+from agentrl.models.rotary import check_row_length, rotary_limit
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.value_head import ValueModel
 
@@ -83,18 +85,51 @@ def test_others_are_taken(kind, changes):
     backend(ValueModel(found.base_model))
 
 
-def test_positions_that_follow_the_longest_row_are_warned_of(caplog):
-    """Short rows had other log-probabilities beside a long one, and nobody said so."""
+def test_positions_that_follow_the_longest_row_hold_up_to_their_limit():
+    """Short rows had other log-probabilities beside a long one, by up to 3.4 nats."""
     rotary = {
         "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
         "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 12.0, 16.0],
     }  # fmt: skip
-    with caplog.at_level(logging.WARNING, logger="agentrl"):
-        backend(model("phi3", rope_parameters={"rope_type": "default", "rope_theta": 10000.0}))
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING, logger="agentrl"):
-        backend(model("phi3", rope_parameters=rotary, original_max_position_embeddings=16))
-    assert "max_context_tokens at 16" in caplog.text
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    found = [
+        model("phi3", rope_parameters=rotary, original_max_position_embeddings=16),
+        model("llama", rope_parameters=dynamic, max_position_embeddings=16),
+        model("llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    ]
+    for made, limit in zip(found, (16, 16, None), strict=True):
+        assert rotary_limit(made.config) == limit
+        check_row_length(made.config, 16, who="x", key="k")
+        if limit is not None:
+            with pytest.raises(ConfigError, match=r"x has .* beyond 16 tokens.* have 17 \(k\)"):
+                check_row_length(made.config, 17, who="x", key="k")
+        for longer in (16, 17):
+            batch = rows(5, longer)
+            if longer > (limit or longer):
+                with pytest.raises(TrainError, match=r"a row has 17 tokens.* beyond 16"):
+                    states(made, batch)
+                continue
+            alone = states(made, rows(5))
+            assert torch.allclose(states(made, batch)[:5], alone, atol=1e-5)
+
+
+def rows(*lengths):
+    """Rows of one micro-batch, the first one the same whatever is beside it."""
+    ids = [torch.arange(length) % 7 + 1 for length in lengths]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return SimpleNamespace(
+        lengths=lengths,
+        parents=(-1,) * len(lengths),
+        input_ids_T=torch.cat(ids),
+        position_ids_T=positions,
+        images=(),
+        blank_passes=0,
+    )
+
+
+def states(made, batch):
+    with torch.no_grad(), packed_attention(made):
+        return hidden_states(made, batch)
 
 
 def test_a_window_that_only_the_mask_knows_of_is_kept():

@@ -14,6 +14,7 @@ from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError, choices
 from agentrl.fit.data.conversations.loaded import LoadedConversations
 from agentrl.types import Completion, Conversation, Trajectory
+from agentrl.types.solved import reaches
 
 
 def conversations_of_run(
@@ -79,7 +80,7 @@ def _left_out(row: Trajectory, min_score: float | None) -> str:
     if not row.num_action_tokens or not row.prompt_ids:
         return "nothing was sampled"
     score = row.reward if row.score is None else row.score
-    if min_score is not None and (score is None or score < min_score):
+    if min_score is not None and (score is None or not reaches(score, min_score)):
         return f"a score below {min_score:g}"
     return ""
 

@@ -163,7 +163,8 @@ def _qualified(
     for ((one, first), at), ((other, second), there) in combinations(
         zip(values, prompts, strict=True), 2
     ):
-        if abs(first - second) < rules.min_gap:
+        gap = abs(first - second)
+        if gap < rules.min_gap and not math.isclose(gap, rules.min_gap):
             continue
         if at != there:
             counts.pairs_left_out["different prompts"] += 1

@@ -35,6 +35,7 @@ from agentrl.errors import ConfigError, DataError, choices
 from agentrl.fit.data.preferences.completions import completion_of
 from agentrl.fit.data.preferences.load import MAPPED, PairReading
 from agentrl.types import Completion, Conversation, PreferencePair, Trajectory
+from agentrl.types.solved import reaches
 
 COLUMNS = ("completion", "label", *MAPPED)
 """What columns may be mapped; each is also the column taken when it is not."""
@@ -218,7 +219,7 @@ def _of_run(folder: Path, *, kind: str, min_score: float, limit: int | None) -> 
                 continue
             seen.add(key)
             ids.add(said.id, said.source)
-            found.append(LabelledAnswer(conversation=said, desirable=score >= min_score))
+            found.append(LabelledAnswer(conversation=said, desirable=reaches(score, min_score)))
     return found
 
 

@@ -1,11 +1,11 @@
-"""What a resumed run says of settings that are not those it stopped with."""
+"""Lines of a resumed run about settings that are not those it stopped with."""
 
 from __future__ import annotations
 
 import pytest
 
 from agentrl.config.schema import TrainSection
-from agentrl.runtime.checks.resumed import resume_notes
+from agentrl.train.optim.resumed import resume_notes
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])

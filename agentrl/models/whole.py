@@ -1,0 +1,238 @@
+"""Loads a checkpoint whole or not at all: no tensor of a model begins random, none is left over.
+
+Every model of a run is loaded here, and `check_whole` compares names and shapes alone for those
+that load none. `transformers` reports what did not fit; this decides what of it is meant so.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.models.finite import check_finite, some_of
+from agentrl.models.quickstart import quiet_loading
+
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+FILES = tuple(f"{whole}{end}" for whole in _WHOLE for end in ("", ".index.json"))
+"""Files of which one begins a checkpoint of `transformers`."""
+_LEFT_ALONE = re.compile(
+    r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$"
+)
+"""Names beside a language model that its class need not know: layers that guess several tokens, a
+critic's head, and tables that are computed now."""
+_WRAPPERS = (
+    "base_model",
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+)
+_ADAPTER_PARTS = ("base_layer", "lora_A", "lora_B", "modules_to_save")
+_TORN = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    AssertionError,
+    EOFError,
+    KeyError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+
+
+def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **settings: Any) -> Any:
+    """A model by `loader.from_pretrained`, with every number in it from the checkpoint, and finite.
+
+    Args:
+        loader: an `AutoModel...` class of `transformers`.
+        source: folder or hub name.
+        who: names the model at the beginning of messages, as `model.path 'x'`.
+        body: the head of the checkpoint, or of its language model, is left behind on purpose.
+        settings: of `from_pretrained`.
+
+    Raises:
+        ConfigError: it cannot be read; tensors are missing, left over or of another shape; a number
+            is not finite; or the folder holds two models.
+    """
+    model = _load(loader, source, who=who, body=body, settings=settings)
+    check_finite(
+        model.state_dict().items(),
+        who=who,
+        remedy="take another copy of the checkpoint, or the one before it",
+    )
+    return model
+
+
+def check_whole(loader: Any, config: Any, folder: Path, *, who: str) -> None:
+    """As `load_whole`, from the heads of the files alone: no weight is read.
+
+    Args:
+        loader: an `AutoModel...` class of `transformers`.
+        config: in the folder; `loader` knows its class.
+        folder: of the checkpoint.
+        who: names the model at the beginning of messages.
+
+    Raises:
+        ConfigError: as `load_whole`, but for numbers that are not finite.
+    """
+    _check_folder(folder, who)
+    made = loader._model_mapping[type(config)]  # pyright: ignore[reportPrivateUsage]
+    if isinstance(made, (tuple, list)):  # several for one config; the loader chooses by its name
+        made = next((one for one in made if one.__name__ in (config.architectures or ())), made[0])
+    try:
+        settings = {"config": config, "state_dict": _heads(folder), "device_map": "meta"}
+    except _TORN as error:
+        raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
+    _load(made, None, who=who, body=False, settings=settings)
+
+
+def _heads(folder: Path) -> dict[str, Tensor]:
+    """Tensors without numbers by the names in the files that would be loaded."""
+    for whole in _WHOLE:
+        index = folder / f"{whole}.index.json"
+        names = {whole}
+        if not (folder / whole).is_file():
+            if not index.is_file():
+                continue
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        found: dict[str, Tensor] = {}
+        for name in sorted(names):
+            if not name.endswith(".safetensors"):
+                found |= torch.load(folder / name, map_location="meta", weights_only=True)
+                continue
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    shape = file.get_slice(key).get_shape()
+                    found[key] = torch.empty(shape, device="meta")
+        return found
+    raise FileNotFoundError(f"it has none of {', '.join(_WHOLE)}, nor an index of shards")
+
+
+def _load(
+    loader: Any, source: str | None, *, who: str, body: bool, settings: dict[str, Any]
+) -> Any:
+    if source is not None:
+        _check_folder(Path(source).expanduser(), who)
+    try:
+        with quiet_loading():
+            model, report = loader.from_pretrained(
+                source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+            )
+    except _TORN as error:
+        raise ConfigError(f"{who} cannot be loaded: {_why(Path(source or ''), error)}") from None
+    missing = sorted(report["missing_keys"])
+    over = sorted(n for n in report["unexpected_keys"] if not _meant(n, model.config, body))
+    shaped = sorted(report["mismatched_keys"], key=lambda odd: odd[0])
+    if not (missing or over or shaped):
+        return model
+    other = [f"{name} {list(got)}, expected {list(wanted)}" for name, got, wanted in shaped]
+    found = [
+        f"{len(names)} {kind}: {some_of(names)}"
+        for kind, names in (("missing", missing), ("left over", over), ("of another shape", other))
+        if names
+    ]
+    raise ConfigError(
+        f"{who} does not hold exactly the weights of {type(model).__name__}, as config.json has "
+        f"it: {'; '.join(found)}; {_remedy(missing, over)}"
+    )
+
+
+def _meant(name: str, config: Any, body: bool) -> bool:
+    """A tensor of the checkpoint that this model leaves out on purpose."""
+    # Heads stand beside the layers, which have numbers.
+    if _LEFT_ALONE.search(name) or (body and not re.search(r"\.\d+\.", name)):
+        return True
+    text = config.get_text_config()
+    # Layers beyond the last one that guess further tokens: DeepSeek's and GLM's.
+    guessing = getattr(text, "num_nextn_predict_layers", None) or 0
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    first = getattr(text, "num_hidden_layers", 0)
+    return layer is not None and first <= int(layer[1]) < first + guessing
+
+
+def _remedy(missing: Collection[str], over: Collection[str]) -> str:
+    """The next step of the user, by what the names look like."""
+    parts = {part for name in over for part in name.split(".")}
+    if parts.intersection(_ADAPTER_PARTS):
+        return (
+            "these are parts of an adapter (PEFT); give the folder of the merged model "
+            "(merge_and_unload, then save_pretrained)"
+        )
+    if missing and (around := [name for name in _WRAPPERS if name in parts]):
+        return (
+            f"names with {around[0]!r} are those of a wrapper (PEFT, DDP, FSDP, torch.compile); "
+            "save the model inside it with save_pretrained"
+        )
+    if missing:
+        return (
+            "what is missing would be random; give a whole checkpoint, or the config.json that "
+            "belongs to these weights"
+        )
+    return "give the config.json that belongs to these weights, or remove from them what is not its"
+
+
+def _check_folder(folder: Path, who: str) -> None:
+    """Refuse a folder in which one model hides another, or of which a shard is not there."""
+    if not folder.is_dir():
+        return
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{who} is a folder with adapter_config.json: an adapter of another model, which would "
+            "be loaded in its place; give the folder of the merged model (merge_and_unload, then "
+            "save_pretrained)"
+        )
+    for whole in _WHOLE:
+        index = folder / f"{whole}.index.json"
+        if not index.is_file():
+            continue
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{who}: {index.name} is no index of shards: {error!r}") from None
+        if (folder / whole).is_file() and shards != {whole}:
+            raise ConfigError(
+                f"{who} holds two models: {whole}, and {len(shards)} shards of {index.name}; "
+                "remove the older one, since programs differ in which of the two they load"
+            )
+        if gone := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            raise ConfigError(
+                f"{who} lacks {len(gone)} of the {len(shards)} shards that {index.name} lists: "
+                f"{some_of(gone)}; copy the folder once more"
+            )
+        return
+
+
+def _why(folder: Path, error: Exception) -> str:
+    """The file that is torn or the tensor that does not fit, where that can be seen."""
+    kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    for path in sorted(folder.expanduser().glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    shape = tuple(file.get_slice(name).get_shape())
+                    kinds[re.sub(r"\d+", "*", name)].append((name, shape))
+        except (SafetensorError, OSError) as torn:
+            start = path.read_bytes()[:64] if path.stat().st_size < 2**16 else b""
+            if start.startswith(b"version https://git-lfs"):
+                return f"{path.name} is a pointer of git LFS; fetch the file itself (git lfs pull)"
+            return f"{path.name} is not whole ({torn}); copy it once more"
+    odd = [
+        f"{name} {list(shape)}, expected {list(usual)}"
+        for alike in kinds.values()
+        for usual in [Counter(shape for _, shape in alike).most_common(1)[0][0]]
+        for name, shape in alike
+        if shape != usual
+    ]
+    if odd and isinstance(error, RuntimeError):  # tensors that could not be put together
+        return f"{len(odd)} of another shape than their like: {some_of(odd)}"
+    return str(error) or repr(error)

@@ -1,0 +1,217 @@
+"""Threads for user code that is no coroutine, so that a call that hangs holds up no other.
+
+The event loop's own pool has a few threads that never end: some calls that hang fill it, and then
+nothing of the process goes on, nor can it end. Here a call has a daemon thread of its own, or one
+that it shares with the calls of the same environment, whose objects may belong to a thread.
+
+A few calls compute at a time, or the interpreter would go round among hundreds of them, and the
+event loop with it. A call that lasts longer than a tenth of a second waits, or hangs: it counts no
+more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from agentrl.plugins.loop_watch import at_each_tick, interrupt
+from agentrl.plugins.process_state import restore
+from agentrl.plugins.thread_alarm import alarms_in_thread
+from agentrl.plugins.user_code import UserCodeHung, current_limit, name_of, place_in
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
+"""As many as the event loop's own pool has."""
+_COMPUTES_S = 0.1
+"""Seconds after which a call no longer counts as one that computes."""
+_GRACE_S = 5.0
+"""Seconds in which a call that was left behind may end by itself."""
+_slots = threading.Semaphore(_AT_ONCE)
+
+
+class Abandoned(BaseException):
+    """Raised in a thread that nobody waits for any more; ends code that runs in circles."""
+
+
+class _Call(Future[Any]):
+    """One call: its thread while it runs, its slot, and the limit within which it was made."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, *, computes: bool = True
+    ) -> None:
+        super().__init__()
+        self._computes = computes
+        self.who = name_of(function)
+        self._run = functools.partial(copy_context().run, function, *args, **kwargs)
+        self._limit = current_limit()
+        self._thread = 0
+        self._began = self._left_at = 0.0
+
+    def work(self) -> None:
+        """Run it, in the present thread."""
+        if not self.set_running_or_notify_cancel():
+            return
+        pid, self._thread = os.getpid(), threading.get_ident()
+        if self._computes:
+            _slots.acquire()
+            self._began = monotonic()
+            _computing.add(self)
+        try:
+            with alarms_in_thread(self.who):
+                outcome, failed = self._run(), False
+        except BaseException as error:  # passed to whoever awaits it, any error
+            outcome, failed = error, True
+        if os.getpid() != pid:
+            os._exit(0)  # a fork came back: there must not be a second copy of this run
+        interrupt(self._thread, None)
+        self.free()
+        restore((), self.who)
+        if failed and isinstance(outcome, StopIteration):
+            outcome = RuntimeError(f"{self.who} raised StopIteration")  # no future can hold it
+        finish: Any = self.set_exception if failed else self.set_result
+        finish(outcome)
+
+    def free(self, now: float = 0.0) -> None:
+        """Free the slot; with a time, only if the call has had it for long."""
+        if now and now < self._began + _COMPUTES_S:
+            return
+        with _freeing:
+            had = self in _computing
+            _computing.discard(self)
+        if had:
+            _slots.release()
+
+    def end(self, now: float) -> None:
+        """End code that runs in circles after it was left; what waits in a library stays there."""
+        if self._left_at and not self.done() and now > self._left_at + _GRACE_S:
+            self._left_at = now
+            interrupt(self._thread, Abandoned)
+
+    def cancel(self) -> bool:
+        """Cancel it, or leave it behind where it runs and its limit is over."""
+        cancelled = super().cancel()
+        limit = self._limit
+        if not cancelled and not self.done() and limit is not None and limit.is_over():
+            at = place_in(self._thread) or self.who
+            limit.hung.append(at)
+            _left.append(self)
+            self._left_at = monotonic()
+            running = sum(not call.done() for call in _left)
+            logger.warning("%s hangs; it is left behind, with %d such threads now", at, running)
+        return cancelled
+
+
+_computing: set[_Call] = set()
+_freeing = threading.Lock()
+_left: list[_Call] = []
+"""Calls that took too long, since the process began."""
+
+
+def threads_left() -> int:
+    """Calls of this process that took too long, and whose threads were left behind."""
+    return len(_left)
+
+
+def _free_long_ones() -> None:
+    now = monotonic()
+    for call in list(_computing):
+        call.free(now)
+    for call in list(_left):
+        call.end(now)
+
+
+class OwnThread:
+    """One thread for the calls of one environment, one after the other; begins with the first."""
+
+    def __init__(self, *, computes: bool = True) -> None:
+        """Begin without a thread; `computes=False` is for calls that wait for the model."""
+        self._computes = computes
+        self._calls: SimpleQueue[_Call | None] | None = None
+        self._hung: _Call | None = None
+
+    async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function`, and await what it returns where that can be awaited, in the loop.
+
+        Raises:
+            UserCodeHung: an earlier call was left behind and goes on.
+        """
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        if self._hung is not None and not self._hung.done():
+            raise UserCodeHung(f"{name_of(function)} was not called: {self._hung.who} still hangs")
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            _start(_work_off, self._calls)
+        call = _Call(function, args, kwargs, computes=self._computes)
+        self._calls.put(call)
+        try:
+            found = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            self._hung = call if call in _left else None
+            raise
+        return await found if inspect.isawaitable(found) else found
+
+    def close(self) -> None:
+        """End the thread behind its last call."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+    __del__ = close
+
+
+class OwnThreads(ThreadPoolExecutor):
+    """An executor with a thread for each call, which nothing waits for."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a call in a thread of its own."""
+        call = _Call(fn, args, kwargs)
+        _start(call.work)
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Do nothing: the threads end with their calls, or with the process."""
+
+
+_threads = OwnThreads()
+
+
+async def own_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """As `asyncio.to_thread`, in a thread of its own; what can be awaited is awaited."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    found = await asyncio.wrap_future(_threads.submit(function, *args, **kwargs))
+    return await found if inspect.isawaitable(found) else found
+
+
+def keep_pool_free() -> None:
+    """Make the running loop's default executor one of own threads: user code calls it, too."""
+    asyncio.get_running_loop().set_default_executor(_threads)
+
+
+def _start(target: Callable[..., None], *args: Any) -> None:
+    at_each_tick(_free_long_ones)
+
+    def run() -> None:
+        with contextlib.suppress(Abandoned):  # one that came when the call had just ended
+            target(*args)
+
+    threading.Thread(target=run, name="user-code", daemon=True).start()
+
+
+def _work_off(calls: SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.work()
+        del call

@@ -1,0 +1,191 @@
+"""Faults of the tasks of a run, found before it: prompts over the limit, labels that lack."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.chat import ChatFormat, build_chat
+from agentrl.config.plan import RolloutPlan
+from agentrl.config.schema import TrainDatasetSection
+from agentrl.disk.model_source import model_source
+from agentrl.errors import AgentrlError, DataError
+from agentrl.models.source import load_tokenizer
+from agentrl.plugins.imports import resolve
+from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.types import Message, Task
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 5
+"""Tasks that a message names."""
+_TRIES = 8
+"""Cuts until a prompt is short enough; the template and the tokenizer move a few tokens each."""
+
+_READS = re.compile(r"\b(?:label|ground_truth)\b")
+_KNOWS_NONE = re.compile(
+    r"\b(?:label|ground_truth)\s+(?:is\b|or\b)|\bif\s+(?:not\s+)?[\w.]*\b(?:label|ground_truth)\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Long:
+    """A prompt over the limit."""
+
+    place: int
+    """Of the task in the data set, from 0."""
+    task: Task
+    tokens: int
+    """Of the prompt, generation prompt included."""
+
+
+def limit_prompts(sets: TaskSets, plan: RolloutPlan, dataset: TrainDatasetSection) -> TaskSets:
+    """The tasks with no prompt over `dataset.max_prompt_tokens`, as `dataset.long_prompts` asks.
+
+    A prompt is what the row holds, in the chat template of the policy and without tools: what an
+    environment or its tools add comes on top.
+
+    Args:
+        sets: tasks of the run.
+        plan: of its rollouts, for the chat template.
+        dataset: with the limit.
+
+    Raises:
+        DataError: there are longer ones, all of them are, or one cannot be shortened; with their
+            number, the longest and the limit.
+        AgentrlError: the tokenizer or the chat template cannot be had.
+    """
+    most = dataset.max_prompt_tokens
+    if most is None:
+        return sets
+    chat, tokenizer = _chat_of(plan, sets.train)
+    long = _find_long(sets.train, chat, most)
+    if not long:
+        return sets
+    longest = max(one.tokens for one in long)
+    text = (
+        f"{len(long)} of {len(sets.train)} prompts of {dataset.source} have more than "
+        f"{most} tokens (dataset.max_prompt_tokens), the longest {longest}"
+    )
+    if dataset.long_prompts == "refuse":
+        named = ", ".join(
+            f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long[:_NAMED]
+        )
+        raise DataError(
+            f"{text}: {named}{', ...' if len(long) > _NAMED else ''}; raise the limit, shorten "
+            "them, or set dataset.long_prompts to drop or truncate_left"
+        )
+    if dataset.long_prompts == "truncate_left":
+        cut = {one.place: _truncated(one, chat, tokenizer, most) for one in long}
+        logger.warning("%s; they lose tokens at their beginning", text)
+        return replace(sets, train=[cut.get(place, task) for place, task in enumerate(sets.train)])
+    gone = {one.place for one in long}
+    left = [task for place, task in enumerate(sets.train) if place not in gone]
+    if not left:
+        raise DataError(f"{text}, so none is left; raise the limit")
+    logger.warning("%s; they are left out, and %d are left", text, len(left))
+    return replace(sets, train=left, weights=_of(left, sets.weights))
+
+
+def _of(tasks: Sequence[Task], weights: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if weights is None else {task.id: weights[task.id] for task in tasks}
+
+
+def _chat_of(plan: RolloutPlan, tasks: Sequence[Task]) -> tuple[ChatFormat, Any]:
+    source = model_source(plan.model)
+    tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
+    images = None
+    if any(message.images for task in tasks for message in _messages(task)):
+        from agentrl.models.vision.reader import load_reader
+
+        images = load_reader(source, tokenizer)
+    return build_chat(tokenizer, plan.chat, images=images), tokenizer
+
+
+def _messages(task: Task) -> tuple[Message, ...]:
+    prompt = task.prompt
+    return (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
+
+
+def _find_long(tasks: Sequence[Task], chat: ChatFormat, most: int) -> list[_Long]:
+    found: list[_Long] = []
+    for place, task in enumerate(tasks):
+        size = len(chat.render_prompt(_messages(task)))
+        if size > most:
+            found.append(_Long(place=place, task=task, tokens=size))
+    return found
+
+
+def _truncated(long: _Long, chat: ChatFormat, tokenizer: Any, most: int) -> Task:
+    """The task, whose last message of the user begins later."""
+    messages = list(_messages(long.task))
+    place = max((n for n, said in enumerate(messages) if said.role == "user"), default=None)
+    over = long.tokens - most
+    for _ in range(_TRIES):
+        if place is None or messages[place].images:
+            break
+        ids = tokenizer.encode(messages[place].content, add_special_tokens=False)
+        if over >= len(ids):
+            break
+        content = tokenizer.decode(ids[over:])
+        messages[place] = replace(messages[place], content=content)
+        over = len(chat.render_prompt(messages)) - most
+        if over <= 0:
+            prompt = content if isinstance(long.task.prompt, str) else tuple(messages)
+            return replace(long.task, prompt=prompt)
+    raise DataError(
+        f"the prompt of task {long.place + 1} ({long.task.id!r}) has {long.tokens} tokens and "
+        f"cannot be cut to dataset.max_prompt_tokens ({most}): the last message of the user is too "
+        "short for that, or holds images; raise the limit, or set dataset.long_prompts: drop"
+    )
+
+
+def check_labels(sets: TaskSets, plan: RolloutPlan) -> None:
+    """Refuse data sets in which some tasks lack the label that their environment reads.
+
+    A data set without any label is as good as one with: then nothing is read of it.
+
+    Args:
+        sets: tasks of the run.
+        plan: names the environment and the reward functions, whose source tells what they read.
+
+    Raises:
+        DataError: names the data set and its tasks without a label.
+    """
+    for kind, tasks in sets.by_kind().items():
+        lacking = [place for place, task in enumerate(tasks) if task.label in (None, "")]
+        if not lacking or len(lacking) == len(tasks):
+            continue
+        text = (
+            f"{kind}: {len(lacking)} of {len(tasks)} tasks have no label, {_named(tasks, lacking)}"
+        )
+        if reader := next(_readers(plan), None):
+            raise DataError(
+                f"{text}, and {reader} reads it; give them one, or leave them out (an environment "
+                "that knows tasks without a label asks `if task.label is None`)"
+            )
+        logger.warning("%s", text)
+
+
+def _named(tasks: Sequence[Task], places: Sequence[int]) -> str:
+    named = ", ".join(f"task {place + 1} ({tasks[place].id!r})" for place in places[:_NAMED])
+    return named + (", ..." if len(places) > _NAMED else "")
+
+
+def _readers(plan: RolloutPlan) -> Iterator[str]:
+    """Code that reads labels and does not look whether there is one."""
+    functions = plan.reward.functions.items()
+    targets = {"env.target": plan.env.target} | {
+        f"reward.functions.{name}": item.target for name, item in functions
+    }
+    for key, target in targets.items():
+        try:
+            source = inspect.getsource(resolve(target, base=plan.base))
+        except (AgentrlError, OSError, TypeError):
+            continue  # without source, as an extension or an instance
+        if _READS.search(source) and not _KNOWS_NONE.search(source):
+            yield f"{key} {target}"

@@ -1,0 +1,28 @@
+"""A model without an embedding for a mark of its template is refused with the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentrl.chat import build_chat
+from agentrl.config.schema import ChatSection
+from agentrl.errors import ConfigError
+from agentrl.runtime.assembly.policy_check import check_marks
+from tests.runtime.tiny_project import write_model
+
+
+def test_marks_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path / "model"))
+    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}
+    chat = build_chat(tokenizer, ChatSection())
+    check_marks(chat, max(ids.values()) + 1, who="x")
+    with pytest.raises(ConfigError, match=rf"x has {max(ids.values())} rows .* writes 1 tokens"):
+        check_marks(chat, max(ids.values()), who="x")
+    both = rf"'<\|im_start\|>' is id {ids['<|im_start|>']}.*resize_token_embeddings"
+    with pytest.raises(ConfigError, match=both):
+        check_marks(chat, min(ids.values()), who="x")
+    # A text that the template marks nowhere needs none of them.
+    check_marks(build_chat(tokenizer, ChatSection(template="raw")), min(ids.values()), who="x")

@@ -1,0 +1,58 @@
+"""Time of a run: events are logged once, and the next step is expected to be a long one."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from agentrl.cli.console.plain import PlainView
+from agentrl.metrics.intervals import Interval
+from agentrl.runtime.drivers.run_clock import RunClock
+from agentrl.runtime.progress import RunPlan
+from agentrl.runtime.scores import EvalSummary
+
+
+def test_a_checkpoint_is_in_the_metrics_of_one_step() -> None:
+    """Fails if its duration stands beside every later step as well."""
+    clock = RunClock(None, elapsed_s=0.0, step_s=0.0, now=lambda: 0.0)
+    lines = []
+    for step in range(1, 7):
+        if step in (3, 5):
+            clock.note_checkpoint(float(step))
+        lines.append(clock.note_step(1.0, fresh=True).result())
+    found = [line.get("timing_s/checkpoint") for line in lines]
+    assert found == [None, None, 3.0, None, 5.0, None]
+    assert clock.checkpoint_s == 5.0
+
+
+def test_no_step_begins_that_could_be_as_long_as_those_before() -> None:
+    """Fails if one short step makes room for a long one, the evaluation and the checkpoint."""
+    now = [0.0]
+    clock = RunClock(5.0, elapsed_s=0.0, step_s=0.0, now=lambda: now[0])
+    for seconds in (60.0, 60.0, 10.0):
+        now[0] += seconds
+        clock.note_step(seconds, fresh=True)
+    clock.note_checkpoint(10.0)
+    now[0] = 180.0
+    assert not clock.is_up(evaluation_s=45.0)
+    now[0] = 190.0
+    assert clock.is_up(evaluation_s=45.0)
+
+
+def test_a_run_that_trains_nothing_is_not_said_to_have_steps(tmp_path) -> None:
+    """Fails if `agentrl eval` speaks of 0 rollouts a step and of a score after step 0."""
+    text = io.StringIO()
+    progress = PlainView(Console(file=text, width=200))
+    progress.started(
+        RunPlan(run_dir=tmp_path, steps=0, done=0, max_minutes=None, model="m", sandbox="s",
+                tasks=8, rollouts_per_step=0)
+    )  # fmt: skip
+    score = Interval(mean=0.5, low=0.4, high=0.6, n=8)
+    progress.evaluated(
+        EvalSummary(name="held", step=0, score=score, passed={}, k=1, rollouts=8, untrusted=0,
+                    tasks=8, mean_tokens=1.0, truncated=0.0, by_task={})
+    )  # fmt: skip
+    assert "8 tasks\n" in text.getvalue()
+    assert "eval held: 0.50 [0.40, 0.60]" in text.getvalue()
+    assert "step" not in text.getvalue().replace(str(tmp_path), "")
