@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import EnvError
-from agentrl.judges.quote import clean
 from agentrl.served import ServedModel, ServedSettings
 from agentrl_envs.tau2.tasks import package_data
 
@@ -109,12 +108,11 @@ class ServedUser(User):
             max_in_flight=_IN_FLIGHT,
         )
         self._model = ServedModel(settings, where="Tau2Task user")
-        self._reader = model
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
         """The next message; see `User.reply`."""
-        # To the model that plays the user, the agent is the other side, and may not write tokens.
-        self._messages.append({"role": "user", "content": clean(said, self._reader) or _GREETING})
+        # To the model that plays the user, the agent is the other side.
+        self._messages.append({"role": "user", "content": said or _GREETING})
         text = await self._completion()
         if _GIVES_UP in text:
             raise EnvError(
