@@ -68,7 +68,8 @@ def _new_name(run: Path, overrides: list[str]) -> list[str]:
     from agentrl.disk.run_name import free_name
 
     if not run.is_dir():
-        raise ConfigError(f"--again needs the directory of a run, got {run}; train it as it is")
+        got = f"{run}, a file: train it without" if run.is_file() else f"{run}, which is not there"
+        raise ConfigError(f"--again needs the directory of a run; got {got}")
     here = run.resolve()
     own = {"run.name": free_name(here), "run.dir": str(here.parent)}
     given = {text.partition("=")[0] for text in overrides}
@@ -83,7 +84,9 @@ def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:
 
     config, base = read_config(run, overrides, with_models=True)
     identity = json.loads((run / IDENTITY_FILE).read_bytes())
-    check_pinned(read_pinned(identity), option="--again")
+    given = {text.partition("=")[0] for text in overrides}
+    pinned = {key: of for key, of in read_pinned(identity).items() if key not in given}
+    check_pinned(pinned, option="--again")
     starts = identity.get("starts")
     changes = differences(starts[0], origin_of(config, base)) if starts else []
     if starts is None:

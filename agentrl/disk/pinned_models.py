@@ -121,8 +121,8 @@ def check_pinned(pinned: Mapping[str, Sequence[PinnedModel]], *, option: str = "
             what = f"{', '.join(wrong)} changed since" if now else "it is gone"
             raise RunError(
                 f"{option}: the run began with {key} at {folder}, expected as it was then, but "
-                f"{what}; put the old files back, as from a copy; if they were moved, add {key}="
-                "and their folder to the command; or start another run with another run.name (to "
+                f"{what}; put the old files back, as from a copy; if they were moved, add "
+                f"{key}=FOLDER to the command; or start another run with another run.name (to "
                 "keep it next time, name a copy, or raise checkpoint.keep_last of the run that it "
                 "belongs to)"
             )

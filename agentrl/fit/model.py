@@ -146,7 +146,7 @@ def open_fit_model(
     loss = _loss(config, examples, known, base=base)
     ranks = open_ranks()
     model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
-    _check_rows(model, examples, who=f"model.path {config.model.path!r}")
+    check_rows(model, examples, who=f"model.path {config.model.path!r}")
     backend: TrainBackend = make_backend(
         model,
         train=config.train,
@@ -166,7 +166,7 @@ def open_fit_model(
     )
 
 
-def _check_rows(model: Any, examples: Sequence[Example], *, who: str) -> None:
+def check_rows(model: Any, examples: Sequence[Example], *, who: str) -> None:
     """Refuse examples with a token that the model has no embedding for, or longer than it reads."""
     rows = [(e.prompt_ids, answer.ids) for e in examples for answer in e.answers]
     longest = max((len(prompt) + len(ids) for prompt, ids in rows), default=0)

@@ -120,9 +120,11 @@ def _united(kinds: Sequence[frozenset[str]]) -> frozenset[str]:
 def _met(limits: Iterable[frozenset[str]]) -> frozenset[str]:
     """Types that all limits allow; a limit that is empty or contradicts the ones before is none."""
     found: frozenset[str] = frozenset()
-    for limit in limits:
-        if not limit or limit is _PENDING:
-            continue
+    limits = [limit for limit in limits if limit]
+    known = [limit for limit in limits if limit is not _PENDING]
+    if limits and not known:
+        return _PENDING
+    for limit in known:
         both = found & limit
         if found & _NUMBERS and limit & _NUMBERS and not both & _NUMBERS:
             both |= {"integer"}

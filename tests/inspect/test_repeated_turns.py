@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentrl.data import TrajectoryStore
 from agentrl.inspect.pages.rollout import rollout_answer
+from agentrl.inspect.read.turn_numbers import repeated_turns
 from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 from agentrl.inspect.terminal.text import rollout_lines
 from agentrl.types import Role, ToolCall
@@ -37,3 +38,13 @@ def test_a_turn_that_repeats_an_earlier_one_says_so(tmp_path: Path) -> None:
     stored = list(TrajectoryStore(tmp_path / "run/trajectories").read())
     for lines in (rollout_lines(answer, 200), stored_rollout_lines(stored)):
         assert "\n".join(line.plain for line in lines).count("same code as turn 1") == 1
+
+
+def test_two_different_calls_that_cannot_be_read_are_not_the_same() -> None:
+    """Fails if every unreadable call repeats the first of them."""
+    turns = [
+        {"role": "assistant", "text": raw,
+         "tool_calls": [{"name": "", "arguments": None, "raw": raw}]}
+        for raw in ("{code: 1", "{code: 2", "{code: 1")
+    ]  # fmt: skip
+    assert repeated_turns([turns]) == [["", "", "same call as turn 1"]]

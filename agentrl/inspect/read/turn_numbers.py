@@ -80,7 +80,8 @@ def _deed(turn: Mapping[str, Any]) -> tuple[str, str]:
     calls = turn["tool_calls"]
     if not calls:
         return "answer", turn["text"].strip()
-    key = str([(call["name"], str(call["arguments"]) or call["raw"]) for call in calls])
+    # Without arguments, as those of a call that could not be read, the text itself is compared.
+    key = str([(call["name"], str(call["arguments"] or call["raw"])) for call in calls])
     code = all(call["arguments"] and "code" in call["arguments"] for call in calls)
     return ("code" if code else "call" if len(calls) == 1 else "calls"), key
 

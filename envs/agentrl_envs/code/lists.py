@@ -27,7 +27,7 @@ def _extreme_of_list(d: Draw) -> Variant:
         "nums",
         f"returns the {word} number in the list nums",
         f"return {call}(nums)",
-        edges=[([1],), ([-2, -5],), ([3, 3, 1],)],
+        edges=[([1],), ([-2, -5],), ([3, 3, 1],), ([2, 9, -10, 1],)],
         more=lambda: (d.ints(-20, 20, least=3),),
     )
 
@@ -145,7 +145,7 @@ def _sort_list(d: Draw) -> Variant:
         "nums",
         task,
         f"return {body}",
-        edges=[([],), ([2, 1, 3],), ([1, 2, 2],)],
+        edges=[([],), ([2, 1, 3],), ([1, 2, 2],), ([10, 9, -2],)],
         more=lambda: (d.ints(-9, 20, least=3),),
     )
 
@@ -185,7 +185,7 @@ def _concat(d: Draw) -> Variant:
             "returns the lists a and b joined into one list", "returns a list of a followed by b"
         ),
         "return a + b",
-        edges=[([], []), ([1], []), ([], [2])],
+        edges=[([], []), ([1], []), ([], [2]), ([1], [1])],
         more=lambda: (d.ints(0, 9, most=3), d.ints(0, 9, most=3)),
     )
 
@@ -232,7 +232,7 @@ def _common_items(d: Draw) -> Variant:
         "a, b",
         f"returns the items of the list a that are {word} the list b",
         f"return [x for x in a if x {word} b]",
-        edges=[([], [1]), ([1, 2], []), ([1, 2], [2, 3])],
+        edges=[([], [1]), ([1, 2], []), ([1, 2], [2, 3]), ([2, 2, 1], [2])],
         more=lambda: (d.shuffled(range(6))[:3], d.shuffled(range(6))[:3]),
     )
 
@@ -287,7 +287,7 @@ def _count_item(d: Draw) -> Variant:
         "items, x",
         "returns how many times x occurs in the list items, using count",
         "return items.count(x)",
-        edges=[([], 1), ([1, 1], 1), ([2], 1)],
+        edges=[([], 1), ([1, 1], 1), ([2], 1), ([1, 2, 1], 1)],
         more=lambda: (d.ints(0, 3, least=3, most=6), d.int(0, 3)),
     )
 
@@ -299,7 +299,7 @@ def _range_of_list(d: Draw) -> Variant:
         "nums",
         "returns the difference between the largest and smallest number in nums",
         "return max(nums) - min(nums)",
-        edges=[([5],), ([1, 9],), ([-3, 3],)],
+        edges=[([5],), ([1, 9],), ([-3, 3],), ([3, 1, 2],)],
         more=lambda: (d.ints(-9, 20, least=3),),
     )
 

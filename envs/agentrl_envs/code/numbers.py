@@ -54,7 +54,7 @@ def _divisible(d: Draw) -> Variant:
         "n",
         d.pick(f"returns True if n is divisible by {k}", f"checks whether n is a multiple of {k}"),
         f"return n % {k} == 0",
-        edges=[(0,), (k,), (1,), (-k,)],
+        edges=[(0,), (k,), (1,), (-k,), (2 * k,), (k - 1,)],
         more=lambda: (d.int(-6, 12) * d.pick(1, k),),
     )
 
@@ -142,7 +142,7 @@ def _temperature(d: Draw) -> Variant:
         ("to_celsius", "f", "converts f degrees Fahrenheit to Celsius", "return (f - 32) * 5 / 9"),
     )
     return d.function(
-        name, param, task, body, edges=[(0,), (32,), (-40,)], more=lambda: (d.int(-50, 120),)
+        name, param, task, body, edges=[(0,), (32,), (-40,), (1,)], more=lambda: (d.int(-50, 120),)
     )
 
 
@@ -239,7 +239,7 @@ def _prime(d: Draw) -> Variant:
         "n",
         d.pick("returns True if n is a prime number", "checks whether n is prime"),
         "return n > 1 and all(n % i for i in range(2, n))",
-        edges=[(1,), (2,), (3,), (9,)],
+        edges=[(1,), (2,), (3,), (9,), (4,), (25,), (49,), (77,)],
         more=lambda: (d.int(4, 60),),
     )
 
@@ -251,7 +251,7 @@ def _gcd(d: Draw) -> Variant:
         "a, b",
         "returns the greatest common divisor of a and b, using math.gcd",
         ["while b:", "    a, b = b, a % b", "return a"],
-        edges=[(1, 1), (12, 18), (7, 5)],
+        edges=[(1, 1), (12, 18), (7, 5), (9, 6), (8, 8)],
         more=lambda: (d.int(1, 12) * d.int(1, 6), d.int(1, 12) * d.int(1, 6)),
     )
 
@@ -289,7 +289,7 @@ def _fizzbuzz(d: Draw) -> Variant:
         "n",
         f'returns "{word}" if n is divisible by {k}, and n otherwise',
         f'return "{word}" if n % {k} == 0 else n',
-        edges=[(0,), (1,), (k,)],
+        edges=[(0,), (1,), (k,), (2 * k,), (k + 1,)],
         more=lambda: (d.int(1, 15) * d.pick(1, k),),
     )
 

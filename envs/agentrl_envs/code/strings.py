@@ -26,7 +26,7 @@ def _count_vowels(d: Draw) -> Variant:
         "s",
         d.pick("returns the number of vowels in s", "counts the vowels in the string s"),
         'return sum(c in "aeiou" for c in s)',
-        edges=[("",), ("aeiou",), ("xyz",)],
+        edges=[("",), ("aeiou",), ("xyz",), ("banana",)],
         more=lambda: (d.words(least=1, most=2),),
     )
 
@@ -42,7 +42,7 @@ def _palindrome(d: Draw) -> Variant:
         "s",
         d.pick("returns True if s is a palindrome", "checks whether s reads the same backwards"),
         "return s == s[::-1]",
-        edges=[("",), ("a",), ("ab",), ("level",)],
+        edges=[("",), ("a",), ("ab",), ("level",), ("abca",), ("abba",), ("abcda",), ("abxyba",)],
         more=more,
     )
 
@@ -107,7 +107,7 @@ def _word_count(d: Draw) -> Variant:
         "s",
         d.pick("returns the number of words in s", "counts the words in s") + ", using split",
         "return len(s.split())",
-        edges=[("",), ("one",), ("one two",)],
+        edges=[("",), ("one",), ("one two",), ("a  b ",)],
         more=lambda: (d.words(least=2, most=5),),
     )
 
@@ -132,7 +132,7 @@ def _longest_word(d: Draw) -> Variant:
         "s",
         f"returns the {word} word in s, using {call} with key=len",
         f"return {call}(s.split(), key=len)",
-        edges=[("one",), ("a bbb cc",)],
+        edges=[("one",), ("a bbb cc",), ("a bb cc",)],
         more=lambda: (" ".join(d.shuffled(["a", "tree", "cherry", "sun", "mountain"])[:3]),),
     )
 
@@ -176,7 +176,14 @@ def _starts_with(d: Draw) -> Variant:
             f'returns True if s {word} with "{letter}"', f'checks whether s {word} with "{letter}"'
         ),
         f'return s.{call}("{letter}")',
-        edges=[("",), (letter,), ("x" + letter,), (letter + "x",)],
+        edges=[
+            ("",),
+            (letter,),
+            ("x" + letter,),
+            (letter + "x",),
+            (letter + "b",),
+            ("b" + letter,),
+        ],
         more=lambda: (d.word(),),
     )
 
@@ -189,7 +196,7 @@ def _greet(d: Draw) -> Variant:
         "name",
         d.pick(f'returns "{word}, " followed by name and "!"', f'returns the text "{word}, name!"'),
         f'return "{word}, " + name + "!"',
-        edges=[("",), ("Al",)],
+        edges=[("",), ("Al",), ("al jr",)],
         more=lambda: (d.word().title(),),
     )
 
@@ -266,7 +273,7 @@ def _anagram(d: Draw) -> Variant:
         "a, b",
         "returns True if a and b have the same letters in any order, using sorted",
         "return sorted(a) == sorted(b)",
-        edges=[("ab", "ba"), ("ab", "abb"), ("", "")],
+        edges=[("ab", "ba"), ("ab", "abb"), ("", ""), ("aab", "abb"), ("ab", "cd"), ("abc", "cab")],
         more=more,
     )
 
@@ -293,7 +300,7 @@ def _add_affix(d: Draw) -> Variant:
         "s",
         d.pick(f'returns s with "{affix}" added at the end', f'adds "{affix}" to the end of s'),
         f'return s + "{affix}"',
-        edges=[("",), ("a",)],
+        edges=[("",), ("a",), ("walk" + affix,), (" a ",)],
         more=lambda: (d.word(),),
     )
 
