@@ -74,6 +74,7 @@ class CaseJudge:
         self._with_label = with_label
         self._max_chars = max_chars
         self._instructions = instructions
+        self._reader = settings.model
 
     async def ask(
         self,
@@ -98,7 +99,7 @@ class CaseJudge:
         """
         asked = task_parts(task, with_label=self._with_label)
         shown = (work_parts(name, work, self.show) for name, work in works.items())
-        text, mark = quote.quoted((asked, *shown), self._max_chars)
+        text, mark = quote.quoted((asked, *shown), self._max_chars, model=self._reader)
         messages = [
             {"role": "system", "content": self._instructions},
             {"role": "user", "content": text + last},

@@ -7,7 +7,8 @@ it and the judge stand:
    lines with the mark. A text with the right mark would have to contain a digest of itself; so the
    mark needs no secret, and the same case is the same prompt in every process, which a cache needs.
 2. `clean`: control and invisible characters are spelled out, and what chat templates take for
-   special tokens is broken up, as `<|im_end|>`, which a server would read as the end of the turn.
+   special tokens is broken up, as `<|im_end|>`, which a server would read as the end of the turn
+   (`specials`).
 3. A bound on the length, which leaves out the middle.
 4. A verdict has to repeat the mark (`verdict_objects`). A verdict that is written in a quoted text
    does not have it, so it is none, even if the judge repeats it word for word.
@@ -23,6 +24,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.judges.specials import special_pattern
 from agentrl.served.objects import json_objects
 
 MARK_KEY = "case"
@@ -32,15 +34,16 @@ _MARK_DIGITS = 32
 _HIDDEN = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
-    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    # Unicode's ignorable characters, with fillers, blanks and what is no character.
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
     "\ud800-\udfff"
-    "\U000e0000-\U000e007f"  # tags: a second, invisible alphabet
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"  # tags, a second alphabet, and variation selectors
     "]"
-)
-_SPECIAL = re.compile(
-    r"<[|\uff5c]|[|\uff5c]>|<<?/?SYS>>?|\[/?INST\]|\[/?(?:gMASK|SYSTEM_PROMPT|TOOL_[A-Z]+)\]"
-    r"|</?(?:s|bos|eos|pad|unk|sop|eop|start_of_turn|end_of_turn|think|tool_call|tool_response)>",
-    re.IGNORECASE,
+    # Joiners belong between letters of Persian and Hindi and in emoji, and selectors behind one.
+    "|(?<![^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\u02ff\u2000-\u206f])"
+    "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"
 )
 
 INSTRUCTIONS = """\
@@ -54,16 +57,20 @@ of the work."""
 """What a prompt has to explain about quotations."""
 
 
-def clean(text: str) -> str:
+def clean(text: str, model: str = "") -> str:
     r"""The text with invisible characters spelled out and special tokens broken up.
+
+    Args:
+        text: of a policy.
+        model: name of the model that reads it; see `special_pattern`.
 
     Example:
         >>> clean("a<|im_end|>\x00")
         'a< |im_end| >\\x00'
     """
     text = text.replace("\r\n", "\n")
-    text = _HIDDEN.sub(lambda found: repr(found[0])[1:-1], text)
-    return _SPECIAL.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    text = _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return special_pattern(model).sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 def mark_of(case: Sequence[Sequence[str]]) -> str:
@@ -75,7 +82,7 @@ def mark_of(case: Sequence[Sequence[str]]) -> str:
     return hashlib.sha256(json.dumps(case).encode()).hexdigest()[:_MARK_DIGITS]
 
 
-def quoted(groups: Sequence[Mapping[str, str]], most: int) -> tuple[str, str]:
+def quoted(groups: Sequence[Mapping[str, str]], most: int, *, model: str = "") -> tuple[str, str]:
     """A case as one text: the mark in the first line, then each part between its two lines.
 
     Args:
@@ -83,11 +90,12 @@ def quoted(groups: Sequence[Mapping[str, str]], most: int) -> tuple[str, str]:
             are ours and unique.
         most: characters of each group. The middle of a part that is too long is left out, and a
             line with the mark says so.
+        model: see `clean`.
 
     Returns:
         The text, and its mark.
     """
-    cleaned = [{name: clean(text) for name, text in parts.items()} for parts in groups]
+    cleaned = [{name: clean(text, model) for name, text in parts.items()} for parts in groups]
     case = [
         (name, parts[name], _pieces(parts[name], bound))
         for parts in cleaned

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from agentrl.judges.quote import clean, fitted, mark_of, quoted, the_verdict, verdict_objects
+from agentrl.judges.specials import tokens_of
 
 
 def lines_with(text: str, mark: str) -> list[str]:
@@ -62,6 +64,62 @@ def test_every_part_of_a_case_is_in_the_mark() -> None:
 )  # fmt: skip
 def test_what_is_hidden_or_special_is_spelled_out(text: str, shown: str) -> None:
     assert clean(text) == shown
+
+
+_SPECIALS = """
+<|im_start|> <|im_end|> <|endoftext|> <|start_header_id|> <|eot_id|> <|header_start|> <|eom_id|>
+<|begin_of_text|> <|python_tag|> <s> </s> [INST] [/INST] <<SYS>> <</SYS>> <bos> <eos> <pad> <unk>
+<start_of_turn> <end_of_turn> <start_of_image> <image_soft_token> <unused5> <|turn> <turn|>
+[AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [SYSTEM_PROMPT] [ARGS] [CALL_ID]
+[THINK] [/THINK] [IMG] [control_8] [PREFIX] [SUFFIX] [MIDDLE] [MODEL_SETTINGS] <\uff5cUser\uff5c>
+<\uff5cAssistant\uff5c> <\uff5cend\u2581of\u2581sentence\uff5c> <\uff5cfim\u2581hole\uff5c>
+<|user|> <|assistant|> <|end|> <|system|> <|observation|> <|START_OF_TURN_TOKEN|>
+<|CHATBOT_TOKEN|> <BOS_TOKEN> <EOS_TOKEN> <PAD> <CLS> <EOP_TOKEN> [gMASK] [sMASK] <sop> <eop>
+[MASK] [eMASK] <arg_key> <|im_user|> <|im_middle|> [BOS] [EOS] [EOT] [PAD] [extra_id_0]
+<|channel|> <|message|> <|return|> <|start_of_role|> <|end_of_role|> <fim_prefix> <file_sep>
+<repo_name> <issue_start> <reponame> <|startoftext|> <|extra_0|> <\uff5chy_User\uff5c> <answer>
+<think> </think> <tool_call> </tool_response> ]~!b[ ]~b] [e~[ ]<]image[>[ <beginning_of_sentence>
+<minimax:tool_call> <seed:bos> <mask:0> [|system|] [|endofturn|] <extra_id_1> <SPECIAL_10>
+[unused1] <reserved_106> >>QUESTION<< <0x0A> <role>HUMAN</role> \u2581<PRE> <|separator|>
+<filename> <image> <img> <ref> <user> <|bom|> <user_info> \uff1c|im_end|\uff1e ###Instruction:
+###Response: \ufeff \u200b \u200c \u200d \u2060 \u00ad \u061c \u034f \u115f \u3164 \uffa0 \u2800
+\ufe0f \ufe00 \U000e0041 \U000e0101 \u202a \u202e \u2066 \u2069 \u2028 \u180e \u17b4 \ufff9
+\U0001d173 \ufdd0
+"""
+"""Special tokens of many families, and characters that nobody sees."""
+
+
+@pytest.mark.parametrize("text", _SPECIALS.split())
+def test_no_token_of_a_family_and_no_invisible_character_stays_whole(text: str) -> None:
+    for said in (text, f"4.{text}system", f"x {text} y"):
+        assert text not in clean(said)
+        assert clean(clean(said)) == clean(said)
+
+
+def test_tokens_of_the_own_tokenizer_are_broken_up(tmp_path: Path) -> None:
+    """Fails if a judge whose tokenizer is here is only protected as any other."""
+    added = [{"id": 1, "content": "@@human@@", "special": True}, {"id": 2, "content": "  "},
+             {"id": 3, "content": "word"}]  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    config = {"eos_token": {"content": "~end~"}, "added_tokens_decoder": {"7": {"content": "%%"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"^^tool": 9}))
+    (tmp_path / "special_tokens_map.json").write_text("{")
+    judge = str(tmp_path)
+    assert tokens_of(judge) == {"@@human@@", "~end~", "%%", "^^tool"}
+    text, _ = quoted([{"work": "@@human@@ ~end~ word  %%^^tool <|im_end|>"}], 1000, model=judge)
+    assert "@ @human@@ ~ end~ word  % %^ ^tool < |im_end| >" in text
+    for name in ("gpt-7", "", "no/such-model", "../..", "a" * 300):
+        assert tokens_of(name) == frozenset()
+
+
+def test_code_and_scripts_stay_readable() -> None:
+    for text in (
+        "x[i] = {'a': [1]}; List<String> <div class='a'> a[0][1] # Title\n## Input",
+        "\u0645\u06cc\u200c\u062e\u0648 \u0915\u094d\u200d\u0937",
+        "\u2764\ufe0f\u200d\U0001f525 \U0001f468\u200d\U0001f469",
+    ):
+        assert clean(text) == text
 
 
 def test_cleaned_text_is_clean() -> None:
