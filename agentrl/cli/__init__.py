@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 is success; 1 an unexpected error, or findings of a check; 2 a mistake in what was asked; 130
     and 143 an interruption by Ctrl-C and SIGTERM.
     """
+    whole_process = arguments is None
     if arguments is None:
         arguments = sys.argv[1:]
         signal.signal(signal.SIGINT, _leave)
@@ -74,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _app(name)(words)
     except SystemExit as end:
-        if arguments is None:
+        if whole_process:
             end_in_time(end.code if isinstance(end.code, int) else int(bool(end.code)))
         raise
     except Exception as error:  # the outermost boundary: everything becomes one message
         status = failures.report(error, debug=debug)
-        if arguments is None:
+        if whole_process:
             end_in_time(status)
         raise SystemExit(status) from None
 

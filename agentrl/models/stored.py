@@ -14,6 +14,7 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.models.finite import check_finite
 from agentrl.models.source import SCORED, read_config
+from agentrl.models.vision.reader import VisionReader, load_reader
 from agentrl.models.whole import FILES, check_whole
 
 _DAMAGED = "take another copy of the checkpoint, or the one before it"
@@ -31,6 +32,14 @@ def check_exported(folder: Path) -> None:
         check_stored_adapter(folder, base=folder.parent, who=who)
     else:
         check_stored(folder, who=who, numbers=True)
+
+
+def stored_reader(source: str, tokenizer: Any) -> VisionReader | None:
+    """The image processor of a folder or hub name; None where images cannot be read."""
+    try:
+        return load_reader(source, tokenizer)
+    except ConfigError:
+        return None  # servers are given text only; what loads the model says what is wrong
 
 
 def check_stored(folder: Path, *, who: str, numbers: bool = False) -> None:

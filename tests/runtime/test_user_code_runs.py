@@ -69,7 +69,10 @@ def tasks(split="train"):
 PLACES = 4
 SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "train": ("train", {}),
-    "asynchronous": ("train", {"schedule__mode": "asynchronous"}),
+    "asynchronous": (
+        "train",
+        {"schedule__staleness_threshold": 1.0, "schedule__partial_rollout": True},
+    ),
     "rollout": ("rollout", {}),
 }
 

@@ -31,14 +31,17 @@ def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context
             the positions of others.
         ChatError: as `build_chat`.
     """
-    from agentrl.models.stored import check_stored
+    from agentrl.models.stored import check_stored, stored_reader
 
     config, who = read_config(source), f"model.path {source!r}"
     if config is None:
         return
     check_row_length(config, context, who=who, key="rollout.max_context_tokens")
     tokenizer = load_tokenizer(model.model_copy(update={"path": source}))
-    check_marks(build_chat(tokenizer, chat), config.get_text_config().vocab_size, who=who)
+    images = stored_reader(source, tokenizer)
+    check_marks(
+        build_chat(tokenizer, chat, images=images), config.get_text_config().vocab_size, who=who
+    )
     if (folder := Path(source)).is_dir():
         check_stored(folder, who=who)
 

@@ -119,7 +119,7 @@ def raise_much() -> None:
 
 
 def thread_left_behind() -> None:
-    threading.Thread(target=time.sleep, args=(600,), name="left-behind", daemon=True).start()
+    threading.Thread(target=time.sleep, args=(600,), name="left-behind").start()
 
 
 def task_left_behind() -> None:

@@ -32,7 +32,7 @@ def run_grid(*words: str) -> tuple[int, str]:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.rollout.user_code.grid", *words],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -17,6 +17,8 @@ from agentrl.gateway.agent import FunctionAgent
 from agentrl.plugins.own_threads import threads_left
 from agentrl.reward import load_reward_functions
 from agentrl.rollout.adapters.adapt import load_env_class
+from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.suite import check_env
 from agentrl.tool import FunctionTool
 from agentrl.types import Task, Termination, Trajectory
 from tests.rollout.rollout_fakes import Bench, Talk, call
@@ -233,6 +235,13 @@ async def test_many_that_hang_take_nothing_from_others(bench: Make) -> None:
     began = time.process_time()
     assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 60) == 1
     assert time.process_time() - began < 1
+
+
+async def test_the_check_of_an_environment_names_it() -> None:
+    tasks = [Task(id="1", prompt="?")]
+    found = await check_env(of("SkyRL"), tasks, limits=CheckLimits(step_s=1.0))
+    (late,) = [finding.detail for finding in found if finding.name == "E205"]
+    assert f"hangs in stuck at {__file__}:" in late
 
 
 def test_such_a_process_ends(bench: Make) -> None:

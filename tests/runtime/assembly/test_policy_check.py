@@ -8,10 +8,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.chat import build_chat
-from agentrl.config.schema import ChatSection
+from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.assembly.policy_check import check_marks
+from agentrl.runtime.assembly.policy_check import check_marks, check_policy
+from tests.models.vision.tiny_seeing import checkpoint
 from tests.runtime.tiny_project import write_model
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "smolvlm", "llava_onevision"])
+def test_a_model_that_reads_images_is_taken(tmp_path: Path, name: str) -> None:
+    """Fails if its template, which shows lists of parts only, is read without its images."""
+    source = str(checkpoint(name, tmp_path))
+    check_policy(source, ModelSection(path=source), ChatSection(), context=64)
 
 
 def test_marks_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
