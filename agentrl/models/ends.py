@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.errors import ConfigError
+from agentrl.models.hub import is_cached, require_on_hub
+
 logger = logging.getLogger(__name__)
 
 _FILES = ("generation_config.json", "config.json")
@@ -49,13 +52,14 @@ def _file_of(source: str, name: str) -> Path | None:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
-    if folder.is_absolute() or folder.exists():
+    # A tokenizer of the hub left its files in the cache; any other name is nothing to ask for.
+    if not is_cached(source, "model"):
         return None
-    # The tokenizer came from the hub or its cache, and so does this file.
     from huggingface_hub import hf_hub_download
 
     try:
+        require_on_hub(source, key="the tokenizer")  # bounded in time, unlike the next line
         return Path(hf_hub_download(source, name))
-    except (OSError, ValueError) as error:  # it has no such file, or cannot be asked
+    except (ConfigError, OSError, ValueError) as error:  # it has no such file, or cannot be asked
         logger.debug("%s of %s: %s", name, source, error)
         return None

@@ -46,7 +46,7 @@ def require_on_hub(
     Raises:
         ConfigError: it is read as a folder, no such repository, or no network and nothing cached.
     """
-    if meant_as_folder(name, base or Path.cwd()) and not _is_cached(name, kind):
+    if meant_as_folder(name, base or Path.cwd()) and not is_cached(name, kind):
         raise ConfigError(f"{key} {name!r} does not exist. {_near(name, base or Path.cwd())}")
     if problem := _problem(name, kind):
         raise ConfigError(f"{key} {name!r}: {problem}")
@@ -76,7 +76,7 @@ def _problem(name: str, kind: HubKind) -> str | None:
     except HFValidationError as error:
         return f"no folder has this path, and it is no name of the hub: {error}"
     if constants.HF_HUB_OFFLINE:
-        if _is_cached(name, kind):
+        if is_cached(name, kind):
             return None
         return (
             "no such folder, and as a name of the hub it is not in the cache of this machine, "
@@ -85,7 +85,7 @@ def _problem(name: str, kind: HubKind) -> str | None:
     status = _ask(name, kind)
     if isinstance(status, int):
         return _refusal(status, constants.ENDPOINT, kind)
-    if not _is_cached(name, kind):
+    if not is_cached(name, kind):
         return (
             f"no such folder, and the hub ({constants.ENDPOINT}) does not answer ({status}); give "
             "a folder, or fetch the name where there is a network"
@@ -137,7 +137,8 @@ def _ask(name: str, kind: HubKind) -> int | str:
     return found[0] if found else f"nothing within {_ANSWER_S} s"
 
 
-def _is_cached(name: str, kind: HubKind) -> bool:
+def is_cached(name: str, kind: HubKind) -> bool:
+    """True if files of a hub name lie in this machine's cache."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         return False
     from huggingface_hub import constants

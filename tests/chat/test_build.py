@@ -293,5 +293,6 @@ def test_ends_are_read_from_whatever_the_files_hold(
         (tmp_path / name).write_text(json.dumps(content))
     assert stored_ends(str(tmp_path))[1] == ids
     assert stored_ends(str(tmp_path / "absent")) == ("", ())
+    assert stored_ends("byte-tokenizer") == ("", ()), "no name of the hub, and not asked for"
     (tmp_path / "generation_config.json").write_text("{")
     assert stored_ends(str(tmp_path))[0] in ("", "config.json")
