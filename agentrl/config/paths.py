@@ -6,7 +6,8 @@ file is read, so that nothing is lost where an environment changes the current f
 
     key                  in /w/configs/a.yaml     becomes
     model.path           ../runs/sft              /w/runs/sft
-    model.path           org/model                org/model, unless /w/configs/org exists
+    model.path           org/model                org/model, unless /w/configs/org exists and the
+                                                  cache of the hub does not know that name
     data.source          run:../runs/a            run:/w/runs/a
     env.target           env.py:Env               /w/configs/env.py:Env
 """
@@ -22,6 +23,7 @@ from typing import Any
 from agentrl.config.base import Names, Section
 from agentrl.config.keys import inner_kinds, is_table
 from agentrl.errors import ConfigError
+from agentrl.machine.hub_cache import is_cached
 
 QUICKSTART = "quickstart"
 """A model that is neither a folder nor a name of the hub."""
@@ -82,7 +84,8 @@ class PathStart:
             return str(here)
         if there.exists() and not self.no_file:
             raise self._two_readings(key, text, here, there)
-        return str(here) if meant_as_folder(text, self.base.absolute()) else text
+        named = not meant_as_folder(text, self.base.absolute()) or is_cached(text, "model")
+        return text if named else str(here)
 
     def code(self, text: str) -> str:
         """An import string whose file is named by its absolute path."""
