@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.judges.quote import clean, fitted, mark_of, quoted, the_verdict, verdict_objects
-from agentrl.judges.specials import tokens_of
+from agentrl.judges.quote import fitted, mark_of, quoted, the_verdict, verdict_objects
+from agentrl.served.specials import clean, tokens_of
 
 
 def lines_with(text: str, mark: str) -> list[str]:
