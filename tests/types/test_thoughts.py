@@ -38,8 +38,8 @@ def test_an_action_says_nothing_that_was_only_thought() -> None:
     assert action.whole_text == "<think>It is 42.</think>\n\nI give up."
     assert Action(text="<think>It is 42").text == ""
     said = "<think> is the tag, </think> its end: 4"
-    for keys in ({"thought": "hm"}, {"whole_text": f"</think>{said}"}):
-        assert Action(text=said, **keys).text == said
+    assert Action(text=said, thought="hm").text == said
+    assert Action(text=said, whole_text=f"</think>{said}").text == said
     plain = Action(text=" 42 </think>")
     assert (plain.text, plain.thought, plain.whole_text) == (" 42 </think>", "", " 42 </think>")
 
