@@ -16,7 +16,7 @@ from agentrl_sandboxes.guest.files import Walk, check_fd, drain, put
 from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE, TREE_MEMBER
 
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
-"""What the kernel says of an entry that is gone, or no directory, file or link any more."""
+"""Errors of an entry that is gone, or no directory, file or link any more."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
