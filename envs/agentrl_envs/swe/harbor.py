@@ -86,6 +86,8 @@ class HarborTask(RepairTask):
     `task_prompt` and `system_prompt` are not used.
     """
 
+    needs_label = True
+
     async def reset(self, task: Task) -> Observation:
         """Lay the task's folder out and show the instruction.
 
