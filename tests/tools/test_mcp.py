@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,7 @@ CONNECTION = Connection(ServerAddress(command=("true",)), open_s=1)
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 PAIR = {"type": "array", "items": [{"type": "number"}, {"type": "string"}]}
 NUMBER = {"type": "number"}
+DEEP: dict = reduce(lambda inner, _: _object({"v": inner}), range(2000), {})
 LIST = {"anyOf": [{"type": "null"}, _object({"rest": {"$ref": "#/$defs/L"}})]}
 
 
@@ -355,6 +357,7 @@ def test_a_schema_of_nothing_allows_every_object():
         (_object({}, **{"$ref": "#"}), "refers to itself without end"),
         ({"type": "string"}, "of type 'string'"),
         (_object({"v": {"type": 3}}), "a schema that is none"),
+        (_object({"v": DEEP}), "nested too deep"),
         (_object({}, **{"$schema": {"a": 1}}), r"its \$schema is no text"),
         (_object({"v": {"$ref": "#/type"}}), r"'object' is not of type .* what '#/type' names"),
         (_object({"v": {"$ref": "#/n"}}, n={"type": 3}), "a schema that is none"),

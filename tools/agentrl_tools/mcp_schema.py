@@ -50,6 +50,8 @@ def _require_schema(base: Any, schema: Any, where: str = "") -> None:
     except SchemaError as error:
         place = f"{where}{error.json_path}"
         raise ValueError(f"a schema that is none: {error.message[:400]} at {place}") from None
+    except RecursionError:
+        raise ValueError("a schema that is nested too deep") from None
 
 
 def _require_references(schema: Mapping[str, Any], base: Any, registry: Any) -> None:
