@@ -81,6 +81,7 @@ def _task_of(
         label=plain(found["label"]),
         metadata=metadata,
         split=split,
+        label_column=columns.get("label", ""),
     )
 
 

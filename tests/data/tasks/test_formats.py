@@ -109,7 +109,7 @@ def test_text_that_is_nested_too_deep_is_text_and_deep_values_are_refused() -> N
         task_of(deep, {}, "train")
     call = {"function": {"name": "f", "arguments": '{"a":' * 20_000}}
     said = [{"role": "user", "content": "p"}, {"role": "assistant", "tool_calls": [call]}]
-    with pytest.raises(DataError, match="row 1.*arguments of tool call 0"):
+    with pytest.raises(DataError, match=r"row 1.*arguments of tool call 0"):
         task_of(SourceRow(where="row 1", values={"prompt": said}), {}, "train")
     tools = SourceRow(where="row 1", values={"tools": "[" * 20_000})
     with pytest.raises(DataError, match="row 1: tools is broken JSON"):
