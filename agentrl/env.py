@@ -80,10 +80,12 @@ class Action:
 
     def __post_init__(self) -> None:
         """Keep the thought out of the words, whoever made the action."""
-        thought, said = split_thought(self.text)
-        kept = {"whole_text": self.whole_text or self.text, "text": said}
-        for name, value in {**kept, "thought": self.thought or thought}.items():
-            object.__setattr__(self, name, value)
+        if not self.thought and self.whole_text in ("", self.text):  # else its maker has split it
+            thought, said = split_thought(self.text)
+            for name, value in {"whole_text": self.text, "thought": thought, "text": said}.items():
+                object.__setattr__(self, name, value)
+        elif not self.whole_text:
+            object.__setattr__(self, "whole_text", self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

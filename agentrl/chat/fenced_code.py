@@ -11,6 +11,9 @@ from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 
 _FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)([^\n`]*+)(?:\n|\Z)", re.MULTILINE)
+_END = re.compile(
+    r"^[ \t]*+(?:`{3,}+|~{3,}+)?[ \t]*+</think>|</think>[ \t\r]*+(?:\n|\Z)", re.MULTILINE
+)
 
 
 class FencedCodeParser(ToolCallParser):
@@ -55,10 +58,11 @@ class FencedCodeParser(ToolCallParser):
                 yield found
 
     def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
-        """Spans of blocks up to a line that begins with `</think>`: thoughts leave fences open."""
+        """Spans of blocks up to a `</think>` that begins or ends its line, or stands behind a
+        fence: thoughts leave fences open."""
         for start, end in super().quotes(text, tools):
-            line = text.find("\n</think>", start, end)
-            yield start, end if line < 0 else line
+            mark = _END.search(text, start, end)
+            yield start, mark.start() if mark else end
 
 
 def _read_block(text: str, opening: re.Match[str]) -> Found:

@@ -10,7 +10,7 @@ from agentrl.data.pictures import IMAGE_PARTS, RowImages
 from agentrl.data.plain import plain
 from agentrl.errors import DataError, choices
 from agentrl.types import Message, Role, ToolCall
-from agentrl.types.thoughts import has_thought, written_thought
+from agentrl.types.thoughts import split_served, split_thought, written_thought
 
 
 def prompt_of(where: str, value: Any, images: RowImages | None = None) -> str | tuple[Message, ...]:
@@ -95,7 +95,7 @@ def _message(where: str, value: Any, images: RowImages | None) -> Message:
         said = images.message(role, content)
     return Message(
         role=role,
-        content=said.content if has_thought(said.content) else thought + said.content,
+        content=_with_thought(thought, said.content),
         images=said.images,
         tool_calls=tuple(_call(where, n, call) for n, call in enumerate(calls or ())),
         tool_call_id=value.get("tool_call_id"),
@@ -109,6 +109,14 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 def _thought(value: Mapping[str, Any]) -> str:
     found = (text for name in _THOUGHTS if isinstance(text := value.get(name), str))
     return written_thought(next(filter(str.strip, found), ""))
+
+
+def _with_thought(thought: str, content: str) -> str:
+    """Content behind a thought of its own key, which the content may hold as well."""
+    own, words = split_served(content)
+    if own and own == split_thought(thought)[0]:
+        return content
+    return thought + (content if own or not thought else words)
 
 
 def _content(

@@ -5,12 +5,13 @@ main thread alone, and raises elsewhere, which their own `except` turns into a r
 thread of user code (`agentrl.plugins.own_threads`) the module `signal` therefore
 answers for that thread: its
 alarm runs the thread's own handler, and what this raises is raised in the thread, at its next
-instruction. Whatever else they ask of signals is refused as ever, and remembered, so that it
-fails the call by name though its error was caught.
+instruction. Whatever else they ask of signals is refused as ever; a limit of time by another clock
+is remembered, too, so that it fails the call by name though its error was caught.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -23,10 +24,13 @@ from agentrl.plugins.loop_watch import interrupt
 
 _alarm, _setitimer, _getitimer = signal.alarm, signal.setitimer, signal.getitimer
 _signal, _getsignal = signal.signal, signal.getsignal
+_MADE_AT_RUN = 1 << 9
+"""The flag of a class that is not built into the interpreter."""
+_OTHER_LIMITS = (signal.SIGVTALRM, signal.SIGPROF)
 
 
 class SignalRefused(Exception):
-    """User code asked for a signal that no thread can have."""
+    """User code asked for a limit of time that no thread can have."""
 
 
 class _ThreadAlarm:
@@ -68,7 +72,10 @@ class _ThreadAlarm:
         with self._lock:
             if timer is not self._timer:
                 return
-            handler = self.handler
+            # As the system does: before the handler, which may set it anew.
+            self._timer = None
+            self.set(self._interval, self._interval)
+            handler, _local.alarm = self.handler, self
             if callable(handler):
                 try:
                     handler(signal.SIGALRM, sys._current_frames().get(self._thread))
@@ -76,25 +83,25 @@ class _ThreadAlarm:
                     interrupt(self._thread, _same(error))
             elif handler is not signal.SIG_IGN:
                 interrupt(self._thread, _same(TimeoutError("Alarm clock")))
-            self._timer = None
-            if self._interval:
-                self.set(self._interval, self._interval)
 
 
 def _same(error: BaseException) -> type[BaseException]:
     """A class whose instances are as `error`: an exception reaches a thread as a class alone."""
-    kind = type(error)
+    kind: Any = type(error)
+    base = kind
+    while base.__flags__ & _MADE_AT_RUN:  # up to the one that its memory is laid out for
+        base = base.__base__
+    _, given, *_ = base.__reduce__(error)  # more than its args: the file of an OSError
 
-    def begin(self: BaseException, *args: Any) -> None:
-        self.args = error.args
+    def made(cls: Any, *args: Any) -> Any:
+        return base.__new__(cls, *given)
+
+    def begin(self: Any, *args: Any) -> None:
+        base.__init__(self, *given)
         self.__dict__.update(error.__dict__)
 
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__init__": begin}
-    return type(kind.__name__, (kind,), {**names, "__new__": _made})
-
-
-def _made(kind: type[BaseException], *args: Any) -> BaseException:
-    return BaseException.__new__(kind)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**names, "__new__": made, "__init__": begin})
 
 
 class _Local(threading.local):
@@ -102,6 +109,16 @@ class _Local(threading.local):
 
 
 _local = _Local()
+
+
+def _in_child() -> None:
+    """Leave a forked process its signals; its one thread is the main one, with this handler."""
+    alarm, _local.alarm = _local.alarm, None
+    if alarm is not None:
+        _signal(signal.SIGALRM, alarm.handler)
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
@@ -112,7 +129,7 @@ def alarms_in_thread(who: str) -> Iterator[None]:
         who: name of the user code.
 
     Raises:
-        SignalRefused: it asked for what no thread can have, whatever it made of the error.
+        SignalRefused: it asked for a limit that no thread can have, whatever it made of the error.
     """
     answer_in_threads()
     _local.alarm = alarm = _ThreadAlarm()
@@ -123,8 +140,8 @@ def alarms_in_thread(who: str) -> Iterator[None]:
         alarm.set(0, 0)
     if alarm.refused:
         raise SignalRefused(
-            f"{who} calls {alarm.refused}, which works in the main thread alone; of signals, only "
-            "SIGALRM with signal.alarm and signal.setitimer works here"
+            f"{who} calls {alarm.refused}, which works in the main thread alone; of limits of "
+            "time, only SIGALRM with signal.alarm and signal.setitimer works here"
         )
 
 
@@ -138,6 +155,8 @@ def _thread_signal(signalnum: Any, handler: Any) -> Any:
     if (alarm := _local.alarm) is None:
         return _signal(signalnum, handler)
     if signalnum != signal.SIGALRM:
+        if signalnum not in _OTHER_LIMITS:
+            return _signal(signalnum, handler)  # raises, which libraries expect and catch
         _refuse(alarm, f"signal.signal({signal.Signals(signalnum).name}, ...)")
     before, alarm.handler = alarm.handler, handler
     return before

@@ -13,6 +13,7 @@ import importlib.util
 import math
 import queue
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -32,7 +33,12 @@ it are busy."""
 START_S = 120.0
 """The imports take about a second, and longer on a machine that has much to do."""
 ANSWER_S = 30.0
-"""Wall clock of an answer, or of a label; `math_child.CPU_S` of processor time ends most before."""
+"""Wall clock of an answer, or of a label; their processor time ends most before."""
+ANSWER_CPU_S, HASTY_CPU_S = 4.0, 0.25
+"""Processor seconds of an answer; an honest one takes a few hundredths. The second number holds for
+a version of the policy once `MOST_UNJUDGED` of its answers had no verdict."""
+MOST_UNJUDGED = 8
+"""A policy that learns to write what computes for ever pays nobody, and must not stop the run."""
 TAIL_CHARS = 10_000
 """What is read of an answer: its end. The answer stands there, and regular expressions of
 math-verify take time with the square of the length."""
@@ -64,8 +70,8 @@ class MathJudge:
         """Process id of the child; None while there is none."""
         return None if self._child is None else self._child.pid
 
-    def ask(self, answer: str, label: str) -> MathVerdict:
-        """Compare an answer with a label.
+    def ask(self, answer: str, label: str, cpu_s: float = ANSWER_CPU_S) -> MathVerdict:
+        """Compare an answer with a label, in `cpu_s` seconds of processor time.
 
         Raises:
             GraderError: the child cannot be started, or the label cannot be read.
@@ -86,12 +92,13 @@ class MathJudge:
                     r"'1/2', '\frac{1}{2}', '{1, 2}' or text with \boxed{...}"
                 )
             try:
-                right = child.ask({"answer": answer}, timeout_s=self._answer_s).head["right"]
+                asked = {"answer": answer, "cpu_s": cpu_s}
+                verdict = child.ask(asked, timeout_s=self._answer_s).head
             except (ChildEnded, TimeoutError) as error:
                 if left and not _own_doing(error):
                     continue
                 return MathVerdict(right=False, unjudged=True)
-            return MathVerdict(right=right)
+            return MathVerdict(right=verdict["right"], unjudged=verdict["unjudged"])
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
@@ -131,17 +138,48 @@ for _one in _JUDGES:
 _threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="math-verify")
 
 
-def compare(answer: str, label: str) -> MathVerdict:
+class PatienceBudget:
+    """Limit of an answer's processor time, by how many of its policy's version had no verdict."""
+
+    def __init__(self) -> None:
+        """Nothing was judged yet."""
+        self._lock = threading.Lock()
+        self._version, self._unjudged = -1, 0
+
+    def cpu_s(self, version: int) -> float:
+        """Processor seconds that the next answer of a version has; a newer version starts anew."""
+        with self._lock:
+            if version > self._version:
+                self._version, self._unjudged = version, 0
+            return ANSWER_CPU_S if self._unjudged < MOST_UNJUDGED else HASTY_CPU_S
+
+    def count(self, verdict: MathVerdict) -> None:
+        """Take note of a verdict."""
+        with self._lock:
+            self._unjudged += verdict.unjudged
+
+
+_patience = PatienceBudget()
+
+
+def compare(answer: str, label: str, version: int = 0) -> MathVerdict:
     """The verdict of whichever judge is idle, the one that was busy last first.
+
+    Args:
+        answer: text of the policy.
+        label: what is right.
+        version: of the policy that wrote it.
 
     Raises:
         GraderError: as `MathJudge.ask`.
     """
     chosen = _idle.get()
     try:
-        return chosen.ask(answer, label)
+        verdict = chosen.ask(answer, label, _patience.cpu_s(version))
     finally:
         _idle.put(chosen)
+    _patience.count(verdict)
+    return verdict
 
 
 async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
@@ -153,7 +191,9 @@ async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
     ones first. Forms that are equal count as equal, so `2 + 2` is a right answer to `4`.
 
     The part `unjudged` is 1 where the comparison ran into its limit of time or memory: the answer
-    gets 0. No time counts against `rollout.env_timeout_s`.
+    gets 0. Once eight answers of a version of the policy did, its others have a quarter of a second
+    of processor time, so that they cannot stop the run. No time counts against
+    `rollout.env_timeout_s`.
 
     Raises:
         GraderError: a label that holds no formula, or math-verify does not start.
@@ -164,9 +204,10 @@ async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
         why = Explanation(reference=label, reason="The last turn is empty.")
         return RewardValue(value=0.0, parts={"unjudged": 0.0}, explanation=why)
     # The judge has a limit of its own.
+    version = max(trajectory.policy_versions, default=0)
     with in_line():
         verdict = await asyncio.get_running_loop().run_in_executor(
-            _threads, compare, said[-TAIL_CHARS:], label
+            _threads, compare, said[-TAIL_CHARS:], label, version
         )
     return RewardValue(
         value=float(verdict.right),

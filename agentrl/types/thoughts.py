@@ -7,12 +7,15 @@ first `</think>` that no call in it quotes. A turn that opens none has none, wha
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Iterable
 
 OPEN, CLOSE = "<think>", "</think>"
-_HALF = re.compile(rf"^{CLOSE}|{CLOSE}[ \t\r]*+\n", re.MULTILINE)
+_HALF = re.compile(rf"^{CLOSE}|{CLOSE}[ \t\r]*+\n|(?<![^.!?\s][ \t]){CLOSE}\s*+\Z", re.MULTILINE)
 """The end of a thought that text does not open. Sentences and JSON that quote the mark neither
-begin nor end a line with it."""
+begin nor end a line with it; one that ends the text with it has a space before."""
+_OPENED = re.compile(rf"{OPEN}|<tool_call>")
+_FENCE = re.compile(r"^[ \t]*+(?:`{3}|~{3})", re.MULTILINE)
 
 
 def end_of_thought(
@@ -75,9 +78,15 @@ def has_thought(text: str) -> bool:
 
 def _half_thought(text: str) -> int:
     """The position behind a thought that the text ends and does not open; 0 without one."""
-    found = None if text.lstrip().startswith(OPEN) else _HALF.search(text)
-    half = found is not None and "<tool_call>" not in text[: found.start()]
-    return found.start() + len(CLOSE) if half and found else 0
+    opened = _OPENED.search(text)
+    fences = [fence.start() for fence in _FENCE.finditer(text)]
+    for found in _HALF.finditer(text):
+        if opened and opened.start() < found.start():
+            return 0
+        # Between two fences it is quoted; behind one that nothing closes it is not.
+        if bisect(fences, found.start()) % 2 == 0 or len(fences) % 2:
+            return found.start() + len(CLOSE)
+    return 0
 
 
 def written_thought(thought: str) -> str:

@@ -154,8 +154,12 @@ def test_a_call_may_quote_the_end_of_a_thought(name: str) -> None:
         assert read == (parsed.thought, parsed.content)
 
 
-def test_a_fence_that_a_thought_leaves_open_does_not_hide_its_end() -> None:
-    text = "<think>\n```python\nx = 1\n</think>\n\n```python\ny = 2\n```"
+@pytest.mark.parametrize(
+    "end",
+    ["\n</think>", "\n  </think>", "\n```</think>", "\nThat is it.</think>", "\n``` </think> So:"],
+)
+def test_a_fence_that_a_thought_leaves_open_does_not_hide_its_end(end: str) -> None:
+    text = f"<think>\n```python\nx = 1{end}\n\n```python\ny = 2\n```"
     (call,) = parse("fenced_code", text).calls
     assert call.arguments["code"] == "y = 2"
 

@@ -19,7 +19,7 @@ import pytest
 from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.errors import ConfigError, GraderError
 from agentrl.reward import load_reward_functions, math_answers, math_verify
-from agentrl.reward.math_answers import AT_ONCE, MathJudge, MathVerdict, compare
+from agentrl.reward.math_answers import AT_ONCE, MathJudge, MathVerdict, PatienceBudget, compare
 from agentrl.reward.math_child import as_formula
 from agentrl.types import RewardValue, Task, Termination, Trajectory, Turn
 
@@ -165,10 +165,31 @@ def test_an_answer_that_would_compute_for_ever_costs_itself_alone(judge: MathJud
     # Fails without the limit of processor time.
     assert judge.ask("4", "4") == RIGHT
     first, began = judge.pid, time.monotonic()
-    assert judge.ask("9**9**9**9", "4") == UNJUDGED
+    assert judge.ask("9**9**9**9", "4", 0.25) == UNJUDGED
     assert time.monotonic() - began < 120.0
     assert judge.ask(r"\boxed{4}", "4") == RIGHT
-    assert judge.pid != first
+    assert judge.pid == first, "its imports are not paid for again"
+
+
+def test_many_answers_that_would_compute_for_ever_do_not_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # 40 of them took 40 times 4 s of processor time, and 40 starts.
+    monkeypatch.setattr(math_answers, "_patience", PatienceBudget())
+    monkeypatch.setattr(math_answers, "MOST_UNJUDGED", 2)
+    monkeypatch.setattr(math_answers, "ANSWER_CPU_S", 1.0)
+    monkeypatch.setattr(math_answers, "HASTY_CPU_S", 0.05)
+
+    def all_judged(version: int, count: int) -> set[MathVerdict]:
+        with ThreadPoolExecutor(4) as threads:
+            return set(
+                threads.map(lambda n: compare(f"9**9**9**{n}", "4", version), range(9, 9 + count))
+            )
+
+    assert all_judged(7, 40) == {UNJUDGED}
+    assert compare("4", "4", 7) == RIGHT
+    patience = math_answers._patience
+    assert (patience.cpu_s(7), patience.cpu_s(6), patience.cpu_s(8)) == (0.05, 0.05, 1.0)
 
 
 def test_an_answer_that_is_not_judged_is_counted() -> None:
@@ -236,7 +257,7 @@ def serve(channel):
             os.kill(os.getpid(), signal.SIGKILL)
         if told == "hangs":
             time.sleep(600)
-        channel.send({"read": True, "right": True})
+        channel.send({"read": True, "right": True, "unjudged": False})
 """
 
 

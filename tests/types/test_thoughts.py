@@ -37,6 +37,9 @@ def test_an_action_says_nothing_that_was_only_thought() -> None:
     assert (action.text, action.thought) == ("I give up.", "It is 42.")
     assert action.whole_text == "<think>It is 42.</think>\n\nI give up."
     assert Action(text="<think>It is 42").text == ""
+    said = "<think> is the tag, </think> its end: 4"
+    assert Action(text=said, thought="hm").text == said
+    assert Action(text=said, whole_text=f"</think>{said}").text == said
     plain = Action(text=" 42 </think>")
     assert (plain.text, plain.thought, plain.whole_text) == (" 42 </think>", "", " 42 </think>")
 
@@ -47,6 +50,15 @@ def test_what_a_server_leaves_in_its_text_is_split_and_quotes_are_not() -> None:
     for said in ('{"score": 0, "why": "wrote </think> twice"}', "Close it with </think>"):
         assert split_served(said) == ("", said)
         assert not has_thought(said)
+    for said in (
+        "Wrap it:\n```\n<think>\nreasoning\n</think>\n```\nThe answer is 42.",
+        "End it with\n```\n</think>\n```\nThe answer is 42.",
+    ):
+        assert split_served(said) == ("", said)
+    assert split_served("so 42.</think>") == ("so 42.", "")
+    assert split_served("so 42. </think>\n") == ("so 42.", "")
+    drafted = "```python\nx = 1\n</think>\n\n```python\ny = 2\n```"
+    assert split_served(drafted) == ("```python\nx = 1", "```python\ny = 2\n```")
     call = "<tool_call>\n<function=f>\n<parameter=a>\n</think>\n</parameter></function></tool_call>"
     assert split_served(call) == ("", call)
 

@@ -147,13 +147,13 @@ def patched_files(patch: str) -> list[str]:
     for line in patch.splitlines():
         found: list[str] = []
         if line.startswith(("--- ", "+++ ")):
-            found = [line[4:].split("\t")[0].strip()]
+            name = line[4:].split("\t")[0].strip()
+            found = [name[2:] if name.startswith(("a/", "b/")) else name]
         elif line.startswith(("rename from ", "rename to ", "copy to ")):
             found = [line.partition(" ")[2].partition(" ")[2].strip()]
         elif match := _SAME_NAME.fullmatch(line):
             found = [match[1]]
         for name in found:
-            name = name[2:] if name.startswith(("a/", "b/")) else name
             if name != "/dev/null" and name not in names:
                 names.append(name)
     return names

@@ -13,6 +13,8 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _SAME_NAME = re.compile(r"diff --git a/(.+) b/\1$", re.MULTILINE)
 _MODE = re.compile(r"^(?:old|new|new file|deleted file) mode 100\d{3}$", re.MULTILINE)
 _NEW_MODE = re.compile(r"^new (?:file )?mode 100(\d{3})$", re.MULTILINE)
+_OTHER_KIND = re.compile(r"^new (?:file )?mode ((?!100)\d+)$", re.MULTILINE)
+_BINARY = re.compile(r"^(?:Binary files .+ differ|GIT binary patch)$", re.MULTILINE)
 _NO_NEWLINE = "\\ No newline at end of file\n"
 
 
@@ -41,7 +43,8 @@ def apply_patch(tree: Tree, patch: str) -> dict[str, TreeFile]:
     """The tree with a diff of `make_patch` applied.
 
     Raises:
-        DataError: the diff does not fit; names file and line.
+        DataError: the diff does not fit, or has a link or a file that is not text; names file and
+            line.
     """
     made = dict(tree)
     for section in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]:
@@ -63,6 +66,14 @@ def apply_patch(tree: Tree, patch: str) -> dict[str, TreeFile]:
 
 def _names(head: str) -> tuple[str, str]:
     """The names of a section on both sides; git names them once where no line differs."""
+    first = head.partition("\n")[0]
+    if _BINARY.search(head):
+        raise DataError(f"patch: {first}: expected text, got a binary file; leave it out")
+    if kind := _OTHER_KIND.search(head):
+        raise DataError(
+            f"patch: {first}: expected a regular file (mode 100644 or 100755), got mode {kind[1]}, "
+            "a link or a submodule; leave it out"
+        )
     names = re.findall(r"^(?:---|\+\+\+) (?:[ab]/)?(.*?)\t?$", head, flags=re.MULTILINE)
     if not names and (same := _SAME_NAME.match(head)) and _MODE.search(head):
         made, gone = "\nnew file mode" in head, "\ndeleted file mode" in head

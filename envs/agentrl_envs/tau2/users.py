@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.errors import EnvError
 from agentrl.served import ServedModel, ServedSettings
+from agentrl.served.specials import clean
 from agentrl_envs.tau2.tasks import package_data
 
 _GREETING = "Hi! How can I help you today?"
@@ -107,12 +108,14 @@ class ServedUser(User):
             max_tokens=0,
             max_in_flight=_IN_FLIGHT,
         )
+        self._name = model
         self._model = ServedModel(settings, where="Tau2Task user")
 
     async def reply(self, said: str, *, acted: bool) -> str | None:
         """The next message; see `User.reply`."""
         # To the model that plays the user, the agent is the other side.
-        self._messages.append({"role": "user", "content": said or _GREETING})
+        content = clean(said, self._name) or _GREETING
+        self._messages.append({"role": "user", "content": content})
         text = await self._completion()
         if _GIVES_UP in text:
             raise EnvError(

@@ -1,7 +1,8 @@
 """Whole trees of the work directory, on their way in and out.
 
 What comes out is bounded by a number of bytes before it is read: a file of holes has any size.
-Permissions do not hinder it, or a program could keep its work from being looked at.
+Permissions do not hinder it, or a program could keep its work from being looked at. A program may
+run beside us: what is gone, or another kind of thing, since it was listed is passed over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import stat
 
 from agentrl_sandboxes.guest.files import Walk, check_fd, drain, put
 from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE, TREE_MEMBER
+
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
+"""Errors of an entry that is gone, or no directory, file or link any more."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes longer to import than all the rest of this takes to run
@@ -46,11 +50,17 @@ class Unlocked:
             os.chmod(path, mode | 0o700)
             self.modes.append((path, mode))
 
-    def listed(self, path: bytes) -> list[os.DirEntry[bytes]]:
-        """Entries of a directory, sorted by name."""
-        self.open(path, os.R_OK | os.X_OK)
-        with os.scandir(path) as found:
-            return sorted(found, key=lambda item: item.name)
+    def listed(self, root: bytes, place: bytes) -> list[os.DirEntry[bytes]]:
+        """Entries of a directory below `root`, sorted by name; none if it has changed since."""
+        path = os.path.join(root, place)
+        try:
+            self.open(path, os.R_OK | os.X_OK)
+            with os.scandir(path) as found:
+                return sorted(found, key=lambda item: item.name)
+        except OSError as error:
+            if place and error.errno in _CHANGED:
+                return []
+            raise
 
     def content(self, root: bytes, path: bytes, left: int) -> bytes:
         """Content of a regular file of at most `left` bytes."""
@@ -82,21 +92,32 @@ def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> Iterator[Entry]:
     queue = [b""]
     while queue:
         place = queue.pop()
-        for item in unlocked.listed(os.path.join(root, place)):
+        for item in unlocked.listed(root, place):
+            try:
+                kind, mode, content = pack_item(root, item, left, unlocked)
+            except OSError as error:
+                if error.errno in _CHANGED:
+                    continue
+                raise
             path = os.path.join(place, item.name)
-            mode = stat.S_IMODE(item.stat(follow_symlinks=False).st_mode)
-            content = b""
-            if item.is_symlink():
-                kind, content = "l", os.readlink(item.path)
-            elif item.is_dir(follow_symlinks=False):
-                kind = "d"
+            if kind == "d":
                 queue.append(path)
-            elif item.is_file(follow_symlinks=False):
-                kind, content = "f", unlocked.content(root, item.path, left)
-            else:
-                kind = "s"
             yield path, kind, mode, content
             left -= len(content)
+
+
+def pack_item(
+    root: bytes, item: os.DirEntry[bytes], left: int, unlocked: Unlocked
+) -> tuple[str, int, bytes]:
+    """Kind, permission bits, and content or target of one entry."""
+    mode = stat.S_IMODE(item.stat(follow_symlinks=False).st_mode)
+    if item.is_symlink():
+        return "l", mode, os.readlink(item.path)
+    if item.is_dir(follow_symlinks=False):
+        return "d", mode, b""
+    if item.is_file(follow_symlinks=False):
+        return "f", mode, unlocked.content(root, item.path, left)
+    return "s", mode, b""
 
 
 def fetch(root: bytes, request: dict[str, Any]) -> bytes:
@@ -129,12 +150,13 @@ def fetch_tree(root: bytes, top: bytes, left: int, unlocked: Unlocked) -> bytes:
     kind = stat.S_IFMT(os.stat(top).st_mode)
     names = names_below(top, unlocked) if kind == stat.S_IFDIR else [os.path.basename(top)]
     for name in names:
+        path = os.path.join(top, name) if kind == stat.S_IFDIR else top
         try:
-            path = os.path.join(top, name) if kind == stat.S_IFDIR else top
             data = unlocked.content(root, path, left)
-        except FileNotFoundError:
-            # Gone since it was listed: a program runs beside us.
-            continue
+        except OSError as error:
+            if path != top and error.errno in _CHANGED:
+                continue
+            raise
         left -= len(data)
         names_left -= len(name) + MEMBER.size
         if names_left < 0:
@@ -164,7 +186,7 @@ def names_below(top: bytes, unlocked: Unlocked) -> list[bytes]:
     queue = [b""]
     while queue:
         place = queue.pop()
-        for item in unlocked.listed(os.path.join(top, place)):
+        for item in unlocked.listed(top, place):
             if item.is_dir(follow_symlinks=False):
                 queue.append(os.path.join(place, item.name))
             elif item.is_file(follow_symlinks=False):

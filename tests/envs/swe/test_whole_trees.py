@@ -13,6 +13,7 @@ from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.trees import TreeFile, regular_files
 from agentrl_envs.swe.workspace import put_changes
 
+from agentrl.errors import DataError
 from agentrl.sandbox import FileTree, SandboxLimits, TreeEntry
 from tests.envs.local_sandbox import LocalSandbox
 from tests.envs.strongest_backend import strongest_backend
@@ -84,6 +85,26 @@ def test_a_mode_and_a_new_script_are_a_change() -> None:
     assert patched_files(patch) == ["bin/empty", "bin/new", "bin/run"]
     renamed = "diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n"
     assert patched_files(renamed) == ["x", "y"]
+    moved = "diff --git a/a/x b/b/y\nsimilarity index 100%\nrename from a/x\nrename to b/y\n"
+    mode = "diff --git a/a/z b/a/z\nold mode 100644\nnew mode 100755\n"
+    lines = "diff --git a/b/w b/b/w\n--- a/b/w\n+++ b/b/w\n@@ -1 +1 @@\n-x\n+y\n"
+    assert patched_files(moved + mode + lines) == ["a/x", "b/y", "a/z", "b/w"]
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        ("new file mode 100644\nindex 000..123\nBinary files /dev/null and b/x differ\n", "binary"),
+        ("old mode 100644\nnew mode 100755\nBinary files a/x and b/x differ\n", "binary"),
+        ("new file mode 100644\nGIT binary patch\nliteral 1\nIcmZ\n", "binary"),
+        ("new file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+y\n", "120000"),
+    ],
+)
+def test_what_no_diff_of_text_carries_is_refused(head: str, named: str) -> None:
+    """Fails if a binary becomes an empty file, or a link a file that holds its target."""
+    tree = {} if head.startswith("new file") else {"x": TreeFile(data=b"y\n")}
+    with pytest.raises(DataError, match=f"a/x b/x.*{named}"):
+        apply_patch(tree, f"diff --git a/x b/x\n{head}")
 
 
 async def test_the_mode_of_a_repair_reaches_the_pristine_tree() -> None:

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import resource
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable
@@ -291,3 +292,43 @@ def test_what_cannot_be_counted_is_forbidden_only_without_a_cgroup() -> None:
     assert in_child(only_shared)
     assert in_child(both)
     assert in_child(neither)
+
+
+def test_what_goes_while_a_tree_is_read_is_passed_over(tmp_path: Path) -> None:
+    """Fails if a program that deletes files beside us costs the whole transfer."""
+
+    class Late(trees.Unlocked):
+        def open(self, path: bytes, wanted: int) -> None:
+            shutil.rmtree(root / "b", ignore_errors=True)
+            if path.endswith(b"/a"):
+                (root / "c").unlink(missing_ok=True)
+                (root / "d").unlink(missing_ok=True)
+            super().open(path, wanted)
+
+    root = tmp_path / "root"
+    name = os.fsencode(root)
+
+    def flat() -> bytes:
+        return trees.fetch_tree(name, name, 99, Late())
+
+    def whole() -> bytes:
+        return trees.fetch_whole(name, 99, Late())
+
+    for read in (flat, whole):
+        with pytest.raises(FileNotFoundError):
+            read()
+        (root / "b" / "inner").mkdir(parents=True)
+        (root / "d").symlink_to("a")
+        for path in ("a", "b/inner/f", "c", "e"):
+            (root / path).write_text(path)
+        found = read()
+        assert b"aa" in found
+        assert b"ee" in found
+        assert b"c" not in found
+        shutil.rmtree(root)
+    (root / "b").mkdir(parents=True)
+    listed: list[bytes] = []
+    for path, *_ in trees.pack_tree(name, 99, trees.Unlocked()):
+        listed.append(path)
+        shutil.rmtree(root)
+    assert listed == [b"b"]

@@ -179,6 +179,15 @@ def test_reasoning_of_its_own_key_is_kept(tmp_path: Path) -> None:
     (conversation,) = load(tmp_path, row)
     text = "<think>\nTwo.\n</think>\n\nSay </think> now."
     assert conversation.completion.messages[0].content == text
+    for content, text in (
+        ("<think>Two.</think>4", "<think>Two.</think>4"),
+        ("<think>\n\n</think>\n\n4", "<think>\nTwo.\n</think>\n\n4"),
+        ("<think>No.</think>4", "<think>\nTwo.\n</think>\n\n<think>No.</think>4"),
+    ):
+        (conversation,) = load(
+            tmp_path, {"messages": [USER, said(content, reasoning_content="Two.")]}
+        )
+        assert conversation.completion.messages[0].content == text
     row = {"messages": [USER, said("4", reasoning_content="Not </think> yet.")]}
     (conversation,) = load(tmp_path, row)
     assert split_thought(conversation.completion.messages[0].content)[1] == "4"

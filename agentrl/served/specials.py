@@ -1,9 +1,9 @@
-"""Texts that a chat template or a tokenizer takes for a special token: of a model, or of any.
+"""Text of a policy for another model: without what a server would read as special tokens.
 
 A server reads special tokens out of the contents of messages, too, so one in the text of a policy
-could end the judge's turn and begin another. The tokens of the judge itself are known where its
-name is a folder of this machine or a model in the cache of the hub; what stands for the others is
-kept here, by the forms of their tokens.
+could end the turn of a judge or of a user that a model plays, and begin another. The tokens of
+that model itself are known where its name is a folder of this machine or a model in the cache of
+the hub; what stands for the others is kept here, by the forms of their tokens.
 """
 
 from __future__ import annotations
@@ -38,6 +38,37 @@ ANY_FAMILY = (
     r"#(?=## ?(?:Instruction|Response|Input|System|User|Human|Assistant)\b)",
 )  # fmt: skip
 """Forms of special tokens, of families in the comment before each."""
+
+_HIDDEN = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
+    # Unicode's ignorable characters, with fillers, blanks and what is no character.
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\ud800-\udfff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"  # tags, a second alphabet, and variation selectors
+    "]"
+    # Joiners belong between letters of Persian and Hindi and in emoji, and selectors behind one.
+    "|(?<![^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\u02ff\u2000-\u206f])"
+    "|(?<![\u203c-\u3299\U0001f000-\U0001faff])[\ufe0e\ufe0f]"
+)
+
+
+def clean(text: str, model: str = "") -> str:
+    r"""The text with invisible characters spelled out and special tokens broken up.
+
+    Args:
+        text: of a policy.
+        model: name of the model that reads it; see `special_pattern`.
+
+    Example:
+        >>> clean("a<|im_end|>\x00")
+        'a< |im_end| >\\x00'
+    """
+    text = text.replace("\r\n", "\n")
+    text = _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return special_pattern(model).sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
 @lru_cache(maxsize=64)
