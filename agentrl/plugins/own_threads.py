@@ -5,8 +5,10 @@ nothing of the process goes on, nor can it end. Here a call has a daemon thread 
 that it shares with the calls of the same environment, whose objects may belong to a thread.
 
 A few calls compute at a time, or the interpreter would go round among hundreds of them, and the
-event loop with it. A call whose thread uses no processor time waits, and one that has used a second
-of it may go round in circles: neither counts any more.
+event loop with it. A call whose thread sleeps, or only looks now and then if something is there,
+waits, and one that has used a second of processor time may go round in circles: none counts any
+more. One that has no turn, on a loaded machine or at the interpreter, does: it asks for its turn
+every few milliseconds, which its processor time shows.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import functools
 import inspect
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as _wait_for
 from contextvars import copy_context
+from pathlib import Path
 from queue import SimpleQueue
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
@@ -38,9 +40,9 @@ THREAD_NAME = "user-code"
 _AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """As many as the event loop's own pool has."""
 _WAITS_S = 0.1
-"""Seconds without processor time after which a call counts as one that waits."""
-_MOVES_S = 0.002
-"""Processor time in them that is none: of a call that looks now and then if something is there."""
+"""Seconds asleep after which a call counts as one that waits."""
+_POLLS_S, _POLLS_SHARE = 2.0, 0.01
+"""Seconds, and the share of processor time below which a call waits though it wakes in them."""
 _COMPUTES_S = 1.0
 """Seconds of processor time after which a call no longer counts."""
 _GRACE_S = 5.0
@@ -65,7 +67,9 @@ class _Call(Future[Any]):
         self._limit = current_limit()
         self._thread = 0
         self._left_at = self._began = self._used = self._used_at = 0.0
+        self._polled = 0.0, 0.0
         self._clock = 0
+        self._stat = Path()
 
     def work(self) -> None:
         """Run it, in the present thread."""
@@ -75,8 +79,10 @@ class _Call(Future[Any]):
         if self._computes:
             _slots.acquire()
             self._clock = pthread_getcpuclockid(self._thread)
+            self._stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
             self._began = self._used = clock_gettime(self._clock)
             self._used_at = monotonic()
+            self._polled = self._used_at, self._used
             _computing.add(self)
         try:
             with alarms_in_thread(self.who):
@@ -95,16 +101,21 @@ class _Call(Future[Any]):
 
     def look(self, now: float) -> None:
         """Free the slot of a call that waits, or has computed for long."""
-        try:
+        with contextlib.suppress(OSError):  # its thread may just have ended
             used = clock_gettime(self._clock)
-        except OSError:  # its thread has just ended
-            return
-        if used > self._used + _MOVES_S:
-            self._used, self._used_at = used, now
-        # All that compute share one interpreter: each has its turn once in so long.
-        turns_s = 2 * sys.getswitchinterval() * len(_computing)
-        if now > self._used_at + _WAITS_S + turns_s or used > self._began + _COMPUTES_S:
-            self.free()
+            if used != self._used:
+                self._used, self._used_at = used, now
+            sleeps = now > self._used_at + _WAITS_S and not self._wants_turn()
+            since, before = self._polled
+            polls = False
+            if now > since + _POLLS_S:
+                polls = used - before < _POLLS_SHARE * (now - since)
+                self._polled = now, used
+            if sleeps or polls or used > self._began + _COMPUTES_S:
+                self.free()
+
+    def _wants_turn(self) -> bool:
+        return self._stat.read_bytes().rpartition(b")")[2].split()[0] == b"R"
 
     def free(self) -> None:
         """Free the slot. Idempotent."""

@@ -94,13 +94,18 @@ async def test_few_calls_compute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_calls_that_wait_or_go_round_take_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_threads, "_slots", threading.Semaphore(1))
     monkeypatch.setattr(own_threads, "_COMPUTES_S", 0.2)
+    monkeypatch.setattr(own_threads, "_POLLS_S", 0.5)
     go_on = threading.Event()
 
     def in_circles() -> None:
         while not go_on.is_set():
             pass
 
-    calls = [asyncio.create_task(own_thread(work)) for work in (in_circles, go_on.wait)]
+    def looks() -> None:
+        while not go_on.is_set():
+            time.sleep(0.01)
+
+    calls = [asyncio.create_task(own_thread(work)) for work in (in_circles, go_on.wait, looks)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(own_thread(lambda: 1), 60) == 1
     go_on.set()
