@@ -14,7 +14,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -136,8 +136,30 @@ async def user_call(
     async def run() -> Any:
         return await function(*args)
 
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(_make_task)
     with call_limit(limit_s), user_code(*passing):
         return await Stretches(run(), name_of(function), limit_s)
+
+
+class _UsersTask(Stretches):
+    """What a task runs that user code made: nobody else stands between it and the loop."""
+
+    def resume(self, way: Callable[..., Any], *given: Any) -> Any:
+        """Run it up to its next await, as user code."""
+        with user_code(asyncio.CancelledError, who=self._who):
+            return super().resume(way, *given)
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, inner: Any, **given: Any) -> asyncio.Task[Any]:
+    """The task factory of a loop that runs user code."""
+    context = given.get("context")
+    limit = current_limit() if context is None else context.get(_LIMIT)
+    if limit is not None and isinstance(inner, Coroutine):
+        who = getattr(inner, "__qualname__", type(inner).__qualname__)
+        inner = _UsersTask(inner, f"the task {who}", limit.limit_s)
+    return asyncio.Task(inner, loop=loop, **given)
 
 
 @contextmanager
