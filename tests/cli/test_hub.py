@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.paths import meant_as_folder
+from agentrl.config.paths import PathStart, meant_as_folder
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
+from agentrl.models.hub import require_on_hub
 from tests.runtime.tiny_project import write_project
 
 PROGRAM = """
@@ -187,6 +188,32 @@ def test_whatever_loads_a_model_asks_once_and_never_for_the_quickstart_model(
     )
     out = python(code, folder=tmp_path, address="http://127.0.0.1:1")
     assert out.strip().endswith("77"), out
+    with hub(401) as (address, _):
+        out = python(code, folder=tmp_path, address=address)
+    assert out.strip().endswith("77"), out
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_cached_name_needs_no_leave_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Fails if a gated model that was fetched once is refused to who has not logged in, or if a
+    folder of the same name as its owner hides it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    name = f"gated/kept{status}"
+    (tmp_path / "gated").mkdir()
+    assert PathStart(base=tmp_path).model(name, "model.path") == str(tmp_path / name)
+    snapshot = tmp_path / "hub" / f"models--gated--kept{status}" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert PathStart(base=tmp_path).model(name, "model.path") == name
+    with hub(status) as (address, asked):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        require_on_hub(name, key="model.path", base=tmp_path)
+        with pytest.raises(ConfigError, match=f"answers {status}: it has no model"):
+            require_on_hub(f"gated-other/{status}", key="model.path", base=tmp_path)
+    assert sum("resolve" in path for path in asked) == 2
 
 
 def test_a_folder_that_is_not_there_is_told_from_a_name_of_the_hub(tmp_path: Path) -> None:

@@ -242,10 +242,11 @@ async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["", "eval/a/score"])
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1)])
-def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
+def test_what_an_evaluation_lacks_counts_as_failed(
     tmp_path: Path, by: str, order: Sequence[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fails if a lost dataset, or lost tasks of one, raise the mean that decides what is kept."""
+    """Fails if a lost dataset, or lost tasks of one, raise the mean that decides what is kept, or
+    if one lost task of many lets a worse checkpoint win."""
     whole = {
         "eval/a/score": 0.5,
         "eval/a/missing": 0.0,
@@ -255,24 +256,25 @@ def test_a_mean_over_what_is_left_wins_over_no_whole_evaluation(
     found = {
         1: whole,
         2: {**whole, "eval/a/score": 1.0, "eval/a/missing": 0.75},  # three tasks of four
-        3: {name: v for name, v in whole.items() if name != "eval/b/score"} | {"eval/b/missing": 1},
-        4: {**whole, "eval/a/score": 0.9, "eval/b/score": 0.9, "eval/a/missing": 0.25},
+        3: {"eval/a/score": 1.0, "eval/a/missing": 0.0, "eval/b/missing": 1.0},
+        4: {**whole, "eval/a/score": 0.8, "eval/a/missing": 0.002},
     }
     section = CheckpointSection(keep_last=1, keep_best={by: 1} if by else 1)
-    kept = tmp_path / "kept"
-    for step in order:
-        # By name of one dataset, what another lacks does not matter.
-        if not (by and step == 3):
-            save_checkpoint(kept, replace(state(step), scores=found[step]), fill, section)
-    assert best_checkpoint(kept, by).state.step == 1
-    assert 1 in steps(kept)
-    assert "whole evaluation" not in caplog.text
-    assert not would_be_kept(kept, replace(state(9), scores=found[4]), section)
-    # Without a whole one, what is missing counts as failed: 0.9 of 3/4 beats 1.0 of 1/4.
-    broken = tmp_path / "broken"
-    for step in (2, 4):
-        save_checkpoint(
-            broken, replace(state(step), scores=found[step]), fill, CheckpointSection(keep_last=9)
-        )
-    assert best_checkpoint(broken, by).state.step == 4
-    assert "that of step 4, the best, lacks 25% of the tasks of a" in caplog.text
+
+    def kept(folder: str, *steps: int, sign: float = 1.0) -> Path:
+        for step in steps:
+            scores = {n: v * sign if "score" in n else v for n, v in found[step].items()}
+            # By name of one dataset, what another lacks does not matter.
+            if not (by and step == 3):
+                made = replace(state(step), scores=scores)
+                save_checkpoint(tmp_path / folder, made, fill, section)
+        return tmp_path / folder
+
+    worse = kept("worse", *(step for step in order if step != 4))
+    assert best_checkpoint(worse, by).state.step == 1
+    assert "lacks" not in caplog.text
+    assert not would_be_kept(worse, replace(state(9), scores=found[2]), section)
+    assert best_checkpoint(kept("better", *order), by).state.step == 4
+    assert "of step 4, lacks 0.2% of the tasks of a, which count as 0" in caplog.text
+    # 0 is more than a score below it: there a whole evaluation wins.
+    assert best_checkpoint(kept("below", *order, sign=-1.0), by).state.step == 1

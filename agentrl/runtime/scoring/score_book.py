@@ -86,8 +86,8 @@ class ScoreBook:
             if summary.missing:
                 logger.warning(
                     "evaluation of %s at step %d: %d of %d tasks have no score, since all of their "
-                    "rollouts failed for reasons of their own; the mean is that of the others, so "
-                    "no checkpoint with a whole evaluation gives way to this one",
+                    "rollouts failed for reasons of their own; the mean is that of the others, but "
+                    "where the best checkpoint is chosen they count as 0",
                     name,
                     step,
                     summary.missing,
