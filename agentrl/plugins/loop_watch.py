@@ -100,15 +100,15 @@ class Stretches(Coroutine[Any, Any, Any]):
             _leave(one)
 
     def send(self, value: Any) -> Any:
-        """Go on."""
+        """Resume it with a value."""
         return self.resume(self._inner.send, value)
 
     def throw(self, *error: Any) -> Any:
-        """Go on with an error; cancellation, too, belongs to the coroutine."""
+        """Resume it with an error; cancellation, too, belongs to the coroutine."""
         return self.resume(self._inner.throw, *error)
 
     def close(self) -> None:
-        """End it."""
+        """Close it, which runs what stands behind its `finally`."""
         self.resume(self._inner.close)
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -116,7 +116,7 @@ class Stretches(Coroutine[Any, Any, Any]):
         return self  # type: ignore[return-value]
 
     def __next__(self) -> Any:
-        """Begin, or go on without a value."""
+        """Resume it without a value."""
         return self.send(None)
 
     def __iter__(self) -> Iterator[Any]:
