@@ -90,6 +90,14 @@ class Dictionaries:
         return {"rewards": 1.0, "done": True}
 
 
+class Constructed(Dictionaries):
+    def __init__(self) -> None:
+        stuck()
+
+    def step(self, states: Any) -> Any:
+        return {"rewards": 1.0, "done": True}
+
+
 class OwnPool(Talk):
     """Uses the pool of the loop itself, as it may."""
 
@@ -133,6 +141,7 @@ ENVS: dict[str, tuple[Callable[[], Any], str]] = {
     "verl": (of("Verl"), "stuck"),
     "dictionaries": (of("Dictionaries"), "in_circles"),
     "own pool": (OwnPool, "stuck"),
+    "own constructor": (of("Constructed"), "stuck"),
     "loop, constructor": (lambda: HoldsTheLoop("constructor"), "stuck"),
     "loop, reset": (lambda: HoldsTheLoop("reset"), "stuck"),
     "loop, step": (lambda: HoldsTheLoop("step"), "stuck"),
