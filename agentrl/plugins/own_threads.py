@@ -30,7 +30,7 @@ from typing import Any
 from agentrl.plugins.loop_watch import at_each_tick, interrupt
 from agentrl.plugins.process_state import restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
-from agentrl.plugins.user_code import UserCodeHung, current_limit, name_of, place_in
+from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _Call(Future[Any]):
         """Run it, in the present thread."""
         if not self.set_running_or_notify_cancel():
             return
-        pid, self._thread = os.getpid(), threading.get_ident()
+        self._thread = threading.get_ident()
         if self._computes:
             _slots.acquire()
             self._clock = pthread_getcpuclockid(self._thread)
@@ -79,12 +79,10 @@ class _Call(Future[Any]):
             self._used_at = monotonic()
             _computing.add(self)
         try:
-            with alarms_in_thread(self.who):
+            with alarms_in_thread(self.who), ends_copies():
                 outcome, failed = self._run(), False
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        if os.getpid() != pid:
-            os._exit(0)  # a fork came back: there must not be a second copy of this run
         interrupt(self._thread, None)
         self.free()
         restore((), self.who)

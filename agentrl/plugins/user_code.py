@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
@@ -81,13 +81,9 @@ def user_code(
         UserCodeExit: it raised what is no `Exception`, or a cancellation that nobody asked for.
         UserCodeHung: it took longer than `limit_s`.
     """
-    pid = os.getpid()
     try:
-        if limit_s is None:
+        with stretch(who, limit_s) if limit_s is not None else nullcontext(), ends_copies():
             yield
-        else:
-            with stretch(who, limit_s):
-                yield
     except HeldTooLong as error:
         limit = current_limit()
         longest = f"{limit_s or (limit.limit_s if limit else 0):g} s"
@@ -105,10 +101,33 @@ def user_code(
             "program; raise an Exception instead"
         )
         raise ended.with_traceback(error.__traceback__) from None
+
+
+@contextmanager
+def ends_copies() -> Iterator[None]:
+    """End a process that the block forked and that leaves it: no second copy of a run goes on.
+
+    Its status is what Python gives for what was raised, for a parent that reads it.
+    """
+    pid, raised = os.getpid(), None
+    try:
+        yield
+    except BaseException as error:
+        raised = error
+        raise
     finally:
         if os.getpid() != pid:
-            # A fork came back to what called it: there must not be a second copy of this run.
-            os._exit(0)
+            code = raised.code if isinstance(raised, SystemExit) else raised
+            if isinstance(code, StopIteration):  # so a coroutine returns
+                code = None
+            with suppress(Exception):  # streams of the user, closed or replaced
+                if isinstance(code, BaseException):
+                    traceback.print_exception(code)
+                elif code is not None and not isinstance(code, int):
+                    print(code, file=sys.stderr)
+                sys.stderr.flush()
+                sys.stdout.flush()
+            os._exit((code & 0xFF) if isinstance(code, int) else int(code is not None))
 
 
 async def user_call(
@@ -212,6 +231,13 @@ def hangs_in(error: BaseException) -> str:
 
 def name_of(function: Callable[..., Any]) -> str:
     """`NAME at FILE:LINE` of a function; its name alone where it has no source."""
+    try:
+        return _named(function)
+    except Exception:  # boundary to attributes of a user: a proxy answers all of them
+        return type(function).__qualname__
+
+
+def _named(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         # What runs another in a thread or a context is given it first.
         inner = function.args[0] if function.args else None
@@ -219,7 +245,9 @@ def name_of(function: Callable[..., Any]) -> str:
     # An environment of other make stands in an adapter.
     owner = getattr(getattr(function, "__self__", None), "_inner", None)
     function = getattr(owner, getattr(function, "__name__", ""), None) or function
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return type(function).__qualname__
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name
 
