@@ -124,7 +124,7 @@ def ends_copies() -> Iterator[None]:
                 if isinstance(code, BaseException):
                     traceback.print_exception(code)
                 elif code is not None and not isinstance(code, int):
-                    print(code, file=sys.stderr)
+                    sys.stderr.write(f"{code}\n")
                 sys.stderr.flush()
                 sys.stdout.flush()
             os._exit((code & 0xFF) if isinstance(code, int) else int(code is not None))
