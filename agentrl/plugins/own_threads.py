@@ -27,8 +27,8 @@ from queue import SimpleQueue
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
 
-from agentrl.plugins.loop_watch import at_each_tick, interrupt
-from agentrl.plugins.process_state import restore
+from agentrl.plugins.loop_watch import at_each_tick, interrupt, take_back
+from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
 from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
 
@@ -71,7 +71,7 @@ class _Call(Future[Any]):
         """Run it, in the present thread."""
         if not self.set_running_or_notify_cancel():
             return
-        self._thread = threading.get_ident()
+        before, self._thread = note(), threading.get_ident()
         if self._computes:
             _slots.acquire()
             self._clock = pthread_getcpuclockid(self._thread)
@@ -83,9 +83,9 @@ class _Call(Future[Any]):
                 outcome, failed = self._run(), False
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        interrupt(self._thread, None)
+        take_back()
         self.free()
-        restore((), self.who)
+        restore(before, self.who)
         if failed and isinstance(outcome, StopIteration):
             outcome = RuntimeError(f"{self.who} raised StopIteration")  # no future can hold it
         finish: Any = self.set_exception if failed else self.set_result
