@@ -9,6 +9,7 @@ import typer
 
 from agentrl.cli.console.options import Overrides, RunFile, model_of, watched
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
+from agentrl.config.yaml_text import dump_yaml
 from agentrl.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Serve the policy to agents that live elsewhere.")
@@ -81,7 +82,7 @@ def serve(
         *(overrides or []),
         f"env.target={_TARGET}",
         "env.args={}",  # those of another environment
-        *(f"env.args.{name}={value}" for name, value in args.items()),
+        *(f"env.args.{name}={dump_yaml(value)}" for name, value in args.items()),
     ]
     where = f"http://{args.get('host', '127.0.0.1')}:{args.get('port', PORT)}"
     console = open_console()

@@ -11,6 +11,7 @@ import typer
 
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
+from agentrl.config.yaml_text import dump_yaml
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.plugins.leaving import ends_alone
 from agentrl.types.finding import any_failed
@@ -73,7 +74,8 @@ def _new_name(run: Path, overrides: list[str]) -> list[str]:
     here = run.resolve()
     own = {"run.name": free_name(here), "run.dir": str(here.parent)}
     given = {text.partition("=")[0] for text in overrides}
-    return [f"{key}={value}" for key, value in own.items() if key not in given]
+    # Overrides are YAML, in which " #" begins a comment and ": " makes a mapping.
+    return [f"{key}={dump_yaml(value)}" for key, value in own.items() if key not in given]
 
 
 def _train_again(run: Path, overrides: list[str], *, inspect: bool) -> int:

@@ -203,8 +203,8 @@ def tools_in(row: SourceRow) -> tuple[Mapping[str, Any], ...]:
     value: Any = given
     if isinstance(given, str) and given.strip():
         try:
-            value = json.loads(given)
-        except ValueError as error:
+            value = plain(json.loads(given))
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{row.where}: tools is broken JSON: {error}") from None
     elif isinstance(given, list):
         value = _without_nulls(plain(given))
@@ -217,7 +217,7 @@ def tools_in(row: SourceRow) -> tuple[Mapping[str, Any], ...]:
 
 def _schema(where: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):  # then it is refused as what it is
+        with contextlib.suppress(ValueError, RecursionError):  # then it is refused as what it is
             value = json.loads(value)
     function = value.get("function", value) if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

@@ -151,8 +151,8 @@ def _call(where: str, index: int, value: Any) -> ToolCall:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
+            arguments = plain(json.loads(arguments))
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: arguments of tool call {index}: {error}") from None
     if not isinstance(arguments, Mapping):
         raise DataError(

@@ -148,7 +148,7 @@ def load_verdicts(path: Path) -> list[LabelledCase]:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as saved verdicts: {error}") from None
     cases = document.get("cases") if isinstance(document, dict) else None
     if not isinstance(cases, list) or document.get("format") != _FORMAT:

@@ -236,6 +236,7 @@ def check_math() -> None:
 
 
 math_verify.check_args = check_math  # type: ignore[attr-defined]
+math_verify.needs_label = True  # type: ignore[attr-defined]
 
 
 def _label_text(task: Task) -> str:

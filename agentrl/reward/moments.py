@@ -91,7 +91,7 @@ class RunningMoments:
                 squares=float(document["squares"]),
                 rm_version=int(document.get("rm_version", 0)),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
                 f"running reward statistics cannot be read ({error!r}); expected count, mean and "
                 "squares"

@@ -2,7 +2,7 @@
 
 | written for | parameters | gives |
 | --- | --- | --- |
-| verl | `data_source, solution_str, ground_truth, extra_info` | a number or `{"score": ...}` |
+| verl | `solution_str, ground_truth` and more | a number or `{"score": ...}` |
 | TRL | `completions` or `completion_ids`, `prompts`, columns | a list of numbers or None |
 | OpenRLHF | `queries, prompts, labels` | a tensor of one number or `{"rewards": ...}` |
 
@@ -71,6 +71,8 @@ def adapted(call: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., 
 def _of_group(call: Callable[..., Any], args: Mapping[str, Any]) -> Callable[..., Any]:
     """A function for TRL as one of ours of groups."""
     needed = [name for name in _needed(call) if name not in args]
+    if trainers := _ONLY_TRL.intersection(needed):
+        raise TypeError(f"only TRL's trainer has an argument for {', '.join(sorted(trainers))}")
 
     def asked(trajectories: Sequence[Trajectory], task: Task, log: _TrlLog) -> dict[str, Any]:
         values = {**_trl(trajectories, task), "log_metric": log.metric, "log_extra": log.column}
@@ -165,6 +167,8 @@ def _trl(trajectories: Sequence[Trajectory], task: Task) -> dict[str, Any]:
             for trajectory in trajectories
         ]
     columns = {**task.metadata, "prompts": prompt}
+    if task.label_column or task.label is not None:
+        columns.setdefault(task.label_column or "label", task.label)
     return {
         **{name: [value] * len(trajectories) for name, value in columns.items()},
         "completions": completions,
@@ -230,9 +234,12 @@ def _only(value: Any) -> Any:
 
 
 _TRAINERS: tuple[tuple[frozenset[str], Ask, Callable[[Any], Any]], ...] = (
-    (frozenset({"data_source", "solution_str", "ground_truth"}), _verl, _score),
+    # Legal without `data_source`: other parameters may take it.
+    (frozenset({"solution_str", "ground_truth"}), _verl, _score),
     (frozenset({"queries", "prompts", "labels"}), _openrlhf, _rewards),
 )
+_ONLY_TRL = frozenset({"trainer_state", "environments"})
+"""Arguments that TRL gives and nothing here stands for."""
 _KNOWN = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"}) | frozenset(
     {"queries", "prompts", "labels"}
 )

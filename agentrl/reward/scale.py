@@ -210,7 +210,7 @@ def _read(path: Path, expected: str) -> Any:
             f"{path} does not exist: the scale of this reward model is not known; take the "
             "folder that a reward model fit wrote, or calibrate the model"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error}); {expected}") from error
 
 

@@ -95,7 +95,7 @@ def tokens_of(model: str) -> frozenset[str]:
             continue
         try:
             found |= _contents(json.loads(path.read_text("utf-8")))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # the kept list does without it
     return frozenset(text for text in found if len(text) > 1 and not _TEXT_ONLY.fullmatch(text))
 

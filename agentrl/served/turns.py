@@ -130,7 +130,10 @@ def _call(api: Api, call: WireCall) -> ToolCall:
     if api == "openai":
         if not isinstance(arguments, str | None):
             raise ValueError("not a response of the openai format")
-        arguments = json.loads(arguments or "{}")
+        try:
+            arguments = json.loads(arguments or "{}")
+        except RecursionError:
+            raise ValueError("the arguments of a call are nested too deep") from None
     if call.id is None or not isinstance(arguments, Mapping) or not isinstance(call.name, str):
         raise ValueError("a call has no id, no name or no object of arguments")
     return ToolCall(id=str(call.id), name=call.name, arguments=dict(arguments), raw="")

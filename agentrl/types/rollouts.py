@@ -36,6 +36,8 @@ class Task:
     """Anything else of the row; JSON-serialisable."""
     split: str = "train"
     """Which split the row belongs to."""
+    label_column: str = field(default="", compare=False)
+    """Column that `dataset.columns` names for the label; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class ArgumentSchema:
         self._kinds: dict[int, frozenset[str]] = {}
         self._named: dict[str, list[Any]] = {}
         self._others: list[Any] = []
-        for part in self._parts(root):
+        for part in self.parts(root):
             named, more = part.get("properties"), part.get("additionalProperties")
             for name, schema in named.items() if isinstance(named, Mapping) else ():
                 self._named.setdefault(name, []).append(schema)
@@ -55,14 +55,14 @@ class ArgumentSchema:
     def listed(self, schema: Any) -> list[Any]:
         """Values that `enum` and `const` name, in any part of a schema."""
         found: list[Any] = []
-        for part in self._parts(schema):
+        for part in self.parts(schema):
             found += part["enum"] if isinstance(part.get("enum"), list) else []
             found += [part["const"]] if "const" in part else []
         return found
 
     def _kinds_of(self, schema: Mapping[str, Any]) -> frozenset[str]:
         declared = schema.get("type", ())
-        names = [declared] if isinstance(declared, str) else declared
+        names = declared if isinstance(declared, list | tuple) else [declared]
         limits = [frozenset(name for name in names if isinstance(name, str))]
         if isinstance(schema.get("enum"), list):
             limits.append(frozenset(map(_kind_of, schema["enum"])))
@@ -78,7 +78,7 @@ class ArgumentSchema:
         found = _met(limits)
         return found | {"null"} if found and schema.get("nullable") is True else found
 
-    def _parts(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+    def parts(self, schema: Any) -> Iterator[Mapping[str, Any]]:
         """A schema, and those that it refers to or is made of, each once."""
         left, seen = [schema], set[int]()
         while left:

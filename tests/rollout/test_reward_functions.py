@@ -77,6 +77,12 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, per_
     return {"score": float(right) + per_word * len(solution_str.split()), "acc": right}
 
 
+def kept_short(solution_str, ground_truth, **kwargs):
+    """As one is written for verl; the rest comes by name."""
+    assert sorted(kwargs) == ["data_source", "extra_info"]
+    return float(solution_str.endswith(ground_truth))
+
+
 def strict_score(data_source, solution_str, ground_truth, extra_info):
     return extra_info == {}
 
@@ -90,6 +96,17 @@ async def about_right(prompts, completions, answer, level, **columns):
     roles = [[turn["role"] for turn in said] for said in completions]
     assert (prompts[0][0]["role"], roles) == ("user", [["assistant", "user", "assistant"]])
     return [float(said[-1]["content"] == answer[0]) for said in completions]
+
+
+def by_name(completions, **kwargs):
+    """As one is written for TRL that reads a column by its name."""
+    return [
+        float(said == answer) for said, answer in zip(completions, kwargs["answer"], strict=True)
+    ]
+
+
+def with_state(completions, trainer_state, **columns):
+    return [1.0 if trainer_state is None else 0.0] * len(completions)
 
 
 def not_for_this_one(completions, **columns):
@@ -197,7 +214,10 @@ async def test_a_score_follows_the_whole_reward_where_there_is_none(bench: Make)
     [
         ("compute_score", {}, 1.0),
         ("compute_score", {"per_word": 0.5}, 2.5),
+        ("kept_short", {}, 1.0),
         ("about_right", {}, 0.0),
+        ("by_name", {}, 0.0),
+        ("with_state", {"trainer_state": None}, 1.0),
         ("not_for_this_one", {}, None),
         ("reward_func", {}, 0.0),
         ("ours", {}, 3.0),
@@ -209,7 +229,7 @@ async def test_functions_for_other_trainers_run_unchanged(
     grade = grading(functions={"f": {"target": target, "args": args}})
     metadata = {"data_source": "sums", "extra_info": {"level": 2}, "level": 2}
     made = bench(["so: #### 4"], Talk, grade=grade)
-    row = await made.one(label="4", metadata=metadata)
+    row = await made.one(label="4", label_column="answer", metadata=metadata)
     assert (row.termination, row.reward_parts.get("f")) == (Termination.ENV_DONE, worth)
 
 
@@ -286,6 +306,8 @@ async def test_they_are_given_what_these_trainers_give(bench: Make) -> None:
 async def test_what_nobody_fills_is_said(bench: Make) -> None:
     with pytest.raises(ConfigError, match="missing a required argument: judge; name it in args"):
         grading(functions={"f": "one_more"})
+    with pytest.raises(ConfigError, match="only TRL's trainer has an argument for trainer_state"):
+        grading(functions={"f": "with_state"})
     assert grading(functions={"f": {"target": "one_more", "args": {"judge": "x"}}})
     grade = grading(functions={"f": "two_columns"})
     row = await bench(["4"], Talk, grade=grade, retries=0).one(metadata={"third": 1})

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,7 @@ CONNECTION = Connection(ServerAddress(command=("true",)), open_s=1)
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 PAIR = {"type": "array", "items": [{"type": "number"}, {"type": "string"}]}
 NUMBER = {"type": "number"}
+DEEP: dict = reduce(lambda inner, _: _object({"v": inner}), range(2000), {})
 LIST = {"anyOf": [{"type": "null"}, _object({"rest": {"$ref": "#/$defs/L"}})]}
 
 
@@ -322,6 +324,8 @@ LIST = {"anyOf": [{"type": "null"}, _object({"rest": {"$ref": "#/$defs/L"}})]}
         (_object({"$ref": {"type": "string"}}), {"$ref": "#/no"}, {"$ref": 3}),
         (_object({"v": {"const": {"$ref": "#/no"}}}), {"v": {"$ref": "#/no"}}, {"v": 3}),
         ({"properties": {"v": NUMBER}}, {"v": 1}, {"v": "a"}),
+        # A pattern of ECMA-262 that Python cannot read.
+        (_object({"v": {"type": "string", "pattern": "^\\p{L}+$"}}), {"v": "a"}, {"v": 3}),
     ],
 )
 def test_schemas_are_read_in_their_draft(schema, right, wrong):
@@ -353,6 +357,14 @@ def test_a_schema_of_nothing_allows_every_object():
         (_object({}, **{"$ref": "#"}), "refers to itself without end"),
         ({"type": "string"}, "of type 'string'"),
         (_object({"v": {"type": 3}}), "a schema that is none"),
+        (_object({"v": DEEP}), "nested too deep"),
+        (_object({}, **{"$schema": {"a": 1}}), r"its \$schema is no text"),
+        (_object({"v": {"$ref": "#/type"}}), r"'object' is not of type .* what '#/type' names"),
+        (_object({"v": {"$ref": "#/n"}}, n={"type": 3}), "a schema that is none"),
+        (
+            _object({"v": {"anyOf": [{}]}, "w": {"$ref": "#/properties/v/anyOf/foo"}}),
+            "anyOf/foo', which is not in it",
+        ),
     ],
 )
 def test_schemas_that_cannot_be_used_are_refused_at_the_start(schema, said):

@@ -21,19 +21,18 @@ def schema_validator(schema: Mapping[str, Any]) -> Any:
             after "the tool has".
     """
     # Both come with the SDK.
-    from jsonschema import Draft202012Validator, SchemaError, validators
+    from jsonschema import Draft202012Validator, validators
     from jsonschema_specifications import REGISTRY
 
     if schema.get("type") != "object":
         raise ValueError(
             f"a schema of type {schema.get('type')!r} for its arguments, expected 'object'"
         )
+    if not isinstance(schema.get("$schema", ""), str):
+        raise ValueError("a schema that is none: its $schema is no text")
     base = validators.validator_for(schema, default=Draft202012Validator)
-    try:
-        base.check_schema(dict(schema))
-    except SchemaError as error:
-        raise ValueError(f"a schema that is none: {error.message} at {error.json_path}") from None
-    _require_references(schema, base.META_SCHEMA["$schema"], REGISTRY)
+    _require_schema(base, dict(schema))
+    _require_references(schema, base, REGISTRY)
     validator = _linear_validator(base)(schema, registry=REGISTRY)
     try:
         next(iter(validator.iter_errors({})), None)
@@ -42,12 +41,25 @@ def schema_validator(schema: Mapping[str, Any]) -> Any:
     return validator
 
 
-def _require_references(schema: Mapping[str, Any], draft: str, registry: Any) -> None:
+def _require_schema(base: Any, schema: Any, where: str = "") -> None:
+    """Refuse what is no schema of a draft; formats, as of patterns, are not Python's to judge."""
+    from jsonschema import FormatChecker, SchemaError
+
+    try:
+        base.check_schema(schema, format_checker=FormatChecker(()))
+    except SchemaError as error:
+        place = f"{where}{error.json_path}"
+        raise ValueError(f"a schema that is none: {error.message[:400]} at {place}") from None
+    except RecursionError:
+        raise ValueError("a schema that is nested too deep") from None
+
+
+def _require_references(schema: Mapping[str, Any], base: Any, registry: Any) -> None:
     """Refuse references that lead out of the schema, or nowhere."""
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
 
-    specification = specification_with(draft)
+    specification = specification_with(base.META_SCHEMA["$schema"])
     root = specification.create_resource(schema)
     left, seen = [(root, registry.resolver_with_root(root))], {id(schema)}
     while left:
@@ -58,11 +70,13 @@ def _require_references(schema: Mapping[str, Any], draft: str, registry: Any) ->
         if isinstance(reference, str):
             try:
                 target = resolver.lookup(reference)
-            except Unresolvable:
+            except (Unresolvable, ValueError):  # the latter for a word as the place in a list
                 raise ValueError(
                     f"a schema that refers to {reference[:200]!r}, which is not in it, and nothing "
                     "is fetched"
                 ) from None
+            if id(target.contents) not in seen:
+                _require_schema(base, target.contents, f"what {reference[:200]!r} names, ")
             # What it stands in may be no place of schemas, as `definitions` of later drafts.
             found.append((specification.create_resource(target.contents), target.resolver))
         for inner, where in found:

@@ -45,7 +45,7 @@ def written_object(value: Any) -> dict[str, Any] | None:
         return None
     try:
         read = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return read if isinstance(read, dict) else None
 

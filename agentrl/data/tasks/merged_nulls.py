@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from agentrl.types.schemas import ArgumentSchema
+
 logger = logging.getLogger(__name__)
 
 _ARGUMENTS = "arguments"
@@ -70,38 +72,33 @@ class MergedNulls:
         given, name = value.get(_ARGUMENTS), value.get("name")
         if not isinstance(given, dict) or not isinstance(name, str):
             return {key: self._cleaned(item, schemas) for key, item in value.items()}
-        return {**value, _ARGUMENTS: self._without(given, schemas.get(name))}
+        found = schemas.get(name)
+        root = found if isinstance(found, Mapping) else {}
+        return {**value, _ARGUMENTS: self._without(given, ArgumentSchema(root), [root])}
 
-    def _without(self, value: Any, schema: Any) -> Any:
-        known = schema if isinstance(schema, Mapping) else {}
+    def _without(self, value: Any, reader: ArgumentSchema, schemas: list[Any]) -> Any:
+        parts = [part for schema in schemas for part in reader.parts(schema)]
         if isinstance(value, list):
-            return [self._without(item, known.get("items")) for item in value]
+            inner = [part.get("items") for part in parts]
+            return [self._without(item, reader, inner) for item in value]
         if not isinstance(value, dict):
             return value
-        properties = known.get("properties")
-        inner = properties if isinstance(properties, Mapping) else {}
         kept: dict[str, Any] = {}
         for key, item in value.items():
+            named = [part["properties"] for part in parts if "properties" in part]
+            inner = [one[key] for one in named if isinstance(one, Mapping) and key in one]
             if item is not None:
-                kept[key] = self._without(item, inner.get(key))
-            elif key in (known.get("required") or ()) and _allows_null(inner.get(key)):
+                kept[key] = self._without(item, reader, inner)
+            elif _requires(parts, key) and any("null" in reader.kinds_of_any([i]) for i in inner):
                 kept[key] = None
             else:
                 self._removed += 1
         return kept
 
 
-def _allows_null(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return False
-    kinds = schema.get("type")
-    several = schema.get("anyOf") or schema.get("oneOf") or ()
-    return (
-        kinds == "null"
-        or (isinstance(kinds, list) and "null" in kinds)
-        or bool(schema.get("nullable"))
-        or any(map(_allows_null, several))
-    )
+def _requires(parts: list[Mapping[str, Any]], key: str) -> bool:
+    lists = [part.get("required") for part in parts]
+    return any(isinstance(names, list) and key in names for names in lists)
 
 
 def _schemas(tools: Any) -> Iterator[tuple[str, Any]]:
@@ -109,7 +106,7 @@ def _schemas(tools: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
     for tool in tools if isinstance(tools, list) else ():
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None

@@ -47,6 +47,15 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
         raise DataError(
             f"{row.where}: expected an object with columns, got {type(values).__name__}"
         )
+    try:
+        return _task_of(row, values, columns, split)
+    except RecursionError:
+        raise DataError(f"{row.where}: a column holds values that are nested too deep") from None
+
+
+def _task_of(
+    row: SourceRow, values: Mapping[Any, Any], columns: Mapping[str, str], split: str
+) -> Task:
     found = {name: _value(row, name, columns) for name in FIELDS}
     found["prompt"] = _written_messages(found["prompt"])
     if row.flat and (label := written_object(found["label"])) is not None:
@@ -72,6 +81,7 @@ def task_of(row: SourceRow, columns: Mapping[str, str], split: str) -> Task:
         label=plain(found["label"]),
         metadata=metadata,
         split=split,
+        label_column=columns.get("label", ""),
     )
 
 
@@ -81,7 +91,7 @@ def _written_messages(prompt: Any) -> Any:
         return prompt
     try:
         read = json.loads(prompt)
-    except ValueError:
+    except (ValueError, RecursionError):
         return prompt
     items = read if isinstance(read, list) else []
     said = [isinstance(item, dict) and {"role", "content"} <= item.keys() for item in items]

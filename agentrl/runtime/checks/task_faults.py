@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +15,7 @@ from agentrl.errors import AgentrlError, DataError
 from agentrl.models.source import load_tokenizer
 from agentrl.plugins.imports import resolve
 from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.runtime.checks.label_reads import needs_label
 from agentrl.types import Message, Task
 
 logger = logging.getLogger(__name__)
@@ -25,11 +24,6 @@ _NAMED = 5
 """Tasks that a message names."""
 _TRIES = 8
 """Cuts until a prompt is short enough; the template and the tokenizer move a few tokens each."""
-
-_READS = re.compile(r"\b(?:label|ground_truth)\b")
-_KNOWS_NONE = re.compile(
-    r"\b(?:label|ground_truth)\s+(?:is\b|or\b)|\bif\s+(?:not\s+)?[\w.]*\b(?:label|ground_truth)\b"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +139,10 @@ def _truncated(long: _Long, chat: ChatFormat, tokenizer: Any, most: int) -> Task
 
 
 def check_labels(sets: TaskSets, plan: RolloutPlan) -> None:
-    """Refuse data sets in which some tasks lack the label that their environment reads.
+    """Refuse data sets in which some tasks lack a label that their environment surely needs.
 
-    A data set without any label is as good as one with: then nothing is read of it.
+    Where it may do without, there is a warning. A data set without any label is as good as one
+    with: then nothing is read of it. An empty text is a label.
 
     Args:
         sets: tasks of the run.
@@ -157,17 +152,14 @@ def check_labels(sets: TaskSets, plan: RolloutPlan) -> None:
         DataError: names the data set and its tasks without a label.
     """
     for kind, tasks in sets.by_kind().items():
-        lacking = [place for place, task in enumerate(tasks) if task.label in (None, "")]
+        lacking = [place for place, task in enumerate(tasks) if task.label is None]
         if not lacking or len(lacking) == len(tasks):
             continue
         text = (
             f"{kind}: {len(lacking)} of {len(tasks)} tasks have no label, {_named(tasks, lacking)}"
         )
         if reader := next(_readers(plan), None):
-            raise DataError(
-                f"{text}, and {reader} reads it; give them one, or leave them out (an environment "
-                "that knows tasks without a label asks `if task.label is None`)"
-            )
+            raise DataError(f"{text}, and {reader} needs it; give them one, or leave them out")
         logger.warning("%s", text)
 
 
@@ -177,15 +169,15 @@ def _named(tasks: Sequence[Task], places: Sequence[int]) -> str:
 
 
 def _readers(plan: RolloutPlan) -> Iterator[str]:
-    """Code that reads labels and does not look whether there is one."""
+    """Code that cannot do without a label."""
     functions = plan.reward.functions.items()
     targets = {"env.target": plan.env.target} | {
         f"reward.functions.{name}": item.target for name, item in functions
     }
     for key, target in targets.items():
         try:
-            source = inspect.getsource(resolve(target, base=plan.base))
-        except (AgentrlError, OSError, TypeError):
-            continue  # without source, as an extension or an instance
-        if _READS.search(source) and not _KNOWS_NONE.search(source):
+            found = resolve(target, base=plan.base)
+        except AgentrlError:
+            continue  # reported where it is needed
+        if needs_label(found):
             yield f"{key} {target}"

@@ -25,6 +25,7 @@ class ReasoningTask(AgentInstance):
             a few percent for anything, which a group baseline amplifies.
     """
 
+    needs_label = True
     reward_range = (0.0, 1.0)
 
     def __init__(self, tries: int = 1, partial: bool = False) -> None:

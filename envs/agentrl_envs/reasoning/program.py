@@ -33,6 +33,7 @@ class ReasoningProgram(AgentInstance):
         python: the interpreter inside the sandbox.
     """
 
+    needs_label = True
     reward_range = (0.0, 1.0)
 
     def __init__(

@@ -51,6 +51,8 @@ class RepairTask(AgentInstance):
         task_prompt: as `system_prompt`, for the first user message.
     """
 
+    needs_label = True
+
     def __init__(
         self,
         reward: Literal["all", "fraction"] = "all",

@@ -6,8 +6,8 @@ Our sandboxes have a read-only root, so the image's folder is copied below the w
 where instruction and tests say `/app`, `/tests` or `/logs` they are given the place it has here.
 The tests run in a fresh sandbox on a copy of the agent's folder: what it did elsewhere, or with
 root's rights, is not there. The score is what `tests/test.sh` writes, as Harbor has it, so it is as
-proof against cheating as these tests are. An object with several numbers has to call one of them
-`reward` or `score`.
+proof against cheating as these tests are. An object has to call its number `reward` or
+`score`, also where it holds no other.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class HarborTask(RepairTask):
     as it is, but at least 0 and at most 1: what a program can write must have bounds.
     `task_prompt` and `system_prompt` are not used.
     """
+
+    needs_label = True
 
     async def reset(self, task: Task) -> Observation:
         """Lay the task's folder out and show the instruction.

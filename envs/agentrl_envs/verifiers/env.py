@@ -30,6 +30,8 @@ _LABEL = frozenset({"task_class", "config", "data"})
 class VerifiersTask(AgentInstance):
     """One task of a verifiers taskset; a turn without a tool call is the answer."""
 
+    needs_label = True
+
     async def reset(self, task: Task) -> Observation:
         """Show the model its prompt.
 

@@ -13,6 +13,9 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
+from agentrl.data.example_rows import tools_in
+from agentrl.data.tasks.files import SourceRow
+from agentrl.data.tasks.rows import task_of
 from agentrl.errors import DataError
 from agentrl.types import Message, Task
 
@@ -92,6 +95,25 @@ def test_a_prompt_that_only_looks_like_messages_stays_text(prompt: str, tmp_path
     path.write_text(json.dumps({"prompt": prompt}) + "\n")
     (task,) = load(path)
     assert task.prompt == prompt
+
+
+def test_text_that_is_nested_too_deep_is_text_and_deep_values_are_refused() -> None:
+    """Fails if a row of the data ends a run with a traceback that names no row."""
+    for text in ('{"a":' * 20_000, "[" * 20_000):
+        for name in ("prompt", "label", "extra_info"):
+            row = SourceRow(where="row 1", values={"prompt": "p", name: text}, flat=True)
+            task = task_of(row, {}, "train")
+            assert text in (task.prompt, task.label, task.metadata.get("extra_info"))
+    deep = SourceRow(where="row 1", values={"prompt": "p", "x": json.loads("[" * 900 + "]" * 900)})
+    with pytest.raises(DataError, match="row 1: a column holds values that are nested too deep"):
+        task_of(deep, {}, "train")
+    call = {"function": {"name": "f", "arguments": '{"a":' * 20_000}}
+    said = [{"role": "user", "content": "p"}, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(DataError, match=r"row 1.*arguments of tool call 0"):
+        task_of(SourceRow(where="row 1", values={"prompt": said}), {}, "train")
+    tools = SourceRow(where="row 1", values={"tools": "[" * 20_000})
+    with pytest.raises(DataError, match="row 1: tools is broken JSON"):
+        tools_in(tools)
 
 
 def test_a_mapping_and_an_own_column_come_before_the_verl_layout(tmp_path: Path) -> None:

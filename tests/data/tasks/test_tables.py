@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data import load_tasks
+from agentrl.data.tasks.merged_nulls import MergedNulls
 from agentrl.types import Task
 
 
@@ -91,3 +92,30 @@ def test_columns_of_json_text_are_read(tmp_path: Path) -> None:
         "user",
     ]
     assert task.label == label
+
+
+def test_nulls_stay_where_any_part_of_a_schema_requires_and_allows_them() -> None:
+    """Fails if a reference hides what is required, or a loose schema ends a run."""
+    parameters = {
+        "anyOf": [{"$ref": "#/$defs/Place"}, {"type": "object", "required": None}],
+        "properties": {"n": {"type": None, "properties": {}, "required": True}},
+        "$defs": {
+            "Place": {
+                "properties": {"city": {"$ref": "#/$defs/Name"}, "of": {"$ref": "#/$defs/Place"}},
+                "required": ["city", "of"],
+            },
+            "Name": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+    }
+    inner = {"city": None, "of": None, "n": None}
+    call = {"name": "f", "arguments": {"city": None, "of": inner, "n": {"a": None, "b": 1}}}
+    schema = pa.Table.from_pylist([{"call": call}]).schema
+    cleaner = MergedNulls("rows", schema)
+    tools = [{"name": "f", "parameters": parameters}]
+    assert cleaner.clean({"call": call, "tools": tools})["call"]["arguments"] == {
+        "city": None,
+        "of": {"city": None},
+        "n": {"b": 1},
+    }
+    deep = {"call": call, "tools": "[" * 20_000}
+    assert cleaner.clean(deep)["call"]["arguments"] == {"of": {}, "n": {"b": 1}}
