@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections.abc import Callable
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 HEAD_S = 60.0
 """Seconds until the whole head of a request must be there, first or after an answer."""
-MOST_CONNECTIONS = 1024
-"""Most connections at once, where the process may open that many files twice."""
+_IF_UNLIMITED = 2**16
+"""Most connections at once where the process may open any number of files."""
 
 
 def most_connections() -> int:
     """The bound for this process: half of the files it may open, since sandboxes need the rest."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, files // 2)
+        return _IF_UNLIMITED
+    return files // 2
 
 
-def bounded(base: Any, *, most: int, head_s: float = HEAD_S) -> Any:
+def bounded(base: Any, *, most: Callable[[], int], head_s: float = HEAD_S) -> Any:
     """A protocol of uvicorn that refuses connections beyond a bound, and closes those that wait.
 
     Args:
         base: `H11Protocol` or `HttpToolsProtocol` of uvicorn.
-        most: connections at once.
+        most: gives how many are held at once; the limit of files may be raised meanwhile.
         head_s: see `HEAD_S`.
     """
 
@@ -40,12 +41,12 @@ def bounded(base: Any, *, most: int, head_s: float = HEAD_S) -> Any:
         """Whether a refusal was logged; one line is enough."""
 
         def connection_made(self, transport: Any) -> None:
-            if len(self.connections) >= most:
+            if len(self.connections) >= most():
                 if not BoundedProtocol.said:
                     BoundedProtocol.said = True
                     logger.warning(
                         "the gateway has %d connections, and refuses more until some are closed",
-                        most,
+                        len(self.connections),
                     )
                 transport.abort()
                 return

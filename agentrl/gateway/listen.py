@@ -58,7 +58,7 @@ async def listening(
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
     config.load()
-    config.http_protocol_class = bounded(config.http_protocol_class, most=most_connections())
+    config.http_protocol_class = bounded(config.http_protocol_class, most=most_connections)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([door]))
     try:

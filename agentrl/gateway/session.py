@@ -239,6 +239,9 @@ class GatewaySession(SessionRecord):
         """
         most_s = READING_S + READING_TURN_S * self._started
         if self._texts.spent_s > most_s:
+            text = f"reading its requests took {self._texts.spent_s:.0f} s of {most_s:g} s"
+            self.limit = Reached(termination=Termination.MAX_TURNS, detail=text)
+            self.exhausted.set()
             raise RequestRefused(
                 RefusalReason.LIMIT,
                 f"the requests of this session took {self._texts.spent_s:.0f} s of processor time "

@@ -2,12 +2,14 @@
 
 An event loop waits for every task it cancels, and Python for every thread that is no daemon. User
 code may leave either behind. What is over ends all the same, within seconds, and
-names what it left.
+names what it left. A daemon thread may be in a library that aborts the process where the
+interpreter ends below it: then the process ends before its interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import multiprocessing
 import os
@@ -17,6 +19,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from agentrl.plugins.own_threads import THREAD_NAME
 from agentrl.plugins.user_code import place_in
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,8 @@ T = TypeVar("T")
 
 _TASKS_S = 5.0
 _THREADS_S = 5.0
+_status: int | None = None
+"""Exit status of this process, once its work is done."""
 
 
 async def ends_alone(work: Coroutine[Any, Any, T]) -> T:
@@ -51,7 +56,16 @@ def end_in_time(status: int) -> None:
     Threads that are still at work then are named on the error stream. Nothing happens where the
     process ends earlier, as it should.
     """
+    global _status
+    _status = status
     threading.Thread(target=_end, args=(status,), name="end-in-time", daemon=True).start()
+
+
+@atexit.register  # imported before the libraries of users: runs when theirs have run
+def _end_before_interpreter() -> None:
+    at_work = any(thread.name == THREAD_NAME for thread in threading.enumerate())
+    if _status is not None and at_work:
+        _leave(_status)
 
 
 def _end(status: int) -> None:
@@ -60,6 +74,10 @@ def _end(status: int) -> None:
         time.sleep(1.0)
     names = "; ".join(left)
     sys.stderr.write(f"agentrl: ends without waiting for what user code left behind: {names}\n")
+    _leave(status)
+
+
+def _leave(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

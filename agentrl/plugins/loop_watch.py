@@ -84,30 +84,48 @@ def stretch(who: str, limit_s: float) -> Iterator[None]:
         _leave(one)
 
 
-class Stretches:
-    """Awaits a coroutine; what it runs between two awaits is a `stretch`."""
+class Stretches(Coroutine[Any, Any, Any]):
+    """A coroutine, of which each part that runs between two awaits is a `stretch`."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], who: str, limit_s: float) -> None:
         """Take the coroutine, and name and limit of its stretches."""
         self._inner, self._who, self._limit_s = inner, who, limit_s
 
+    def resume(self, way: Callable[..., Any], *given: Any) -> Any:
+        """Run it up to its next await, by `send` or `throw` of the coroutine."""
+        one = _enter(self._who, self._limit_s)
+        try:
+            return way(*given)
+        finally:
+            _leave(one)
+
+    def send(self, value: Any) -> Any:
+        """Resume it with a value."""
+        return self.resume(self._inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Resume it with an error; cancellation, too, belongs to the coroutine."""
+        return self.resume(self._inner.throw, *error)
+
+    def close(self) -> None:
+        """Close it, which runs what stands behind its `finally`."""
+        self.resume(self._inner.close)
+
     def __await__(self) -> Generator[Any, Any, Any]:
         """Await it."""
-        inner = self._inner.__await__()
-        resume: Callable[[Any], Any] = inner.send
-        argument: Any = None
-        while True:
-            one = _enter(self._who, self._limit_s)
-            try:
-                awaited = resume(argument)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                _leave(one)
-            try:
-                argument, resume = (yield awaited), inner.send
-            except BaseException as error:  # cancellation, too, belongs to the coroutine
-                argument, resume = error, inner.throw
+        return self  # type: ignore[return-value]
+
+    def __next__(self) -> Any:
+        """Resume it without a value."""
+        return self.send(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of what is awaited."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What else others ask of a coroutine, as its frame."""
+        return getattr(self._inner, name)
 
 
 def _enter(who: str, limit_s: float) -> _Open:

@@ -5,8 +5,8 @@ nothing of the process goes on, nor can it end. Here a call has a daemon thread 
 that it shares with the calls of the same environment, whose objects may belong to a thread.
 
 A few calls compute at a time, or the interpreter would go round among hundreds of them, and the
-event loop with it. A call that lasts longer than a tenth of a second waits, or hangs: it counts no
-more.
+event loop with it. A call whose thread uses no processor time waits, and one that has used a second
+of it may go round in circles: neither counts any more.
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as _wait_for
 from contextvars import copy_context
 from queue import SimpleQueue
-from time import monotonic
+from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
 
 from agentrl.plugins.loop_watch import at_each_tick, interrupt
 from agentrl.plugins.process_state import restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
-from agentrl.plugins.user_code import UserCodeHung, current_limit, name_of, place_in
+from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
 
 logger = logging.getLogger(__name__)
 
+THREAD_NAME = "user-code"
 _AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
 """As many as the event loop's own pool has."""
-_COMPUTES_S = 0.1
-"""Seconds after which a call no longer counts as one that computes."""
+_WAITS_S = 0.1
+"""Seconds without processor time after which a call counts as one that waits."""
+_MOVES_S = 0.002
+"""Processor time in them that is none: of a call that looks now and then if something is there."""
+_COMPUTES_S = 1.0
+"""Seconds of processor time after which a call no longer counts."""
 _GRACE_S = 5.0
 """Seconds in which a call that was left behind may end by itself."""
 _slots = threading.Semaphore(_AT_ONCE)
@@ -57,24 +64,25 @@ class _Call(Future[Any]):
         self._run = functools.partial(copy_context().run, function, *args, **kwargs)
         self._limit = current_limit()
         self._thread = 0
-        self._began = self._left_at = 0.0
+        self._left_at = self._began = self._used = self._used_at = 0.0
+        self._clock = 0
 
     def work(self) -> None:
         """Run it, in the present thread."""
         if not self.set_running_or_notify_cancel():
             return
-        pid, self._thread = os.getpid(), threading.get_ident()
+        self._thread = threading.get_ident()
         if self._computes:
             _slots.acquire()
-            self._began = monotonic()
+            self._clock = pthread_getcpuclockid(self._thread)
+            self._began = self._used = clock_gettime(self._clock)
+            self._used_at = monotonic()
             _computing.add(self)
         try:
-            with alarms_in_thread(self.who):
+            with alarms_in_thread(self.who), ends_copies():
                 outcome, failed = self._run(), False
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        if os.getpid() != pid:
-            os._exit(0)  # a fork came back: there must not be a second copy of this run
         interrupt(self._thread, None)
         self.free()
         restore((), self.who)
@@ -83,10 +91,21 @@ class _Call(Future[Any]):
         finish: Any = self.set_exception if failed else self.set_result
         finish(outcome)
 
-    def free(self, now: float = 0.0) -> None:
-        """Free the slot; with a time, only if the call has had it for long."""
-        if now and now < self._began + _COMPUTES_S:
+    def look(self, now: float) -> None:
+        """Free the slot of a call that waits, or has computed for long."""
+        try:
+            used = clock_gettime(self._clock)
+        except OSError:  # its thread has just ended
             return
+        if used > self._used + _MOVES_S:
+            self._used, self._used_at = used, now
+        # All that compute share one interpreter: each has its turn once in so long.
+        turns_s = 2 * sys.getswitchinterval() * len(_computing)
+        if now > self._used_at + _WAITS_S + turns_s or used > self._began + _COMPUTES_S:
+            self.free()
+
+    def free(self) -> None:
+        """Free the slot. Idempotent."""
         with _freeing:
             had = self in _computing
             _computing.discard(self)
@@ -108,6 +127,7 @@ class _Call(Future[Any]):
             limit.hung.append(at)
             _left.append(self)
             self._left_at = monotonic()
+            self.free()
             running = sum(not call.done() for call in _left)
             logger.warning("%s hangs; it is left behind, with %d such threads now", at, running)
         return cancelled
@@ -124,10 +144,10 @@ def threads_left() -> int:
     return len(_left)
 
 
-def _free_long_ones() -> None:
+def _look_at_all() -> None:
     now = monotonic()
     for call in list(_computing):
-        call.free(now)
+        call.look(now)
     for call in list(_left):
         call.end(now)
 
@@ -173,16 +193,25 @@ class OwnThread:
 
 
 class OwnThreads(ThreadPoolExecutor):
-    """An executor with a thread for each call, which nothing waits for."""
+    """An executor with a thread for each call."""
+
+    def __init__(self) -> None:
+        """Begin without a thread."""
+        super().__init__()
+        self._under_way: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call in a thread of its own."""
         call = _Call(fn, args, kwargs)
+        self._under_way.add(call)
+        call.add_done_callback(self._under_way.discard)
         _start(call.work)
         return call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing: the threads end with their calls, or with the process."""
+        """Wait a little for calls that were not left behind, as a file that is being written."""
+        if wait:
+            _wait_for(self._under_way - set(_left), timeout=_GRACE_S)
 
 
 _threads = OwnThreads()
@@ -202,13 +231,13 @@ def keep_pool_free() -> None:
 
 
 def _start(target: Callable[..., None], *args: Any) -> None:
-    at_each_tick(_free_long_ones)
+    at_each_tick(_look_at_all)
 
     def run() -> None:
         with contextlib.suppress(Abandoned):  # one that came when the call had just ended
             target(*args)
 
-    threading.Thread(target=run, name="user-code", daemon=True).start()
+    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:

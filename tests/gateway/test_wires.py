@@ -128,7 +128,8 @@ async def test_responses_with_tools_of_bare_text_and_of_a_namespace(chat, stream
     served = serve(chat, [PATCHES, "Fine."])
     client = openai_of(served)
     space = {"type": "namespace", "name": "numbers", "description": "Sums.", "tools": [ADD]}
-    tools: Any = [{"type": "custom", **FREE}, space, {"type": "web_search"}]
+    hosted = [{"type": f"web_search{end}"} for end in ("", "_2025_08_26", "_preview_2025_03_11")]
+    tools: Any = [{"type": "custom", **FREE}, space, *hosted]
     common: Any = {"model": "policy", "input": USER, "tools": tools}
     if stream:
         async with client.responses.stream(**common) as events:

@@ -618,9 +618,25 @@ class PlainVerdict(Plain):
         return {"rewards": 1.0, "done": True, "scores": 0.5}
 
 
+class NotInstalled:
+    """An optional import of somebody's that fails where it is used."""
+
+    def __getattribute__(self, name):
+        raise ImportError("not installed")
+
+
+extra = NotInstalled()
+
+
+class UsesExtra(Plain):
+    async def step(self, states):
+        return extra.play(states)
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
+        (adapt_env(UsesExtra("")), False),
         (Scored(1), True),
         (Paid(1), False),
         (adapt_env(Plain("")), False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -30,6 +31,8 @@ HOSTED = (
     "computer_use", "computer_use_preview", "mcp", "local_shell", "shell", "tool_search",
 )  # fmt: skip
 """Types of tools that OpenAI runs itself, or knows by their type alone; nothing here could."""
+_DATE = re.compile(r"_\d{4}_?\d\d_?\d\d\Z", re.ASCII)
+"""End of the type of a tool that names its version, as `web_search_preview_2025_03_11`."""
 _NOT_TEXT = ("image", "audio", "file", "document", "video")
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
@@ -281,7 +284,7 @@ def function_tool(
 
 def known_elsewhere(kind: Any) -> bool:
     """True for a type of tool that the provider of a wire runs, which is left out here."""
-    return isinstance(kind, str) and kind in HOSTED
+    return isinstance(kind, str) and _DATE.sub("", kind) in HOSTED
 
 
 def text_tool(name: Any, description: Any, where: str) -> Tool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
@@ -102,28 +102,33 @@ class DictEnv(AgentInstance):
 
     Its texts are spliced raw: the first observation is the prompt as the model's template renders
     it (unless the environment changes it), and feedback is appended as it is.
+
+    Its objects may belong to a thread, so all of it runs in one: in the event loop's where its
+    constructor, `reset` or `step` is a coroutine function, else in a thread of its own.
     """
 
     wants_observation_text = True
 
-    def __init__(self, inner: Any, *, finish: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Wrap `inner`; `finish` is awaited before its first use."""
+    def __init__(self, inner: Any, *, make: Callable[[], Any] | None = None) -> None:
+        """Wrap `inner`, an environment, or with `make` a class, whose object that gives later."""
+        self.kind: type = inner if make is not None else type(inner)
+        """Class of the environment that it wraps."""
         self._inner = inner
-        self._finish = finish
-        self._thread = OwnThread()
+        self._make = make
+        self._thread = None if _lives_in_loop(self.kind) else OwnThread()
         self._label: Any = None
         self._sampling = SimpleNamespace()
 
-    @property
-    def kind(self) -> type:
-        """Class of the environment that it wraps."""
-        return type(self._inner)
+    def try_constructor(self) -> None:
+        """Construct it now, in the present thread, for its errors alone."""
+        if self._make is not None and self._thread is not None:
+            self._make()
 
     async def reset(self, task: Task) -> Observation:
         """Give it the rendered prompt, take its first observation."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            await finish()
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._inner = await self._called(make)
         prompt = task.prompt
         if isinstance(prompt, str):
             prompt = (Message(role="user", content=prompt),)
@@ -145,7 +150,7 @@ class DictEnv(AgentInstance):
             "metadata": dict(task.metadata),
         }
         extra = {"seed": self.context.seed} if _accepts_seed(self._inner.reset) else {}
-        observation = as_observation(await self._thread.call(self._inner.reset, states, **extra))
+        observation = as_observation(await self._called(self._inner.reset, states, **extra))
         if not isinstance(observation.content, str):
             raise EnvError("reset: 'observation' must be text in an environment of dictionaries")
         return Observation(content=observation.content, raw=True)
@@ -158,7 +163,7 @@ class DictEnv(AgentInstance):
             "label": self._label,
             "sampling_params": self._sampling,
         }
-        value = await self._thread.call(self._inner.step, states)
+        value = await self._called(self._inner.step, states)
         if not isinstance(value, Mapping):
             return as_step_result(value)
         return as_step_result({**value, "sampling_params": self._overrides(value)})
@@ -166,9 +171,16 @@ class DictEnv(AgentInstance):
     async def close(self) -> None:
         """Close it too, if it can be closed."""
         close = getattr(self._inner, "close", None)
-        if callable(close):
-            await self._thread.call(close)
-        self._thread.close()
+        if callable(close) and self._inner is not self.kind:
+            await self._called(close)
+        if self._thread is not None:
+            self._thread.close()
+
+    async def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._thread is not None:
+            return await self._thread.call(function, *args, **kwargs)
+        found = function(*args, **kwargs)
+        return await found if inspect.isawaitable(found) else found
 
     def _overrides(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """What differs from how turns are sampled anyway; the object handed out counts too."""
@@ -185,17 +197,29 @@ class DictEnv(AgentInstance):
 def make_dict_env(cls: type, **args: Any) -> DictEnv:
     """A fresh environment of dictionaries; `cls` may have an `async def __init__`.
 
-    OpenRLHF's own examples write one, which its Ray actors await and plain Python refuses; here
-    it runs at the beginning of `reset`.
+    OpenRLHF's own examples write one, which its Ray actors await and plain Python refuses. It runs
+    at the beginning of `reset`, as the constructor of a class that has a thread of its own does.
 
     Raises:
         TypeError: the arguments do not fit.
     """
     if not inspect.iscoroutinefunction(cls.__init__):
-        return DictEnv(cls(**args))
+        make = partial(cls, **args)
+        return DictEnv(make()) if _lives_in_loop(cls) else DictEnv(cls, make=make)
     instance: Any = object.__new__(cls)
-    inspect.signature(cls.__init__).bind(instance, **args)
-    return DictEnv(instance, finish=partial(cls.__init__, instance, **args))
+    begin = cast("Callable[..., Any]", cls.__init__)
+    inspect.signature(begin).bind(instance, **args)
+
+    async def finish() -> Any:
+        await begin(instance, **args)
+        return instance
+
+    return DictEnv(cls, make=finish)
+
+
+def _lives_in_loop(cls: type) -> bool:
+    methods = (cls.__init__, getattr(cls, "reset", None), getattr(cls, "step", None))
+    return any(map(inspect.iscoroutinefunction, methods))
 
 
 def _accepts_seed(function: Callable[..., Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from agentrl.env import AgentInstance
@@ -33,8 +33,10 @@ def _names_scores(cls: type) -> bool:
     waiting = list(dict(defined).values())  # what a subclass overrides is called by `super` alone
     while waiting:
         value = waiting.pop()
-        function = getattr(value, "__func__", value)  # of a static or class method
-        if not isinstance(function, FunctionType) or function in seen or not _is_theirs(function):
+        # Of anything else no attribute is asked, `__class__` neither: it may be a lazy import.
+        wrapped = issubclass(type(value), (staticmethod, classmethod, MethodType))
+        function: Any = value.__func__ if wrapped else value
+        if type(function) is not FunctionType or function in seen or not _is_theirs(function):
             continue
         seen.add(function)
         for code in _codes(function.__code__):

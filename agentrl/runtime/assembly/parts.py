@@ -35,6 +35,7 @@ from agentrl.plugins.user_code import described, user_code
 from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
+from agentrl.rollout.adapters.adapt import DictEnv
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool
@@ -55,6 +56,8 @@ CONTAINERS_AT_ONCE = 4
 """Containers started at the same time; a daemon saturates early."""
 PODS_AT_ONCE = 16
 """Pods started at the same time; a cluster starts many at once."""
+FIRST_CONSTRUCTOR_S = 3600.0
+"""Limit of the constructor that a launch tries; those of rollouts have `env_timeout_s`."""
 TRAIN = "dataset"
 """Name of the training tasks in a config."""
 
@@ -92,9 +95,11 @@ def make_env_factory(
         return target(**section.args)
 
     try:
-        limit_s = RolloutSection().env_timeout_s if rollout is None else rollout.env_timeout_s
-        with user_code(limit_s=limit_s, who=f"the constructor of {section.target}"):
-            make()
+        # The first one may download or index, and there are no rollouts yet that wait for it.
+        with user_code(limit_s=FIRST_CONSTRUCTOR_S, who=f"the constructor of {section.target}"):
+            made = make()
+            if isinstance(made, DictEnv):
+                made.try_constructor()
     except AgentrlError:
         raise
     except Exception as error:  # the constructor of a user's class may raise anything

@@ -19,6 +19,7 @@ from agentrl.gateway.records import (
     MOST_TOOLS,
     RequestRefused,
 )
+from agentrl.types import TERMINATION_RULES
 from tests.gateway.gateway_fakes import CHAT_TOOLS, serve
 from tests.gateway.hostile.bodies import PATHS, SHAPES, TimedLoop, attack, hostile_bodies
 
@@ -126,6 +127,10 @@ async def test_what_is_read_of_a_session_has_a_budget(
             break
     assert statuses[0] == 200
     assert statuses[-1] == 400
+    # The doing of the policy, so no failure of the environment that is tried again.
+    assert made.session.limit is not None
+    assert not TERMINATION_RULES[made.session.limit.termination].retried
+    assert made.session.exhausted.is_set()
     assert (await made.post("chat/completions", body("chat/completions")))[0] == 400
     assert (await other.post("chat/completions", body("chat/completions")))[0] == 200
 
