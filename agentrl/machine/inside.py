@@ -44,8 +44,15 @@ def refuse_links(folder: Path) -> None:
     Raises:
         UntrustedFile: names the first link.
     """
-    for at, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(at, name)
-            if path.is_symlink():
-                within(folder, path)
+    waiting = [folder]
+    while waiting:
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:  # gone meanwhile, or not readable, so nothing is written there either
+            continue
+        with entries:
+            for entry in entries:  # knows without asking the disk once more, in large runs
+                if entry.is_symlink():
+                    within(folder, Path(entry.path))
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))

@@ -97,13 +97,14 @@ def check_stored_adapter(folder: Path, *, base: Path, who: str) -> None:
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{who} cannot be read: {error}") from None
     targets, outside = settings["target_modules"], settings.get("exclude_modules")
-    layers = {name.removesuffix(".weight") for name, _ in _tensors(base)}
+    layers = {name.removesuffix(".weight") for name in _names(base)}
     adapted = {re.sub(r"\.lora_[AB]\.weight$", "", name) for name in found}
     if adapted <= layers:  # the names of the hub are those of the model
         adapted |= {
             layer
             for layer in layers
             if any(layer == target or layer.endswith(f".{target}") for target in targets)
+            and not re.search(r"\.experts\.\d+\.", layer)  # stored apart, one tensor in the model
             and not (outside and re.fullmatch(outside, layer))
         }
     wanted = {f"{layer}.lora_{part}.weight" for layer in adapted for part in "AB"}
@@ -112,6 +113,12 @@ def check_stored_adapter(folder: Path, *, base: Path, who: str) -> None:
             f"{who} lacks {len(missing)} tensors, {missing[0]} among them; {_DAMAGED}"
         )
     check_finite(_tensors(folder), who=who, remedy=_DAMAGED)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            yield from file.keys()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

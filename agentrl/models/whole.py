@@ -26,10 +26,10 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 FILES = tuple(f"{whole}{end}" for whole in _WHOLE for end in ("", ".index.json"))
 """Files of which one begins a checkpoint of `transformers`."""
 _LEFT_ALONE = re.compile(
-    r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$"
+    r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
 )
 """Names beside a language model that its class need not know: layers that guess several tokens, a
-critic's head, and tables that are computed now."""
+critic's head, tables that are computed now, and scales of caches in fp8."""
 _WRAPPERS = (
     "base_model",
     "module",
@@ -37,6 +37,8 @@ _WRAPPERS = (
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 )
+_ROUTER_BIAS = "e_score_correction_bias"
+"""A buffer of DeepSeek-V3's routers, and of their like, that some programs do not save."""
 _ADAPTER_PARTS = ("base_layer", "lora_A", "lora_B", "modules_to_save")
 _TORN = (
     OSError,
@@ -64,7 +66,9 @@ def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **sett
         ConfigError: it cannot be read; tensors are missing, left over or of another shape; a number
             is not finite; or the folder holds two models.
     """
-    model = _load(loader, source, who=who, body=body, settings=settings)
+    folder = Path(source).expanduser()
+    _check_folder(folder, who)
+    model = _load(loader, source, who=who, body=body, settings=settings, folder=folder)
     check_finite(
         model.state_dict().items(),
         who=who,
@@ -93,7 +97,7 @@ def check_whole(loader: Any, config: Any, folder: Path, *, who: str) -> None:
         settings = {"config": config, "state_dict": _heads(folder), "device_map": "meta"}
     except _TORN as error:
         raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
-    _load(made, None, who=who, body=False, settings=settings)
+    _load(made, None, who=who, body=False, settings=settings, folder=folder)
 
 
 def _heads(folder: Path) -> dict[str, Tensor]:
@@ -119,17 +123,22 @@ def _heads(folder: Path) -> dict[str, Tensor]:
 
 
 def _load(
-    loader: Any, source: str | None, *, who: str, body: bool, settings: dict[str, Any]
+    loader: Any,
+    source: str | None,
+    *,
+    who: str,
+    body: bool,
+    settings: dict[str, Any],
+    folder: Path,
 ) -> Any:
-    if source is not None:
-        _check_folder(Path(source).expanduser(), who)
+    """The model; `source` is None where `settings` hold its weights, which come from `folder`."""
     try:
         with quiet_loading():
             model, report = loader.from_pretrained(
                 source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
     except _TORN as error:
-        raise ConfigError(f"{who} cannot be loaded: {_why(Path(source or ''), error)}") from None
+        raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
     missing = sorted(report["missing_keys"])
     over = sorted(n for n in report["unexpected_keys"] if not _meant(n, model.config, body))
     shaped = sorted(report["mismatched_keys"], key=lambda odd: odd[0])
@@ -174,9 +183,11 @@ def _remedy(missing: Collection[str], over: Collection[str]) -> str:
             "save the model inside it with save_pretrained"
         )
     if missing:
+        buffer = any(name.endswith(_ROUTER_BIAS) for name in missing)
         return (
             "what is missing would be random; give a whole checkpoint, or the config.json that "
             "belongs to these weights"
+            + (f"; {_ROUTER_BIAS} can be copied from the base model" if buffer else "")
         )
     return "give the config.json that belongs to these weights, or remove from them what is not its"
 
@@ -194,6 +205,8 @@ def _check_folder(folder: Path, who: str) -> None:
     for whole in _WHOLE:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
+            if (folder / whole).is_file():
+                return
             continue
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())

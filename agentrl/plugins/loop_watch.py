@@ -15,18 +15,23 @@ import ctypes
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
+from types import FrameType
 from typing import Any
 
-from agentrl.plugins.process_state import Handlers, note, protect, restore
+from agentrl.plugins.process_state import State, handler_of, is_main_thread, note, protect, restore
 
 _SIGNAL = signal.SIGRTMAX - 5
 """One that no library uses, and that ends no process that ignores it."""
 _TICK_S = 0.1
 _AGAIN_S = 1.0
 """Until it is interrupted again: code may catch everything, or wait in a `finally`."""
+
+
+class _TakenBack(BaseException):
+    """Raised in place of an exception that came too late."""
 
 
 class HeldTooLong(BaseException):
@@ -42,10 +47,12 @@ class _Open:
     ticks_left: float
     began: float
     outer: _Open | None
-    before: Handlers
+    before: State
     interrupted: bool = False
 
 
+_EXIT = _GeneratorContextManager.__exit__.__code__
+"""Code between a block of user code and the end of its stretch."""
 _open: dict[int, _Open] = {}
 """By thread, the innermost stretch that lasts."""
 _jobs: set[Callable[[], None]] = set()
@@ -54,10 +61,21 @@ _starting = threading.Lock()
 _watcher: threading.Thread | None = None
 
 
-def interrupt(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread at its next instruction; None takes it back."""
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def interrupt(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in a thread at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def take_back() -> None:
+    """Take back what `interrupt` did not raise yet in the present thread.
+
+    It is replaced, and raised here. Where it is only cleared, Python 3.11 goes on to look for it,
+    and goes round without end under a debugger or a profiler.
+    """
+    with suppress(_TakenBack):
+        interrupt(threading.get_ident(), _TakenBack)
+        while True:
+            pass
 
 
 def at_each_tick(job: Callable[[], None]) -> None:
@@ -81,33 +99,57 @@ def stretch(who: str, limit_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _leave(one)
+        try:
+            _leave(one)
+        except HeldTooLong:  # it came too late
+            _leave(one)
 
 
-class Stretches:
-    """Awaits a coroutine; what it runs between two awaits is a `stretch`."""
+class Stretches(Coroutine[Any, Any, Any]):
+    """A coroutine, of which each part that runs between two awaits is a `stretch`."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], who: str, limit_s: float) -> None:
         """Take the coroutine, and name and limit of its stretches."""
         self._inner, self._who, self._limit_s = inner, who, limit_s
 
+    def resume(self, way: Callable[..., Any], *given: Any) -> Any:
+        """Run it up to its next await, by `send` or `throw` of the coroutine."""
+        one = _enter(self._who, self._limit_s)
+        try:
+            return way(*given)
+        finally:
+            try:
+                _leave(one)
+            except HeldTooLong:  # it came too late
+                _leave(one)
+
+    def send(self, value: Any) -> Any:
+        """Resume it with a value."""
+        return self.resume(self._inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Resume it with an error; cancellation, too, belongs to the coroutine."""
+        return self.resume(self._inner.throw, *error)
+
+    def close(self) -> None:
+        """Close it, which runs what stands behind its `finally`."""
+        self.resume(self._inner.close)
+
     def __await__(self) -> Generator[Any, Any, Any]:
         """Await it."""
-        inner = self._inner.__await__()
-        resume: Callable[[Any], Any] = inner.send
-        argument: Any = None
-        while True:
-            one = _enter(self._who, self._limit_s)
-            try:
-                awaited = resume(argument)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                _leave(one)
-            try:
-                argument, resume = (yield awaited), inner.send
-            except BaseException as error:  # cancellation, too, belongs to the coroutine
-                argument, resume = error, inner.throw
+        return self  # type: ignore[return-value]
+
+    def __next__(self) -> Any:
+        """Resume it without a value."""
+        return self.send(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of what is awaited."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What else others ask of a coroutine, as its frame."""
+        return getattr(self._inner, name)
 
 
 def _enter(who: str, limit_s: float) -> _Open:
@@ -124,7 +166,7 @@ def _leave(one: _Open) -> None:
     else:
         _open[one.thread] = one.outer
     if one.interrupted:
-        interrupt(one.thread, None)  # one that came too late would hit our own code
+        take_back()  # one that came too late would hit our own code
         _stand_still(monotonic() - one.began)
     restore(one.before, one.who)
 
@@ -135,15 +177,25 @@ def _stand_still(seconds: float) -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:  # a thread without one
         return
-    clock = loop.time
-    loop.time = lambda: clock() - seconds
+    if not isinstance(loop.time, _LoopTime):
+        loop.time = _LoopTime(loop.time)
+    loop.time.behind_s += seconds
+
+
+class _LoopTime:
+    """The clock of a loop, without the time in which it was held."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.behind_s = clock, 0.0
+
+    def __call__(self) -> float:
+        return self._clock() - self.behind_s
 
 
 def _watch() -> None:
     """Start what watches, in this process and for this thread."""
     global _watcher
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(_SIGNAL) is not _on_signal:
+    if is_main_thread() and handler_of(_SIGNAL) is not _on_signal:
         signal.signal(_SIGNAL, _on_signal)
     if _watcher is not None and _watcher.is_alive():
         return
@@ -171,7 +223,8 @@ def _tick() -> None:
             job()
 
 
-def _on_signal(number: int, frame: object) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     one = _open.get(threading.get_ident())
-    if one is not None and one.interrupted:
-        raise HeldTooLong
+    if one is None or not one.interrupted or (frame is not None and frame.f_code is _EXIT):
+        return  # at the exit it would leave the stretch open; it comes again if that hangs
+    raise HeldTooLong

@@ -29,10 +29,10 @@ from queue import SimpleQueue
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
 
-from agentrl.plugins.loop_watch import at_each_tick, interrupt
-from agentrl.plugins.process_state import restore
+from agentrl.plugins.loop_watch import at_each_tick, interrupt, take_back
+from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
-from agentrl.plugins.user_code import UserCodeHung, current_limit, name_of, place_in
+from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _Call(Future[Any]):
         """Run it, in the present thread."""
         if not self.set_running_or_notify_cancel():
             return
-        pid, self._thread = os.getpid(), threading.get_ident()
+        before, self._thread = note(), threading.get_ident()
         if self._computes:
             _slots.acquire()
             self._clock = pthread_getcpuclockid(self._thread)
@@ -85,15 +85,13 @@ class _Call(Future[Any]):
             self._polled = self._used_at, self._used
             _computing.add(self)
         try:
-            with alarms_in_thread(self.who):
+            with alarms_in_thread(self.who), ends_copies():
                 outcome, failed = self._run(), False
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        if os.getpid() != pid:
-            os._exit(0)  # a fork came back: there must not be a second copy of this run
-        interrupt(self._thread, None)
+        take_back()
         self.free()
-        restore((), self.who)
+        restore(before, self.who)
         if failed and isinstance(outcome, StopIteration):
             outcome = RuntimeError(f"{self.who} raised StopIteration")  # no future can hold it
         finish: Any = self.set_exception if failed else self.set_result

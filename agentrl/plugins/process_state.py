@@ -6,6 +6,7 @@ would reach the other rollouts, or end the run. It is put back when the call is 
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]
 import contextlib
 import io
 import logging
@@ -24,6 +25,8 @@ _CLOCKS = {
     name: getattr(time, name)
     for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "sleep")
 }
+# Of the interpreter itself: those of `signal` cost ten times as much, at each await of user code.
+handler_of, _getitimer = _signal.getsignal, _signal.getitimer
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 _STREAMS = {1: ("stdout", "__stdout__"), 2: ("stderr", "__stderr__")}
 _saved: dict[int, int] = {}
@@ -31,28 +34,35 @@ _saved: dict[int, int] = {}
 
 _FILES = 2**17
 
-Handlers = tuple[Any, ...]
-"""Of `_SIGNALS`, and last whether the alarm was set."""
+State = tuple[Any, ...]
+"""First the level up to which logs are off; then, in the main thread, whether the alarm was set,
+and the handlers of `_SIGNALS`."""
 
 
-def note() -> Handlers:
-    """Note how signals are handled now; empty in a thread that cannot change it."""
-    if threading.current_thread() is not threading.main_thread():
-        return ()
-    handlers = (signal.getsignal(number) for number in _SIGNALS)
-    return (*handlers, signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+def is_main_thread() -> bool:
+    """Return true in the one thread that handles signals."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
-def restore(before: Handlers, who: str) -> None:
+def note() -> State:
+    """Note what a function may change from the present thread."""
+    off = logging.root.manager.disable
+    if not is_main_thread():
+        return (off,)
+    return (off, _getitimer(signal.ITIMER_REAL)[0] > 0, *map(handler_of, _SIGNALS))
+
+
+def restore(before: State, who: str) -> None:
     """Put back what user code left changed, and log what that was.
 
     Args:
         before: what `note` gave before it ran.
         who: name of the user code.
     """
-    changed = [*_restored_signals(before), *_restored_clocks(), *_restored_streams()]
-    if logging.root.manager.disable > logging.NOTSET:
-        logging.disable(logging.NOTSET)
+    off, *signals = before
+    changed = [*_restored_signals(signals), *_restored_clocks(), *_restored_streams()]
+    if logging.root.manager.disable > off:
+        logging.disable(off)
         changed.append("logging.disable")
     if changed:
         logger.warning(
@@ -97,16 +107,16 @@ def protect() -> None:
     sys.setrecursionlimit = at_least_usual
 
 
-def _restored_signals(before: Handlers) -> Iterator[str]:
+def _restored_signals(before: list[Any]) -> Iterator[str]:
     if not before:
         return
-    *handlers, alarm = before
-    if not alarm and signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+    alarm, *handlers = before
+    if not alarm and _getitimer(signal.ITIMER_REAL)[0] > 0:
         signal.setitimer(signal.ITIMER_REAL, 0)
         yield "the alarm of the process"
     for number, handler in zip(_SIGNALS, handlers, strict=True):
         # None is a handler that no Python code set.
-        if handler is not None and signal.getsignal(number) is not handler:
+        if handler is not None and handler_of(number) is not handler:
             signal.signal(number, handler)
             yield f"the handler of {number.name}"
 

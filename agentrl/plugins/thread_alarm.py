@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from agentrl.plugins.loop_watch import interrupt
+from agentrl.plugins.loop_watch import interrupt, take_back
 
 _alarm, _setitimer, _getitimer = signal.alarm, signal.setitimer, signal.getitimer
 _signal, _getsignal = signal.signal, signal.getsignal
@@ -51,7 +51,8 @@ class _ThreadAlarm:
             before = self.left()
             if self._timer is not None:
                 self._timer.cancel()
-                interrupt(self._thread, None)  # one that has not arrived yet
+                if threading.get_ident() == self._thread:
+                    take_back()  # one that has not arrived yet
             self._timer, self._interval = None, interval
             if seconds > 0:
                 self._rings_at = monotonic() + seconds

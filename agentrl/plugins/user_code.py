@@ -14,8 +14,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
@@ -81,13 +81,9 @@ def user_code(
         UserCodeExit: it raised what is no `Exception`, or a cancellation that nobody asked for.
         UserCodeHung: it took longer than `limit_s`.
     """
-    pid = os.getpid()
     try:
-        if limit_s is None:
+        with stretch(who, limit_s) if limit_s is not None else nullcontext(), ends_copies():
             yield
-        else:
-            with stretch(who, limit_s):
-                yield
     except HeldTooLong as error:
         limit = current_limit()
         longest = f"{limit_s or (limit.limit_s if limit else 0):g} s"
@@ -105,10 +101,33 @@ def user_code(
             "program; raise an Exception instead"
         )
         raise ended.with_traceback(error.__traceback__) from None
+
+
+@contextmanager
+def ends_copies() -> Iterator[None]:
+    """End a process that the block forked and that leaves it: no second copy of a run goes on.
+
+    Its status is what Python gives for what was raised, for a parent that reads it.
+    """
+    pid, raised = os.getpid(), None
+    try:
+        yield
+    except BaseException as error:
+        raised = error
+        raise
     finally:
         if os.getpid() != pid:
-            # A fork came back to what called it: there must not be a second copy of this run.
-            os._exit(0)
+            code = raised.code if isinstance(raised, SystemExit) else raised
+            if isinstance(code, StopIteration):  # so a coroutine returns
+                code = None
+            with suppress(Exception):  # streams of the user, closed or replaced
+                if isinstance(code, BaseException):
+                    traceback.print_exception(code)
+                elif code is not None and not isinstance(code, int):
+                    sys.stderr.write(f"{code}\n")
+                sys.stderr.flush()
+                sys.stdout.flush()
+            os._exit((code & 0xFF) if isinstance(code, int) else int(code is not None))
 
 
 async def user_call(
@@ -136,8 +155,30 @@ async def user_call(
     async def run() -> Any:
         return await function(*args)
 
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(_make_task)
     with call_limit(limit_s), user_code(*passing):
         return await Stretches(run(), name_of(function), limit_s)
+
+
+class _UsersTask(Stretches):
+    """What a task runs that user code made: nobody else stands between it and the loop."""
+
+    def resume(self, way: Callable[..., Any], *given: Any) -> Any:
+        """Run it up to its next await, as user code."""
+        with user_code(asyncio.CancelledError, who=self._who):
+            return super().resume(way, *given)
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, inner: Any, **given: Any) -> asyncio.Task[Any]:
+    """The task factory of a loop that runs user code."""
+    context = given.get("context")
+    limit = current_limit() if context is None else context.get(_LIMIT)
+    if limit is not None and isinstance(inner, Coroutine):
+        who = getattr(inner, "__qualname__", type(inner).__qualname__)
+        inner = _UsersTask(inner, f"the task {who}", limit.limit_s)
+    return asyncio.Task(inner, loop=loop, **given)
 
 
 @contextmanager
@@ -190,6 +231,13 @@ def hangs_in(error: BaseException) -> str:
 
 def name_of(function: Callable[..., Any]) -> str:
     """`NAME at FILE:LINE` of a function; its name alone where it has no source."""
+    try:
+        return _named(function)
+    except Exception:  # boundary to attributes of a user: a proxy answers all of them
+        return type(function).__qualname__
+
+
+def _named(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         # What runs another in a thread or a context is given it first.
         inner = function.args[0] if function.args else None
@@ -197,7 +245,9 @@ def name_of(function: Callable[..., Any]) -> str:
     # An environment of other make stands in an adapter.
     owner = getattr(getattr(function, "__self__", None), "_inner", None)
     function = getattr(owner, getattr(function, "__name__", ""), None) or function
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return type(function).__qualname__
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name
 

@@ -94,7 +94,9 @@ class Reference(LogProbWorker):
                 continue
             mean = old
             if torch.promote_types(old.dtype, torch.float32) != old.dtype:
-                mean = self._wide.setdefault(name, old.detach().float())
+                if name not in self._wide:
+                    self._wide[name] = old.detach().float()
+                mean = self._wide[name]
             mean.lerp_(part.to(mean.device, mean.dtype), share)
             if mean is not old:
                 old.copy_(mean)

@@ -395,7 +395,7 @@ class Trainer:
         Raises:
             RunError: there is no trainer state, or it is of another model or algorithm.
         """
-        state = load_trainer_state(directory)
+        state = load_trainer_state(directory, whole=self.backend.rank == 0)
         if self._critic is not None:
             if state.critic is None:
                 raise RunError(f"{directory} was saved without a critic, the algorithm needs one")

@@ -202,8 +202,9 @@ async def test_a_task_that_an_agent_brings_is_a_group_of_its_own(chat: ChatForma
 
     async with taking():
         session = await asyncio.to_thread(_post, f"{server}/sessions", MINE)
-        with pytest.raises(urllib.error.HTTPError, match="429"):
+        with pytest.raises(urllib.error.HTTPError, match="429") as refused:
             await asyncio.to_thread(_post, f"{server}/sessions", MINE)
+        refused.value.close()
         assert session["task"] == {
             "id": "mine/1", "messages": HELLO, "label": 3, "metadata": {"a": 1}
         }  # fmt: skip

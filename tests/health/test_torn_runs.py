@@ -70,7 +70,7 @@ def test_a_pipe_is_not_waited_for(run: Path, name: str) -> None:
     threading.Thread(target=lambda: (run / name).write_bytes(b""), daemon=True).start()
     notes = read_history(run).notes
     os.close(os.open(run / name, os.O_RDONLY | os.O_NONBLOCK))
-    assert f"{name} cannot be read: not a plain file" in notes
+    assert f"{name} cannot be read: a named pipe, not a plain file" in notes
 
 
 def test_without_metrics_nothing_is_called_healthy(run: Path, capsys) -> None:

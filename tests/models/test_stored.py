@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.training import LoraSection
 from agentrl.errors import ConfigError
 from agentrl.models.stored import check_stored, check_stored_adapter
 from agentrl.train.model.lora import add_adapters, save_policy
-from tests.models.test_whole import change, stored, without
+from tests.models.test_whole import SMALL, change, stored, without
 from tests.train.tiny_llama import tiny_model
 
 
@@ -52,3 +53,17 @@ def test_adapters_that_lost_a_layer_are_refused(tmp_path, part):
     save_file({**whole, name: whole[name] / 0}, file)
     with pytest.raises(ConfigError, match="q_proj"):
         check_stored_adapter(folder, base=tmp_path, who="x")
+
+
+def test_adapters_on_a_shared_expert_are_whole_without_those_of_the_routed(tmp_path):
+    shared = {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 16}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("qwen2_moe", **SMALL, num_experts_per_tok=2, **shared)
+    )
+    add_adapters(model, LoraSection(rank=2, targets=("q_proj", "gate_proj")), base="x")
+    save_policy(model, SimpleNamespace(save_pretrained=lambda folder: None), tmp_path)
+    check_stored_adapter(tmp_path / "adapter", base=tmp_path, who="x")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(without(r"layers\.1\..*gate_proj")(load_file(file)), file)
+    with pytest.raises(ConfigError, match=r"lacks 2 tensors, .*1\.mlp\.shared_expert\.gate_proj"):
+        check_stored_adapter(tmp_path / "adapter", base=tmp_path, who="x")

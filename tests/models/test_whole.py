@@ -108,16 +108,23 @@ def test_a_whole_model_of_a_family_is_taken_and_a_lost_tensor_is_not(tmp_path, f
     config = AutoConfig.from_pretrained(folder)
     check_whole(AutoModelForCausalLM, config, folder, who="x")
     load_whole(AutoModel, str(folder), who="x", body=True)
-    # Older and fuller folders: tables of positions, layers that guess a second token.
+    # Older and fuller folders: tables of positions, layers that guess a second token,
+    # scales of caches.
     extra = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
         "mtp.layers.0.fc.weight": torch.ones(2),
+        "model.layers.0.self_attn.attn.k_scale": torch.ones(1),
     }
     if "num_nextn_predict_layers" in FAMILIES[family]:
         extra["model.layers.2.eh_proj.weight"] = torch.ones(2)
     change(folder, lambda weights: {**weights, **extra})
     load_whole(AutoModelForCausalLM, str(folder), who="x")
     load_whole(AutoModel, str(folder), who="x", body=True)
+    if family == "deepseek_v3":
+        copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+        lost_bias = refusal(change(copy, without("e_score")))
+        assert "1 missing" in lost_bias
+        assert lost_bias.endswith("e_score_correction_bias can be copied from the base model")
     # One projection of one layer, or of one expert of it.
     lost = r"layers\.1\..*(experts\.1\.(down_proj|w2)|mlp\.(down_proj|dense_4h_to_h))\.weight"
     before = load_file(folder / "model.safetensors")
@@ -208,6 +215,11 @@ def test_shards_left_out_cut_or_beside_another_model(tmp_path):
     assert " missing: " in refusal(shards)
     path.write_text("[]")
     assert "no index of shards" in refusal(shards)
+    # What is loaded is whole; the older format beside it is left out.
+    older = {"weight_map": {"lm_head.weight": "pytorch_model-00001-of-00002.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(older))
+    load_whole(AutoModelForCausalLM, str(folder), who="x")
+    (folder / "pytorch_model.bin.index.json").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     load_whole(AutoModelForCausalLM, str(folder), who="x")
@@ -221,7 +233,11 @@ def test_shards_left_out_cut_or_beside_another_model(tmp_path):
 def test_an_expert_of_another_shape_is_named(tmp_path):
     name = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
     folder = change(stored(tmp_path, "mixtral"), lambda w: {**w, name: w[name][:-1]})
-    assert f"1 of another shape than their like: {name} [15, 16]" in refusal(folder)
+    found = f"1 of another shape than their like: {name} [15, 16]"
+    assert found in refusal(folder)
+    config = AutoConfig.from_pretrained(folder)
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        check_whole(AutoModelForCausalLM, config, folder, who="x")
 
 
 @pytest.mark.parametrize(("value", "count"), [("nan", "1 NaN and 0"), ("-inf", "0 NaN and 1")])

@@ -19,7 +19,7 @@ from agentrl.train.model.value_head import ValueModel
 from agentrl.types import RewardValue, Task, Termination, Trajectory
 
 BROKEN = 10
-"""Ids below it have an embedding that is not a number, in a broken model."""
+"""Ids below it overflow in a broken model."""
 
 
 def write_reward_model(
@@ -48,7 +48,13 @@ def write_reward_model(
             torch.manual_seed(seed + number)
             weight_E.normal_()
         if broken:
-            model.body.embed_tokens.weight[:BROKEN] = float("nan")
+            # Finite, as a model that loads has to be; their attention to themselves overflows.
+            embedding = model.body.embed_tokens.weight
+            embedding[:BROKEN] = 0.0
+            embedding[:, 0] = 0.0
+            embedding[:BROKEN, 0] = 1.0
+            attention = model.body.layers[0].self_attn
+            attention.q_proj.weight[:, 0] = attention.k_proj.weight[:, 0] = 1e20
     save_value_model(model, AutoTokenizer.from_pretrained(policy), folder)
     if isinstance(scale, RewardScale):
         scale.save(folder)

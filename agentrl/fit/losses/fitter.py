@@ -198,7 +198,7 @@ class Fitter:
         Raises:
             RunError: there is no trainer state, or it is of another model.
         """
-        state = load_trainer_state(directory)
+        state = load_trainer_state(directory, whole=self.backend.rank == 0)
         self.backend.load_state_dict(state.optimizer)
         self._version = state.version
         state.restore_random_state()

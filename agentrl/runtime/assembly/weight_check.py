@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ _TEXTS = (
 )
 _PROMPT_TOKENS, _TURN_TOKENS = 16, 16
 _PROBE_S = 120.0
-"""Seconds that an engine has for its turns; one that takes longer is asked after the next sync."""
+"""Seconds that all engines have for their turns, which they take at the same time."""
+_TRIES = 2
+"""An engine that gave no turns in so many tries is not asked again."""
 
 Turn = tuple[Sequence[int], Sequence[int]]
 """A prompt and the ids that were sampled after it."""
@@ -96,6 +99,7 @@ class FirstSyncCheck:
         self._push, self._client, self._score, self._sent = push, client, score, sent
         self._prompts, self._shared, self._bound = prompts, shared, bound
         self._known: set[str] = set()
+        self._failed: Counter[str] = Counter()
 
     async def __call__(self, version: int) -> MetricBag:
         """Push; compare each engine that was not compared before.
@@ -105,17 +109,37 @@ class FirstSyncCheck:
             WeightsDoNotFit: an engine samples from something else than what was sent.
         """
         bag = await self._push(version)
-        names = [name for name in self._client.active() if name not in self._known]
-        for name in names if self._prompts else ():
-            await self._compare(name, version, bag)
+        names = [
+            name
+            for name in (self._client.active() if self._prompts else ())
+            if name not in self._known and self._failed[name] < _TRIES
+        ]
+        answers = await asyncio.gather(*(self._probe(name, version) for name in names))
+        for name, found in zip(names, answers, strict=True):
+            await self._compare(name, version, found, bag)
         return bag
 
-    async def _compare(self, name: str, version: int, bag: MetricBag) -> None:
+    async def _probe(self, name: str, version: int) -> Sequence[Generation]:
+        """Turns of an engine, one for each prompt; none where it fails or is too busy."""
         try:
             async with asyncio.timeout(_PROBE_S):
-                answers = await self._sample(name, version)
+                return await self._sample(name, version)
         except (EngineError, TimeoutError) as error:
-            logger.warning("%s was not compared with the trainer: %s", name, error or "too slow")
+            self._failed[name] += 1
+            last = self._failed[name] == _TRIES
+            logger.log(
+                logging.WARNING if last else logging.INFO,
+                "%s was not compared with the trainer: %s; it is %s",
+                name,
+                str(error) or f"it took more than {_PROBE_S:g} s",
+                "not asked again" if last else "asked again after the next sync",
+            )
+            return ()
+
+    async def _compare(
+        self, name: str, version: int, answers: Sequence[Generation], bag: MetricBag
+    ) -> None:
+        if not answers:
             return
         sampled = [(p, a) for p, a in zip(self._prompts, answers, strict=True) if a.ids]
         if any(set(answer.policy_versions) != {version} for _, answer in sampled):

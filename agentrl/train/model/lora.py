@@ -33,7 +33,8 @@ from agentrl.plugins.distribution import install_command
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""
 
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", *_LATENT)
 _NAME = "default"
 _SEED = 0
 
@@ -86,6 +87,8 @@ def add_adapters(
             torch.manual_seed(_SEED)
             peft.inject_adapter_in_model(settings, model, _NAME)
     except ValueError as error:
+        if "fused into" in str(error):  # half of what experts keep as one parameter
+            raise _names_experts(model, targets, key) from error
         raise ConfigError(
             # What peft says may hold a module, layer by layer.
             f"{key}.targets {targets} do not fit {type(model).__name__}: they must name "
@@ -263,6 +266,9 @@ def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_targets(model: Any, targets: list[str], key: str) -> None:
     """Peft is content if one of several targets is there, and takes more than matrices."""
+    # peft adapts the parameters of experts in place of their layers, which nothing here merges.
+    if any(getattr(layer, "parameter_name", "weight") != "weight" for _, layer in _adapted(model)):
+        raise _names_experts(model, targets, key)
     names = [name for name, _ in _adapted(model)]
     for target in targets:
         found = any(name == target or name.endswith(f".{target}") for name in names)
@@ -271,24 +277,20 @@ def _check_targets(model: Any, targets: list[str], key: str) -> None:
                 f"{key}.targets: {target!r} is no linear layer of {type(model).__name__}; its "
                 f"linear layers are called {', '.join(_linear_names(model))}"
             )
-    # peft adapts the parameters of experts in place of their layers, which nothing here merges.
-    experts = [
-        name
-        for name, module in _adapted(model)
-        if getattr(module, "parameter_name", "weight") != "weight"
-    ]
-    if experts:
-        raise ConfigError(
-            f"{key}.targets {targets} put adapters on the experts of {type(model).__name__} "
-            f"({experts[0].replace('.base_layer', '')}), which agentrl cannot merge into its "
-            f"weights; name linear layers alone, as in {key}.targets: [{_attention(model)}]"
-        )
     head = model.get_output_embeddings()
     if any(module is head for _, module in _adapted(model)):
         raise ConfigError(
             f"{key}.targets names the head, which is computed in chunks without adapters; leave it "
             "out"
         )
+
+
+def _names_experts(model: Any, targets: list[str], key: str) -> ConfigError:
+    return ConfigError(
+        f"{key}.targets {targets} put adapters on the experts of {type(model).__name__}, which "
+        f"agentrl cannot merge into its weights; name linear layers of attention alone, as in "
+        f"{key}.targets: [{_attention(model)}]"
+    )
 
 
 def _attention(model: Any) -> str:

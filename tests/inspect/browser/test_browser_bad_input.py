@@ -41,7 +41,8 @@ def with_long_line(run: Path, length: int) -> str:
     rows = table.to_pylist()
     # With what turns the reading direction, and what a page could mistake for its end.
     rows[0]["turns"][0]["text"] = "\u202e</pre></script>" + "x" * length
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    # Written as runs write: a dictionary of such a word could stand for gigabytes.
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path, use_dictionary=False)
     return rows[0]["rollout_id"]
 
 

@@ -284,8 +284,9 @@ def test_the_command_asks_strangers_for_a_token(inspecting):
     line = process.stdout.readline()
     found = re.search(r":(\d+)/\?token=(\S{20,})", line)
     assert found, line
-    with pytest.raises(urllib.error.HTTPError, match="403"):
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/api/runs")
+    refused.value.close()
 
 
 def test_an_address_that_is_taken_is_a_message(inspecting):

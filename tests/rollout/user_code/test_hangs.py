@@ -14,7 +14,8 @@ import pytest
 from agentrl.config.reward import RewardFunction, RewardSection
 from agentrl.env import AgentInstance, Observation, StepResult
 from agentrl.gateway.agent import FunctionAgent
-from agentrl.plugins.own_threads import threads_left
+from agentrl.plugins.own_threads import own_thread, threads_left
+from agentrl.plugins.user_code import name_of
 from agentrl.reward import load_reward_functions
 from agentrl.rollout.adapters.adapt import load_env_class
 from agentrl.testing.env_check.episode import CheckLimits
@@ -256,3 +257,17 @@ async def test_the_check_of_an_environment_names_it() -> None:
 def test_such_a_process_ends(bench: Make) -> None:
     """Fails if the end of a loop waits for threads of user code, or for its tasks."""
     asyncio.run(bench(["a"], OwnPool, env_timeout_s=LIMIT_S).group(2))
+
+
+async def test_what_answers_every_attribute_is_called_in_a_thread() -> None:
+    """Fails if a name is asked of a proxy, whose names are no text."""
+
+    class Method:
+        def __getattr__(self, name: str) -> Any:
+            return Method()
+
+        def __call__(self, value: int) -> int:
+            return value + 1
+
+    assert await own_thread(Method(), 1) == 2
+    assert name_of(Method()).endswith("Method")

@@ -159,12 +159,39 @@ async def test_an_engine_that_is_away_is_compared_later(caplog: pytest.LogCaptur
     client = Client(a=ModelEngine(model))
     check = checked(client, model)
     client.engines["a"].broken = True
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert "sync/first_difference" not in (await check(1)).result()
-    assert "a was not compared with the trainer: it is away" in caplog.text
+    assert "a was not compared with the trainer: it is away; it is asked again" in caplog.text
     client.engines["a"].broken = False
     await asyncio.sleep(0)
     assert "sync/first_difference" in (await check(2)).result()
+
+
+async def test_engines_too_busy_for_it_cost_one_wait_and_are_let_off(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if each busy engine is waited for in turn, or anew after every sync of a run."""
+    monkeypatch.setattr("agentrl.runtime.assembly.weight_check._PROBE_S", 0.2)
+    model = tiny_model(torch.float32)
+    started: list[str] = []
+
+    class Busy(ModelEngine):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: SamplingParams, session_id: str
+        ) -> Generation:
+            started.append(session_id)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    check = checked(Client(**{name: Busy(model) for name in "abcd"}), model)
+    with caplog.at_level(logging.WARNING):
+        for version in range(1, 5):
+            await check(version)
+            if version == 1:
+                assert not caplog.text
+    assert len(started) == 2 * 4 * 8
+    assert sorted(record.getMessage()[0] for record in caplog.records) == list("abcd")
+    assert caplog.text.count("not asked again") == 4
 
 
 def test_servers_whose_options_ask_for_quantised_weights_may_be_further_apart() -> None:

@@ -27,7 +27,6 @@ def write_model(folder):
         eos_token="<2>",
         pad_token="<0>",
     )
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save_pretrained(folder)
     tiny_model(torch.float32).save_pretrained(folder)
@@ -40,6 +39,7 @@ def specs(folder, kind, rank, **sections):
             "env": {"target": "my_env.py:MyEnv"},
             "dataset": {"source": "train.jsonl"},
             "model": {"path": str(folder / "model"), "dtype": "float32"},
+            "chat": {"template": "raw"},
             "serving": {"engine": "vllm"},
             "runtime": {"kind": "ray", "trainer_ranks": 2},
             "train": train,

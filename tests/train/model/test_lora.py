@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
@@ -17,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.train.model.lora import add_adapters, has_adapters, merged_weights, save_policy
 from agentrl.train.trainer import Trainer
 from agentrl.types import SamplingParams
+from tests.models.test_whole import FAMILIES, SMALL
 from tests.train.tiny_llama import (
     KeepGradient,
     algorithm,
@@ -240,6 +242,26 @@ def test_all_linear_stands_alone() -> None:
     """Fails (only q_proj has an adapter) if such a list goes to peft."""
     with pytest.raises(ValueError, match=r"\['all-linear', 'q_proj'\], but all-linear stands for"):
         LoraSection(rank=2, targets=("all-linear", "q_proj"))
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern")
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        ("qwen3_moe", "k_proj, o_proj, q_proj, v_proj"),
+        ("glm4_moe", "k_proj, o_proj, q_proj, v_proj"),
+        ("deepseek_v3", "kv_a_proj_with_mqa, kv_b_proj, o_proj, q_a_proj, q_b_proj"),
+    ],
+)
+def test_experts_are_named_as_such(family: str, attention: str) -> None:
+    """Fails if a dense layer of the same name, or none, is offered where experts were meant."""
+    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
+    for targets in (("o_proj", "gate_proj"), ("down_proj",), ("gate_proj", "up_proj")):
+        model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(
+            ConfigError, match=rf"on the experts of .*train\.lora\.targets: \[{attention}\]$"
+        ):
+            add_adapters(model, LoraSection(rank=2, targets=targets), base="x")
 
 
 @pytest.mark.parametrize(
