@@ -421,7 +421,9 @@ class GatewaySession(SessionRecord):
         """
         if reached is None:
             return
-        self.limit = reached
+        if self.limit is None or not self.exhausted.is_set():
+            self.limit = reached
+        reached = self.limit  # what ended it first, whatever an agent that goes on runs into
         if reached.termination is Termination.CONTEXT_FULL:
             most = self._parts.limits.max_context_tokens
             raise RequestRefused(RefusalReason.CONTEXT_FULL, "", tokens=prompt_tokens, most=most)

@@ -138,7 +138,7 @@ def test_commands_ask_the_hub_for_its_names_alone(tmp_path: Path) -> None:
         ["preflight", run, "--model", gone],
         ["export", gone, "out"],
         ["serve", gone],
-        ["rm", "score", gone, "train.jsonl"],
+        ["rm", "score", gone, "train.jsonl", "--out", "scores"],
         ["simulate", "scale", "--tokenizer", gone],
         ["config", "show", run],
         ["env", "check", "vowels.py:Vowels"],
@@ -149,7 +149,7 @@ def test_commands_ask_the_hub_for_its_names_alone(tmp_path: Path) -> None:
         given = json.dumps(quiet)
         out = python(PROGRAM, folder=tmp_path, address=address, given=given)
         assert not asked, f"{asked}\n{out}"
-        assert out.count("is read as a folder") >= 12, out
+        assert " ".join(out.split()).count("is read as a folder") >= 12, out
     named = [
         ["train", run, "model.path=nobody/nothing"],
         ["eval", run, "--model", "nobody/nothing"],
