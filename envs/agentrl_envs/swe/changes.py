@@ -6,12 +6,12 @@ the agent left (tests, configuration, compiled files, links, start-up hooks) is 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from agentrl_envs.swe.patches import same_name
 from agentrl_envs.swe.record import SweTask
 from agentrl_envs.swe.trees import TreeFile
 
@@ -63,7 +63,6 @@ _NEVER_SUFFIXES = frozenset(
     ]
 )
 """Of a file or a folder: what Python loads and a reader cannot see through."""
-_SAME_NAME = re.compile(r"diff --git a/(.+) b/\1")
 _TEST_FOLDERS = frozenset(("test", "tests"))
 _RUNNERS = frozenset(
     [
@@ -151,8 +150,8 @@ def patched_files(patch: str) -> list[str]:
             found = [name[2:] if name.startswith(("a/", "b/")) else name]
         elif line.startswith(("rename from ", "rename to ", "copy to ")):
             found = [line.partition(" ")[2].partition(" ")[2].strip()]
-        elif match := _SAME_NAME.fullmatch(line):
-            found = [match[1]]
+        elif name := same_name(line):
+            found = [name]
         for name in found:
             if name != "/dev/null" and name not in names:
                 names.append(name)

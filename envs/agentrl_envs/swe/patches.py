@@ -10,7 +10,6 @@ from agentrl.errors import DataError
 from agentrl_envs.swe.trees import Tree, TreeFile
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_SAME_NAME = re.compile(r"diff --git a/(.+) b/\1$", re.MULTILINE)
 _MODE = re.compile(r"^(?:old|new|new file|deleted file) mode 100\d{3}$", re.MULTILINE)
 _NEW_MODE = re.compile(r"^new (?:file )?mode 100(\d{3})$", re.MULTILINE)
 _OTHER_KIND = re.compile(r"^new (?:file )?mode ((?!100)\d+)$", re.MULTILINE)
@@ -75,9 +74,9 @@ def _names(head: str) -> tuple[str, str]:
             "a link or a submodule; leave it out"
         )
     names = re.findall(r"^(?:---|\+\+\+) (?:[ab]/)?(.*?)\t?$", head, flags=re.MULTILINE)
-    if not names and (same := _SAME_NAME.match(head)) and _MODE.search(head):
+    if not names and (same := same_name(head.split("\n", 1)[0])) and _MODE.search(head):
         made, gone = "\nnew file mode" in head, "\ndeleted file mode" in head
-        return "/dev/null" if made else same[1], "/dev/null" if gone else same[1]
+        return "/dev/null" if made else same, "/dev/null" if gone else same
     if len(names) != 2:
         raise DataError(f"patch: expected two file names, got {head[:200]!r}")
     return names[0], names[1]
@@ -146,3 +145,10 @@ def _mode_lines(before: TreeFile | None, after: TreeFile | None) -> str:
     if after is None:
         return f"deleted file mode {old}\n"
     return "" if old == new else f"old mode {old}\nnew mode {new}\n"
+
+
+def same_name(line: str) -> str:
+    """The file of a line `diff --git a/NAME b/NAME`; empty if it is another or names two."""
+    begin, between = "diff --git a/", " b/"
+    name = line[len(begin) : (len(line) + len(begin) - len(between)) // 2]
+    return name if line == f"{begin}{name}{between}{name}" else ""

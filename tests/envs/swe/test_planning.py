@@ -19,6 +19,7 @@ from agentrl_envs.swe.run_tests import TestRun, TestState
 from agentrl_envs.swe.workspace import Workspace
 
 from agentrl.errors import GraderError, SandboxError
+from agentrl.sandbox.tree import FileTree, TreeEntry
 
 FILES = 6
 TESTS = 12
@@ -74,9 +75,14 @@ class Image:
     async def open(self, spec) -> Image:
         return self
 
-    async def download(self, path: str, max_bytes: int) -> dict[str, bytes]:
+    async def download_tree(self, path: str, max_bytes: int) -> FileTree:
         self.reads += 1
-        return self.files
+        return FileTree(
+            entries={
+                name: TreeEntry(kind="file", mode=0o644, data=data)
+                for name, data in self.files.items()
+            }
+        )
 
     async def close(self) -> None:
         pass

@@ -94,8 +94,9 @@ async def test_a_run_stores_and_syncs_with_child_workers(tmp_path: Path) -> None
         parts = [member.reward_parts for member in members]
         assert [part["places"] for part in parts] == [100.0 * i for i in range(len(members))]
         assert [row.reward for row in members] == [part["env"] + i for i, part in enumerate(parts)]
-    # One turn a rollout; two evaluations of three tasks, each twice.
-    assert turns == STEPS * 12 + 2 * 3 * 2
+    # One turn a rollout; two evaluations of three tasks, each twice; beside them the comparison
+    # after the first sync: eight turns of two engines, whose answers are none, and so once more.
+    assert turns == STEPS * 12 + 2 * 3 * 2 + 8 * 2 * 2
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "rollout/started" in line]
     assert len(lines) == STEPS
     assert (run / "logs" / "worker-0.log").is_file()
