@@ -5,10 +5,11 @@ nothing of the process goes on, nor can it end. Here a call has a daemon thread 
 that it shares with the calls of the same environment, whose objects may belong to a thread.
 
 A few calls compute at a time, or the interpreter would go round among hundreds of them, and the
-event loop with it. A call whose thread sleeps, or only looks now and then if something is there,
-waits, and one that has used a second of processor time may go round in circles: none counts any
-more. One that has no turn, on a loaded machine or at the interpreter, does: it asks for its turn
-every few milliseconds, which its processor time shows.
+event loop with it; the others have no thread before one of these has ended. A call whose thread
+sleeps, or only looks now and then if something is there, waits, and one that has used a second of
+processor time may go round in circles: none counts any more. One that has no turn, on a loaded
+machine or at the interpreter, does: it asks for its turn every few milliseconds, which its
+processor time shows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import inspect
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as _wait_for
@@ -47,7 +49,6 @@ _COMPUTES_S = 1.0
 """Seconds of processor time after which a call no longer counts."""
 _GRACE_S = 5.0
 """Seconds in which a call that was left behind may end by itself."""
-_slots = threading.Semaphore(_AT_ONCE)
 
 
 class Abandoned(BaseException):
@@ -55,13 +56,25 @@ class Abandoned(BaseException):
 
 
 class _Call(Future[Any]):
-    """One call: its thread while it runs, its slot, and the limit within which it was made."""
+    """One call: its thread while it runs, its slot, and the limit within which it was made.
+
+    Args:
+        function: of the user, with its arguments.
+        start: brings the call to its thread.
+        computes: false for one that waits for the model, and needs no slot.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, *, computes: bool = True
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        start: Callable[[_Call], object],
+        *,
+        computes: bool = True,
     ) -> None:
         super().__init__()
-        self._computes = computes
+        self._start = functools.partial(start, self)
         self.who = name_of(function)
         self._run = functools.partial(copy_context().run, function, *args, **kwargs)
         self._limit = current_limit()
@@ -70,20 +83,27 @@ class _Call(Future[Any]):
         self._polled = 0.0, 0.0
         self._clock = 0
         self._stat = Path()
+        at_each_tick(_look_at_all)
+        with _lock:
+            if computes and len(_slots) >= _AT_ONCE:
+                _waiting.append(self)
+                return
+            if computes:
+                _slots.add(self)
+        _starter.submit(self._start)
 
     def work(self) -> None:
         """Run it, in the present thread."""
         if not self.set_running_or_notify_cancel():
+            self.free()
             return
         before, self._thread = note(), threading.get_ident()
-        if self._computes:
-            _slots.acquire()
-            self._clock = pthread_getcpuclockid(self._thread)
-            self._stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
-            self._began = self._used = clock_gettime(self._clock)
-            self._used_at = monotonic()
-            self._polled = self._used_at, self._used
-            _computing.add(self)
+        clock = pthread_getcpuclockid(self._thread)
+        self._stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+        self._began = self._used = clock_gettime(clock)
+        self._used_at = monotonic()
+        self._polled = self._used_at, self._used
+        self._clock = clock  # at last: from now on it is looked at
         try:
             with alarms_in_thread(self.who), ends_copies():
                 outcome, failed = self._run(), False
@@ -99,6 +119,8 @@ class _Call(Future[Any]):
 
     def look(self, now: float) -> None:
         """Free the slot of a call that waits, or has computed for long."""
+        if not self._clock:  # its thread has not begun
+            return
         with contextlib.suppress(OSError):  # its thread may just have ended
             used = clock_gettime(self._clock)
             if used != self._used:
@@ -116,12 +138,15 @@ class _Call(Future[Any]):
         return self._stat.read_bytes().rpartition(b")")[2].split()[0] == b"R"
 
     def free(self) -> None:
-        """Free the slot. Idempotent."""
-        with _freeing:
-            had = self in _computing
-            _computing.discard(self)
-        if had:
-            _slots.release()
+        """Give its slot, if it has one, to a call that waits. Idempotent."""
+        with _lock:
+            if self not in _slots:
+                return
+            _slots.discard(self)
+            if not _waiting:
+                return
+            _slots.add(following := _waiting.popleft())
+        _starter.submit(following._start)
 
     def end(self, now: float) -> None:
         """End code that runs in circles after it was left; what waits in a library stays there."""
@@ -144,10 +169,25 @@ class _Call(Future[Any]):
         return cancelled
 
 
-_computing: set[_Call] = set()
-_freeing = threading.Lock()
+_slots: set[_Call] = set()
+"""Calls that compute."""
+_waiting: deque[_Call] = deque()
+_lock = threading.Lock()
 _left: list[_Call] = []
 """Calls that took too long, since the process began."""
+_starter = ThreadPoolExecutor(1, "user-code-start")
+"""Starts threads: whoever starts one waits until it has had a turn, which the loop must not."""
+
+
+def _forget() -> None:
+    """Begin anew in a forked process, which has none of the threads."""
+    global _lock, _starter
+    _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "user-code-start")
+    for calls in (_slots, _waiting, _left):
+        calls.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def threads_left() -> int:
@@ -157,7 +197,9 @@ def threads_left() -> int:
 
 def _look_at_all() -> None:
     now = monotonic()
-    for call in list(_computing):
+    with _lock:
+        computing = list(_slots)
+    for call in computing:
         call.look(now)
     for call in list(_left):
         call.end(now)
@@ -169,7 +211,8 @@ class OwnThread:
     def __init__(self, *, computes: bool = True) -> None:
         """Begin without a thread; `computes=False` is for calls that wait for the model."""
         self._computes = computes
-        self._calls: SimpleQueue[_Call | None] | None = None
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
         self._hung: _Call | None = None
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -182,11 +225,7 @@ class OwnThread:
             return await function(*args, **kwargs)
         if self._hung is not None and not self._hung.done():
             raise UserCodeHung(f"{name_of(function)} was not called: {self._hung.who} still hangs")
-        if self._calls is None:
-            self._calls = SimpleQueue()
-            _start(_work_off, self._calls)
-        call = _Call(function, args, kwargs, computes=self._computes)
-        self._calls.put(call)
+        call = _Call(function, args, kwargs, self._take, computes=self._computes)
         try:
             found = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -194,11 +233,16 @@ class OwnThread:
             raise
         return await found if inspect.isawaitable(found) else found
 
+    def _take(self, call: _Call) -> None:
+        self._calls.put(call)  # one that was cancelled gives its slot back there
+        if self._thread is None:
+            self._thread = _begin_thread(_work_off, self._calls)
+
     def close(self) -> None:
         """End the thread behind its last call."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.put(None)
+        self._thread = None
+        self._calls.put(None)
+        self._calls = SimpleQueue()
 
     __del__ = close
 
@@ -213,10 +257,9 @@ class OwnThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call in a thread of its own."""
-        call = _Call(fn, args, kwargs)
+        call = _Call(fn, args, kwargs, lambda call: _begin_thread(call.work))
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
-        _start(call.work)
         return call
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -241,14 +284,14 @@ def keep_pool_free() -> None:
     asyncio.get_running_loop().set_default_executor(_threads)
 
 
-def _start(target: Callable[..., None], *args: Any) -> None:
-    at_each_tick(_look_at_all)
-
+def _begin_thread(target: Callable[..., None], *args: Any) -> threading.Thread:
     def run() -> None:
         with contextlib.suppress(Abandoned):  # one that came when the call had just ended
             target(*args)
 
-    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
+    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
+    thread.start()
+    return thread
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:

@@ -75,7 +75,7 @@ def test_the_constructor_of_a_launch_has_more_time() -> None:
 
 async def test_few_calls_compute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a call that computes gives its slot away: all then share one interpreter."""
-    monkeypatch.setattr(own_threads, "_slots", threading.Semaphore(2))
+    monkeypatch.setattr(own_threads, "_AT_ONCE", 2)
     under_way: set[int] = set()
     most: list[int] = []
 
@@ -91,8 +91,35 @@ async def test_few_calls_compute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(most) < 5  # 2, and one more where the machine stood still
 
 
+def _threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if one.name == own_threads.THREAD_NAME}
+
+
+async def test_a_call_has_no_thread_before_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if many calls at once start as many threads, among which the event loop stands in
+    line, or if one that is cancelled before its turn keeps a slot."""
+    monkeypatch.setattr(own_threads, "_AT_ONCE", 2)
+    go_on, began, before = threading.Event(), threading.Semaphore(0), _threads()
+
+    def compute() -> None:
+        began.release()
+        while not go_on.is_set():
+            pass
+
+    calls = [asyncio.create_task(own_thread(compute)) for _ in range(20)]
+    while not began.acquire(blocking=False):
+        await asyncio.sleep(0.01)
+    threads = _threads() - before
+    for call in calls[4:]:
+        call.cancel()
+    go_on.set()
+    await asyncio.gather(*calls[:4])
+    assert await asyncio.wait_for(own_thread(lambda: 1), 60) == 1
+    assert len(threads) < 10
+
+
 async def test_calls_that_wait_or_go_round_take_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_threads, "_slots", threading.Semaphore(1))
+    monkeypatch.setattr(own_threads, "_AT_ONCE", 1)
     monkeypatch.setattr(own_threads, "_COMPUTES_S", 0.2)
     monkeypatch.setattr(own_threads, "_POLLS_S", 0.5)
     go_on = threading.Event()
@@ -114,17 +141,18 @@ async def test_calls_that_wait_or_go_round_take_no_slot(monkeypatch: pytest.Monk
 
 def test_the_end_of_a_loop_waits_for_what_is_written(tmp_path: Path) -> None:
     """Fails if Ctrl-C loses a file that a thread was writing."""
-    written = tmp_path / "written"
+    written, began = tmp_path / "written", threading.Event()
 
     def write() -> None:
+        began.set()
         time.sleep(0.3)
         written.touch()
 
     async def interrupted() -> None:
         own_threads.keep_pool_free()
         writing = asyncio.create_task(asyncio.to_thread(write))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        while not began.is_set():
+            await asyncio.sleep(0.01)
         assert not writing.done()
         raise KeyboardInterrupt
 
