@@ -10,13 +10,12 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
-    lasting,
     passed,
     reward_change,
     seen,
-    steps_text,
     unknown,
 )
+from agentrl.health.level import lasting, steps_text
 from agentrl.health.levers import system
 from agentrl.health.measures.curves import medians, number, since, smoothed
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict

@@ -19,11 +19,10 @@ from agentrl.health.findings import (
     seen,
     share,
     solved,
-    steps_text,
-    sustained,
     too_few,
     unknown,
 )
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.curves import (
     change,
@@ -62,7 +61,7 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
         return too_few(name, "the reward", series, steps)
     zero = limits["reward/zero"]
     at_zero = sustained(history, _REWARD, lambda v: abs(v) <= zero, steps)
-    if at_zero is not None:
+    if at_zero is not None and abs(fmean(series.values[-steps:])) <= zero:
         return found(
             name,
             Status.FAIL,
@@ -268,7 +267,7 @@ def _fell(since_peak: Series, middle: float) -> int:
 
 @detector(
     bound("share", 0.5, "share of the rewards of a step that lie on a bound of a clip", OURS),
-    bound("steps", 3, "steps in a row", OURS),
+    bound("steps", 3, "steps that count as sustained", OURS),
 )
 def reward_clipped(history: History, limits: Limits) -> Verdict:
     """Most rewards lie on a bound of `reward.clip` or `reward.clip_raw`, where those that differed
@@ -278,11 +277,12 @@ def reward_clipped(history: History, limits: Limits) -> Verdict:
     for key in ("clip_raw", "clip"):  # the first may be why the second has nothing to do
         held, changed = f"reward_shaping/{key}/at_bound", f"reward_shaping/{key}/share"
         seen_any = seen_any or held in history.metrics
-        stretch = sustained(history, held, lambda v: v > most, limits["reward_clipped/steps"])
-        bites = sustained(history, changed, lambda v: v > 0, limits["reward_clipped/steps"])
+        steps = limits["reward_clipped/steps"]
+        stretch = sustained(history, held, lambda v: v > most, steps, mean=True)
+        bites = sustained(history, changed, lambda v: v > 0, steps, mean=True)
         if stretch is None or bites is None:
             continue
-        level = history.metrics[held].values[-1]
+        level = fmean(history.metrics[held].values[-int(steps) :])
         text = f"{share(level)} of the rewards lie on a bound of reward.{key}"
         return found(
             name,

@@ -15,10 +15,9 @@ from agentrl.health.findings import (
     moved,
     score_rise_since,
     seen,
-    steps_text,
-    sustained,
     unknown,
 )
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import fit, policy
 from agentrl.health.levers.policy import value_of
 from agentrl.health.measures.curves import Change, change, number

@@ -16,7 +16,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive logged steps whose values pass one test."""
+    """Logged steps in a row whose values pass one test, or most of which do."""
 
     first_step: int
     """First step of the stretch."""
@@ -24,8 +24,10 @@ class Stretch:
     """Last step of the stretch."""
     length: int
     """Logged steps in it; steps that do not log the metric are passed over."""
+    passing: int
+    """Those of them whose value passes the test."""
     worst: float
-    """The value farthest from zero in it."""
+    """The value farthest from zero of those that pass."""
 
 
 class IntervalUnit(StrEnum):
@@ -125,6 +127,7 @@ def stretches(series: Series, test: Callable[[float], bool]) -> list[Stretch]:
                     first_step=series.steps[begin],
                     last_step=series.steps[index - 1],
                     length=len(part),
+                    passing=len(part),
                     worst=max(part, key=abs),
                 )
             )
