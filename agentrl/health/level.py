@@ -19,7 +19,7 @@ from agentrl.health.records import History, Series
 _MOST = 0.8
 """Share of the steps of a window that have to pass for a level to count."""
 _LOOK_BACK = 10
-"""Latest steps that say whether it is over."""
+"""Latest steps that decide when it is over."""
 _LEFT = 0.3
 """Share of these that have to pass for it to go on."""
 

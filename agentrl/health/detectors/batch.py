@@ -198,7 +198,7 @@ def _ratios(history: History, limits: Limits, steps: int) -> tuple[list[Evidence
             seen(
                 "rollout_corr/ess",
                 ess,
-                f"effective share of tokens below {number(low)} for {steps_text(ess)}",
+                f"effective share of tokens below {share(low)} for {steps_text(ess)}",
             )
         )
     least, most = (_ratio_metric(history, end) for end in ("min", "max"))

@@ -86,7 +86,7 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
     ]
     if rising and move is not None:
         evidence.append(
-            moved("rollout/started", lost, move, f"share lost {move.text()}", dates=False)
+            moved("rollout/started", lost, move, f"share lost {move.text(share)}", dates=False)
         )
     if failed:
         evidence.append(shown(failed, "rollouts that were lost" + error_words(failed)))

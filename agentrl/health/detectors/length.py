@@ -76,7 +76,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     evidence = [moved(metric, series, grown, text, dates=not (unpaid and cut_off))]
     if cut_off and shift is not None and ratio is not None:
         evidence.append(
-            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text()}")
+            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text(share)}")
         )
     if paid and pays is not None:
         longest = sorted(last, key=lambda fact: -fact.action_tokens)[:4]

@@ -15,6 +15,7 @@ from agentrl.health.findings import (
     reward_change,
     score_rise_since,
     seen,
+    share,
     solved,
     stalled,
     too_few,
@@ -112,7 +113,7 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
         else Status.WARN,
         f"entropy plummeted: {text}" + (", and the reward has not risen since" if stuck else ""),
         Evidence(
-            text=f"{text}; below {number(limits['entropy_collapse/drop'])} of its start since "
+            text=f"{text}; below {share(limits['entropy_collapse/drop'])} of its start since "
             f"step {fall}",
             metric=metric,
             first_step=fall,

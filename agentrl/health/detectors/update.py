@@ -50,7 +50,7 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
         Status.FAIL if high and now else Status.WARN,
         f"up to {share(some.worst)} of the tokens at a bound of the ratio: updates too large"
         + (over(high, now) if high else ""),
-        seen(metric, some, f"above {number(bound if high else warn)} for {steps_text(some)}"),
+        seen(metric, some, f"above {share(bound if high else warn)} for {steps_text(some)}"),
         levers=policy.lower_rate(history.config, 4 if high else 2),
     )
 

@@ -71,18 +71,23 @@ class Change:
         """True if it fell for certain."""
         return self.over is not IntervalUnit.NONE and self.high < 0
 
-    def text(self) -> str:
-        """As in `0.25 -> 0.48 (+0.22 [+0.12, +0.32])`."""
-        ends = f"[{_signed(self.low)}, {_signed(self.high)}]"
+    def text(self, write: Callable[[float], str] | None = None) -> str:
+        """As in `0.25 -> 0.48 (+0.22 [+0.12, +0.32])`.
+
+        Args:
+            write: of one number; None takes `number`, and shares want `percent`.
+        """
+        write = write or number
+        ends = f"[{_signed(self.low, write)}, {_signed(self.high, write)}]"
         if self.over is IntervalUnit.NONE:
             ends = "with too few rollouts for an interval"
-        gain = _signed(self.gain) if self.gain else "+0"
-        return f"{number(self.start)} -> {number(self.end)} ({gain} {ends})"
+        gain = _signed(self.gain, write) if self.gain else f"+{write(0.0)}"
+        return f"{write(self.start)} -> {write(self.end)} ({gain} {ends})"
 
 
-def _signed(value: float) -> str:
-    """Three digits of a change, with a plus where it is above 0."""
-    return f"+{number(value)}" if value > 0 else number(value)
+def _signed(value: float, write: Callable[[float], str]) -> str:
+    """A change, with a plus where it is above 0."""
+    return f"+{write(value)}" if value > 0 else write(value)
 
 
 def number(value: float) -> str:

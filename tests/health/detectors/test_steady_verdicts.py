@@ -74,3 +74,11 @@ def test_shares_and_their_intervals_read_as_shares() -> None:
     assert score_interval([-3.0, 5.0]).low < -3
     moved = difference([0.0, 0.3], [1.0, 0.7])
     assert -1 <= moved.low <= moved.high <= 1
+
+
+def test_a_share_that_moves_is_written_in_percent_with_its_interval() -> None:
+    """Fails if `cut off: 0.1 -> 1` stands where all rollouts are cut off."""
+    moved = difference([0.1, 0.1, 0.12], [1.0, 1.0, 1.0]).text(share)
+    assert moved.startswith("10.7 % -> 100 % (+89.3 % [+")
+    found = said("clip_fraction", clip_ratio__region_mean=[0.4] * 20)
+    assert "above 30 % for 20 steps" in found.evidence[0].text
