@@ -125,7 +125,8 @@ def _top_p(table: GapTable, rollout: RolloutSection, weigh: tuple[Lever, ...]) -
         name="top_p",
         title="the sampler's probabilities are those of its nucleus",
         evidence=(
-            f"rollout.top_p is {top_p:g}; {percent(below)} of the tokens are less likely to the trainer",
+            f"rollout.top_p is {top_p:g}; {percent(below)} of the tokens are less likely to the "
+            "trainer",
             f"{percent(inside)} of the gaps lie between log({top_p:g}) = {np.log(top_p):.3g} and 0",
         ),
         levers=(

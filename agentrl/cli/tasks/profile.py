@@ -62,8 +62,10 @@ def _lines(found: Profile) -> list[str]:
     lines = [
         f"{len(found.measured)} of {found.tasks} tasks measured, {found.new} of them now; "
         f"mean solve rate {found.mean:.3f}",
-        f"  too hard (below {low:g}): {percent(hard)} of them   too easy (above {high:g}): {percent(easy)}",
-        f"  groups of {found.group} that would teach nothing: {percent(found.flat())} of all tasks, "
+        f"  too hard (below {low:g}): {percent(hard)} of them   "
+        f"too easy (above {high:g}): {percent(easy)}",
+        f"  groups of {found.group} that would teach nothing: {_share(found.flat())} of all "
+        f"tasks, "
         f"{_share(found.flat(low, high))} with difficulty.keep, "
         f"{percent(found.flat_weighted())} with selection: variance",
         "use it:",
