@@ -98,7 +98,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
             else ""
         ),
         *evidence,
-        levers=policy.shorter(history.config),
+        levers=[*policy.shorter(history.config), *policy.token_level(history.config)],
         explained_by=("truncation", "repetition", "gibberish") if unpaid else (),
     )
 
