@@ -32,8 +32,8 @@ from agentrl.health.measures.curves import (
     smoothed,
 )
 from agentrl.health.measures.onset import onset
+from agentrl.health.measures.task_order import in_file_order, same_tasks, text_of
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
-from agentrl.health.task_order import in_file_order, same_tasks, text_of
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from agentrl.health.findings import trained
 from agentrl.health.measures.curves import number
 from agentrl.health.records import History, RolloutFacts
 
@@ -30,7 +29,7 @@ def same_tasks(history: History, until: int) -> tuple[float, float, int] | None:
     Returns:
         None where too few tasks came again.
     """
-    steps = trained(history)
+    steps = _trained(history)
     latest = [step for step in steps if step > until][-_LATEST:]
     before = _by_task([fact for step, facts in steps.items() if step <= until for fact in facts])
     after = _by_task([fact for step in latest for fact in steps[step]])
@@ -44,7 +43,7 @@ def same_tasks(history: History, until: int) -> tuple[float, float, int] | None:
 def in_file_order(history: History) -> bool:
     """True if no task came twice and the numbers in their ids rise with the steps."""
     seen: dict[str, int] = {}
-    for step, facts in trained(history).items():
+    for step, facts in _trained(history).items():
         for fact in facts:
             if seen.setdefault(fact.task_id, step) != step:
                 return False
@@ -63,6 +62,14 @@ def text_of(same: tuple[float, float, int]) -> str:
     """The comparison in words."""
     then, now, count = same
     return f"the {count} tasks that came again earn {number(now)}, and {number(then)} before"
+
+
+def _trained(history: History) -> dict[int, list[RolloutFacts]]:
+    found: dict[int, list[RolloutFacts]] = {}
+    for fact in history.rollouts:
+        if fact.kind == "train":
+            found.setdefault(fact.step, []).append(fact)
+    return dict(sorted(found.items()))
 
 
 def _by_task(facts: Sequence[RolloutFacts]) -> dict[str, list[float]]:
