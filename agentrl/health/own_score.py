@@ -41,12 +41,11 @@ def own_change(history: History) -> Change | None:
 def carried_by_shaping(history: History) -> str:
     """Words for a reward that rises by other parts than the environment's own; else empty.
 
-    Where the environment gives no score, its part of the reward is its own verdict.
+    Neither that part nor a score beside the reward may rise.
     """
-    if own_score(history) != "rewards/env/mean":
-        return ""
     reward, own = movement(history, "reward"), movement(history, "rewards/env/mean")
-    if reward is None or own is None or not reward.up or own.up:
+    beside = movement(history, "score") if own_score(history) == "score" else own
+    if reward is None or own is None or beside is None or not reward.up or own.up or beside.up:
         return ""
     moves = [
         (part, move)

@@ -583,8 +583,17 @@ def test_paid_needs_no_right_rollout(tmp_path, rewards, level, paid):
     assert answer["example"]["wrong"]
 
 
-def paying(run: Path, reward: Callable[[random.Random, float], tuple[float, float]]) -> dict:
-    """The view of a run of 16 steps; `reward` gives reward and score of a rollout."""
+def paying(
+    run: Path,
+    reward: Callable[[random.Random, float], tuple[float, float]],
+    *,
+    env: bool = False,
+    scored: bool = True,
+) -> dict:
+    """The view of a run of 16 steps; `reward` gives reward and score of a rollout.
+
+    With `env` the parts of the reward are the score and a bonus; without `scored` it has no score.
+    """
     draw = random.Random(0)
     for step in range(1, 17):
         rows = []
@@ -594,8 +603,14 @@ def paying(run: Path, reward: Callable[[random.Random, float], tuple[float, floa
                 f"{step}/{n}", [("assistant", f"{n} {draw.random()}")], task_id=f"{n // 3}",
                 group_id=f"{step}-{n // 3}", reward=paid, score=score,
             ))  # fmt: skip
-        write_step(run, rows, step)
         means = {of: float(np.mean([getattr(r, of) for r in rows])) for of in ("reward", "score")}
+        if env:
+            bonus = means["reward"] - means["score"]
+            means |= {"rewards/env/mean": means["score"], "rewards/bonus/mean": bonus}
+        if not scored:
+            means["score"] = means["reward"]
+            rows = [replace(row, score=None) for row in rows]
+        write_step(run, rows, step)
         write_metrics(run, {"step": step, **means})
     return hacking_answer(reader_of(run))
 
@@ -630,6 +645,19 @@ def test_partial_credit_is_no_alarm_and_one_amount_for_wrong_answers_is(
     """Fails if shares of an answer are suspected, or half a reward for giving up is not."""
     found = paying(tmp_path / "run", reward)
     assert (found["level"], found["headline"][: len(says)]) == (level, says), found["answer"]
+
+
+def test_a_rise_that_shaping_carries_alone_is_watched(tmp_path: Path) -> None:
+    """Fails if a bonus that is farmed counts as a task that is learned, with or without a score."""
+
+    def farmed(draw: random.Random, now: float) -> tuple[float, float]:
+        right = float(draw.random() < 0.25)
+        return right + round(0.6 * now + 0.1 * draw.random(), 1), right
+
+    for scored in (True, False):
+        found = paying(tmp_path / str(scored), farmed, env=True, scored=scored)
+        assert found["level"] == "watch", found["answer"]
+        assert found["headline"].startswith("The reward rises by bonus (+0."), found["answer"]
 
 
 def test_the_answer_begins_with_the_cause_and_not_with_what_follows(tmp_path: Path) -> None:

@@ -178,8 +178,11 @@ def _judged(
     level, *reasons = _silence(history, verdicts, evals)
     if counts is not None:
         rise = _held_out_rise(history, evals)
-        more_pay = _wrong_pay(history, counts)
-        if counts.partial:
+        shaping = carried_by_shaping(history)
+        more_pay = shaping or _wrong_pay(history, counts)
+        if shaping:
+            level = "watch"
+        elif counts.partial:
             score = movement(history, "score")
             if not rise and (score is None or not score.up):
                 level = "unknown"
