@@ -1,4 +1,4 @@
-"""Whether the algorithm suits the run at hand: its groups, rewards, batch, turns and critic.
+"""Checks of the algorithm against the run at hand: groups, rewards, batch, turns and critic.
 
 Each rule is a function that gives what it doubts, with the run's own numbers, and what to set;
 `docs/defaults.md` lists them. A rule that lacks a number (no reward range, no pass rates) is
