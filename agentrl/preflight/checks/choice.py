@@ -32,7 +32,7 @@ FLAT = 0.5
 TEACHING = (0.05, 0.9)
 """Pass rates of tasks of which most groups differ."""
 MANY_TURNS = 16
-"""Turns of a rollout from which one advantage for all of them says little about each."""
+"""Turns of a rollout from which one advantage is too coarse for each."""
 
 
 async def choice(
