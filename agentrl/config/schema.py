@@ -194,8 +194,9 @@ class TrainDatasetSection(DatasetSection):
     flat, and `{by: KEY}` with the values of a metadata key, as `family`, learned of as one: for
     runs that meet most tasks once or never."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of a row's prompt in the policy's chat template, without tools and without what
-    the environment adds; None for no limit but `rollout.max_context_tokens`."""
+    """Most tokens of a row's prompt in the policy's chat template, here and in `eval.datasets`,
+    without tools and without what the environment adds; None for no limit but
+    `rollout.max_context_tokens`."""
     long_prompts: Literal["refuse", "drop", "truncate_left"] = "refuse"
     """Treatment of prompts over `max_prompt_tokens`, each with their number and the longest:
     `refuse` ends the command before the run, `drop` leaves them out, `truncate_left` removes the

@@ -201,6 +201,8 @@ class TaskSets:
     """How often each training task is drawn, up to a common factor; None for once an epoch."""
     selection: SelectionSection | None = None
     """How outcomes choose training tasks; None for not at all."""
+    notes: tuple[str, ...] = ()
+    """Lines for the log: tasks that were left out or shortened, with their number."""
 
     def by_kind(self) -> dict[str, Sequence[Task]]:
         """Tasks by the kind under which their rollouts are stored, `train` or `eval/NAME`."""
