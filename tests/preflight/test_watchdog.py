@@ -64,7 +64,7 @@ def test_preflight_names_what_blocks_and_goes_on(project: Path, tmp_path: Path) 
     assert status == 1
     checks = {item["name"]: item for item in json.loads(text[text.index("{") :])["checks"]}
     found = checks["reward test"]
-    assert found["status"] == "fail"
+    assert found["status"] == "fail", text
     who = "the environment or a reward function blocks the event loop: Slow.step ("
     assert who in found["detail"]
     line = ENVS.splitlines().index('        if self.where == "step":') + 2

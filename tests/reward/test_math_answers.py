@@ -147,6 +147,7 @@ def test_each_answer_without_a_verdict_leaves_the_next_ones_less() -> None:
     assert sum(given) <= 20
     assert patience.cpu_s(2) == math_answers.ANSWER_CPU_S
     one = PatienceBudget()
+    assert one.cpu_s(0) == math_answers.ANSWER_CPU_S
     one.count(UNJUDGED)
     one.count(RIGHT)
     assert 0.9 < one.cpu_s(0) < 1.1  # one bomb alone hardly touches the others

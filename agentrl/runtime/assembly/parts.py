@@ -36,6 +36,7 @@ from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
 from agentrl.rollout.adapters.adapt import DictEnv
+from agentrl.rollout.adapters.text_envs import VerlInteraction
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool
@@ -98,7 +99,7 @@ def make_env_factory(
         # The first one may download or index, and there are no rollouts yet that wait for it.
         with user_code(limit_s=FIRST_CONSTRUCTOR_S, who=f"the constructor of {section.target}"):
             made = make()
-            if isinstance(made, DictEnv):
+            if isinstance(made, DictEnv | VerlInteraction):
                 made.try_constructor()
     except AgentrlError:
         raise
