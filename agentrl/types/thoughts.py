@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 OPEN, CLOSE = "<think>", "</think>"
 _CLOSINGS = {
@@ -125,6 +126,28 @@ def parts_of_thought(text: str) -> tuple[str, str, str]:
     close = said or _CLOSED.search(text, max(begin, len(text) - 200))
     end = close.start() if close else len(text)
     return text[:begin], text[begin:end].replace(f"<|end|>{_AGAIN}", "\n"), text[end:]
+
+
+def split_parts(content: Any) -> tuple[str, Any]:
+    """The thought that stands in content parts of its own, and the other parts.
+
+    Example:
+        >>> split_parts([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Yes."}])
+        ('hm', [{'type': 'text', 'text': 'Yes.'}])
+    """
+    if not isinstance(content, list | tuple):
+        return "", content
+    thoughts: list[str] = []
+    others: list[Any] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("thinking", "reasoning"):
+            others.append(part)
+            continue
+        inner = part.get("thinking") or part.get("text") or ""
+        for piece in inner if isinstance(inner, list | tuple) else [inner]:
+            thoughts.append(str(piece.get("text", "") if isinstance(piece, Mapping) else piece))
+    return "".join(thoughts), others
 
 
 def split_served(text: str) -> tuple[str, str]:
