@@ -15,6 +15,7 @@ A preset names a known assembly; every block can be set beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +31,7 @@ from agentrl.config.presets import (
     IsCorrection,
     LossAggMode,
     Preset,
+    brought_by_loss,
 )
 from agentrl.config.training import AdapterSection
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
@@ -53,8 +55,9 @@ class AlgorithmSection(FiniteSection):
     """Advantage and loss. `preset` names a known assembly; other keys override it."""
 
     preset: Preset = "dr_grpo"
-    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo` or
-    `tis_reinforce`. `agentrl config` prints the blocks it stands for."""
+    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `dapo`, `gspo`,
+    `cispo` or `tis_reinforce`. `agentrl config` prints the blocks it stands for. `dapo` also fills
+    in `reward.dynamic_filtering` and `reward.overlong`."""
     advantage_estimator: Annotated[str | None, Names.CODE] = None
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
     of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic, or an
@@ -71,8 +74,9 @@ class AlgorithmSection(FiniteSection):
     """Block D: zero mean and unit variance over all action tokens of the step; `mean` only removes
     the mean."""
     policy_loss: Annotated[str | None, Names.CODE] = None
-    """Block E: `ppo_clip`, `gspo`, `cispo`, `tis_reinforce`, the name of a loss made known with
-    `@policy_loss`, or an import string of one."""
+    """Block E: `ppo_clip`, `gspo`, `cispo`, `sapo`, `tis_reinforce`, the name of a loss made known
+    with `@policy_loss`, or an import string of one. Beside a preset of another loss it brings its
+    own clip bounds and `loss_agg_mode`, as far as these are not set."""
     loss_agg_mode: LossAggMode | None = None
     """How per-token losses become one number."""
     horizon: int | None = Field(default=None, ge=1)
@@ -121,6 +125,16 @@ class AlgorithmSection(FiniteSection):
     distill: DistillSection | None = None
     """Block H: on-policy distillation from a teacher; None has no teacher."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _belongs_to_loss(cls, value: Any) -> Any:
+        """Set what a policy loss brings along, so that a stored run keeps it."""
+        if not isinstance(value, Mapping) or value.get("policy_loss") is None:
+            return value
+        preset = value.get("preset", cls.model_fields["preset"].default)
+        brought = brought_by_loss(preset, value["policy_loss"])
+        return {**value, **{key: own for key, own in brought.items() if value.get(key) is None}}
+
     @field_validator("advantage_estimator", mode="before")
     @classmethod
     def _alias(cls, name: Any) -> Any:
@@ -160,15 +174,15 @@ class AlgorithmSection(FiniteSection):
                 "kl_target and reference_update steer a penalty that is not there: kl_coef is "
                 "0; set it, or leave them at their defaults"
             )
-        old = self._old_log_probs()
+        loss, old = self._named("policy_loss"), self._named("old_log_probs")
         if self.is_correction_type != "none" and old != "recompute":
             raise ValueError(
                 f"is_correction_type {self.is_correction_type!r} weighs the difference between "
                 f"sampler and trainer, but old_log_probs is {old!r}; set it to 'recompute'"
             )
-        if old == "rollout" and self._loss() in OWN_OLD_POLICY:
+        if old == "rollout" and loss in OWN_OLD_POLICY:
             raise ValueError(
-                f"policy_loss {self._loss()!r} has a ratio to the policy before the step and one "
+                f"policy_loss {loss!r} has a ratio to the policy before the step and one "
                 "from there to the sampler, but old_log_probs is 'rollout', which makes them one "
                 "and drops the cap on the second; set it to 'recompute', or leave it out"
             )
@@ -198,15 +212,16 @@ class AlgorithmSection(FiniteSection):
         own = getattr(self, key)
         return PRESETS[self.preset][key] if own is None else own
 
-    def _loss(self) -> str:
-        return self.policy_loss or PRESETS[self.preset]["policy_loss"]
-
-    def _old_log_probs(self) -> str:
-        """`old_log_probs` with its None filled in."""
-        if self.old_log_probs is not None:
-            return self.old_log_probs
-        known: str = PRESETS[self.preset]["old_log_probs"]
-        return "recompute" if self._loss() in OWN_OLD_POLICY else known
+    def brought_along(self) -> str:
+        """The values that the policy loss has brought beside its preset; empty without any."""
+        brought = brought_by_loss(self.preset, self.policy_loss)
+        held = [f"{key} {own}" for key, own in brought.items() if getattr(self, key) == own]
+        if not held:
+            return ""
+        return (
+            f"policy_loss {self.policy_loss} beside preset {self.preset} takes values of its own, "
+            f"not of the preset: {', '.join(held)}; a key that is set wins"
+        )
 
     def doubts(self) -> list[str]:
         """Settings that are allowed but rarely meant. Ask a resolved section.
@@ -255,7 +270,6 @@ class AlgorithmSection(FiniteSection):
         filled: dict[str, Any] = {
             name: value for name, value in known.items() if getattr(self, name) is None
         }
-        filled["old_log_probs"] = self._old_log_probs()
         if self.use_kl_loss is not None and self.kl_estimator is None:
             filled["kl_estimator"] = "k3" if self.use_kl_loss else "k1"
         if self.is_correction_threshold is None and self.is_correction_type != "none":
