@@ -31,7 +31,7 @@ from agentrl.config.presets import (
     IsCorrection,
     LossAggMode,
     Preset,
-    brought_by_loss,
+    brought_along,
 )
 from agentrl.config.training import AdapterSection
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
@@ -55,8 +55,8 @@ class AlgorithmSection(FiniteSection):
     """Advantage and loss. `preset` names a known assembly; other keys override it."""
 
     preset: Preset = "dr_grpo"
-    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `dapo`, `gspo`,
-    `cispo` or `tis_reinforce`. `agentrl config` prints the blocks it stands for. `dapo` also fills
+    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo`,
+    `tis_reinforce` or `dapo`. `agentrl config` prints the blocks it stands for. `dapo` also fills
     in `reward.dynamic_filtering` and `reward.overlong`."""
     advantage_estimator: Annotated[str | None, Names.CODE] = None
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
@@ -92,11 +92,12 @@ class AlgorithmSection(FiniteSection):
     old_log_probs: Literal["rollout", "recompute", "decoupled"] | None = None
     """Denominator of the ratio: the sampler's log-probabilities; a forward pass before the first
     update of the step; or that pass, weighted by how it differs from the sampler (three policies:
-    sampler, before the step, now). None is `recompute` with `tis_reinforce`, which needs both
-    ratios, and else `rollout`."""
+    sampler, before the step, now). None is `recompute` with `tis_reinforce` and with a correction,
+    which need both ratios, and else `rollout`."""
     is_correction_type: IsCorrection = "none"
-    """Weight for the difference between sampler and trainer, with `recompute`: `tis` clamps it,
-    `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops rollouts and clamps the rest."""
+    """Weight for the difference between sampler and trainer, with `old_log_probs: recompute`, which
+    it brings along: `tis` clamps it, `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops
+    rollouts and clamps the rest."""
     is_correction_threshold: Bounds | None = None
     """Bounds of that weight; None takes those usual for its type. `tis_reinforce` brings `tis`
     along."""
@@ -127,13 +128,15 @@ class AlgorithmSection(FiniteSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _belongs_to_loss(cls, value: Any) -> Any:
-        """Set what a policy loss brings along, so that a stored run keeps it."""
-        if not isinstance(value, Mapping) or value.get("policy_loss") is None:
+    def _with_what_belongs_to_it(cls, value: Any) -> Any:
+        """Set what a policy loss and a correction bring along, so that a stored run keeps it."""
+        if not isinstance(value, Mapping):
             return value
         preset = value.get("preset", cls.model_fields["preset"].default)
-        brought = brought_by_loss(preset, value["policy_loss"])
-        return {**value, **{key: own for key, own in brought.items() if value.get(key) is None}}
+        filled = dict(value)
+        for brought in brought_along(preset, value).values():
+            filled |= {key: own for key, own in brought.items() if filled.get(key) is None}
+        return filled
 
     @field_validator("advantage_estimator", mode="before")
     @classmethod
@@ -212,16 +215,17 @@ class AlgorithmSection(FiniteSection):
         own = getattr(self, key)
         return PRESETS[self.preset][key] if own is None else own
 
-    def brought_along(self) -> str:
-        """The values that the policy loss has brought beside its preset; empty without any."""
-        brought = brought_by_loss(self.preset, self.policy_loss)
-        held = [f"{key} {own}" for key, own in brought.items() if getattr(self, key) == own]
-        if not held:
-            return ""
-        return (
-            f"policy_loss {self.policy_loss} beside preset {self.preset} takes values of its own, "
-            f"not of the preset: {', '.join(held)}; a key that is set wins"
-        )
+    def brought_along(self) -> list[str]:
+        """Values that a policy loss or a correction has brought, a sentence for each of the two."""
+        found: list[str] = []
+        for source, brought in brought_along(self.preset, self.model_dump()).items():
+            held = [f"{key} {own}" for key, own in brought.items() if getattr(self, key) == own]
+            if held:
+                found.append(
+                    f"{source} beside preset {self.preset} brings {', '.join(held)}; a key that is "
+                    "set wins"
+                )
+        return found
 
     def doubts(self) -> list[str]:
         """Settings that are allowed but rarely meant. Ask a resolved section.

@@ -12,10 +12,10 @@ Preset = Literal[
     "reinforce++",
     "reinforce++-baseline",
     "ppo",
-    "dapo",
     "gspo",
     "cispo",
     "tis_reinforce",
+    "dapo",
 ]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
@@ -96,13 +96,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "whiten_advantages": True,
         "loss_agg_mode": "token-mean",
     },
-    "dapo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "eps_clip_high": 0.28,
-        "loss_agg_mode": "token-mean",
-    },
     "gspo": {
         **_CLIPPED,
         **_IN_LOSS,
@@ -125,22 +118,40 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         **LOSS_BLOCKS["tis_reinforce"],
         "loss_agg_mode": "seq-mean-token-sum-norm",
     },
+    "dapo": {
+        **_CLIPPED,
+        **_IN_LOSS,
+        "advantage_estimator": "group_norm",
+        "eps_clip_high": 0.28,
+        "loss_agg_mode": "token-mean",
+    },
 }
 """What each preset fills in where the section names nothing."""
 
 
-def brought_by_loss(preset: Any, loss: Any) -> Mapping[str, Any]:
-    """Values of a policy loss that differ from those of a preset of another loss.
+def brought_along(preset: Any, settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Values that other keys bring with them and that differ from those of a preset, by such a key.
+
+    A policy loss brings its own beside a preset of another loss, a sampler correction the
+    log-probabilities that it compares with.
+
+    Args:
+        preset: `algorithm.preset`.
+        settings: of `policy_loss` and `is_correction_type`; not checked yet.
 
     Example:
-        >>> brought_by_loss("grpo", "gspo")
-        {'eps_clip_low': 0.0003, 'eps_clip_high': 0.0004}
+        >>> brought_along("grpo", {"policy_loss": "gspo"})
+        {'policy_loss gspo': {'eps_clip_low': 0.0003, 'eps_clip_high': 0.0004}}
     """
     known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    own = LOSS_BLOCKS.get(loss, {}) if isinstance(loss, str) else {}
-    if known.get("policy_loss") == loss:
-        return {}
-    return {key: value for key, value in own.items() if key in known and value != known[key]}
+    sources = {"policy_loss": LOSS_BLOCKS, "is_correction_type": _CORRECTION_BLOCKS}
+    found: dict[str, Mapping[str, Any]] = {}
+    for key, blocks in sources.items():
+        name = settings.get(key)
+        if isinstance(name, str) and known and known.get(key) != name:
+            own = {k: v for k, v in blocks.get(name, {}).items() if v != known[k]}
+            found |= {f"{key} {name}": own} if own else {}
+    return found
 
 
 def reward_of_preset(preset: Any, *, budget: int) -> Mapping[str, Mapping[str, Any]]:
@@ -171,5 +182,7 @@ IS_BOUNDS: Mapping[str, Bounds] = {
     "seq-mask-tis": (0.5, 2.0),
 }
 """Default bounds of each correction; they are not interchangeable (FORMULAS C.8, F16)."""
+
+_CORRECTION_BLOCKS = {kind: {"old_log_probs": "recompute"} for kind in IS_BOUNDS}
 
 assert set(PRESETS) == set(get_args(Preset))

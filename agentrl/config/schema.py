@@ -6,6 +6,7 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -379,7 +380,7 @@ class RunConfig(Section):
     def _reward_of_preset(cls, data: Any) -> Any:
         """Set what the preset asks of rewards, so that a run file shows and a run stores it."""
         preset = given_keys(given_keys(data).get("algorithm")).get("preset")
-        if preset is None:
+        if preset is None or not isinstance(data, Mapping):
             return data
         known = RolloutSection.model_fields["max_response_tokens"].default
         budget = given_keys(data.get("rollout")).get("max_response_tokens", known)

@@ -23,7 +23,7 @@ from agentrl.config.keys import (
     put,
     value_at,
 )
-from agentrl.config.presets import PRESETS, brought_by_loss
+from agentrl.config.presets import PRESETS, brought_along
 from agentrl.config.renamed import NOTHING, RENAMED, kl_target, new_path
 from agentrl.config.schema import RolloutSection, RunConfig
 
@@ -132,9 +132,10 @@ def _loss_as_preset(tree: Tree) -> None:
     if not isinstance(algorithm, dict):
         return
     preset = algorithm.get("preset") or "dr_grpo"
-    for key in brought_by_loss(preset, algorithm.get("policy_loss")).keys() - {"old_log_probs"}:
-        if algorithm.get(key) is None:
-            algorithm[key] = PRESETS[preset][key]
+    for brought in brought_along(preset, algorithm).values():
+        for key in brought.keys() - {"old_log_probs"}:
+            if algorithm.get(key) is None:
+                algorithm[key] = PRESETS[preset][key]
 
 
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:

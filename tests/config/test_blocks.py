@@ -53,6 +53,8 @@ GSPO = (3e-4, 4e-4, MEANS, "rollout")
         ({"policy_loss": "gspo", "eps_clip_low": 0.1}, (0.1, *GSPO[1:])),
         ({"policy_loss": "gspo", "loss_agg_mode": "token-mean"},
          (*GSPO[:2], "token-mean", "rollout")),
+        ({"is_correction_type": "tis"}, (0.2, 0.2, "seq-mean-token-sum-norm", "recompute")),
+        ({"is_correction_type": "icepop", "policy_loss": "gspo"}, (*GSPO[:3], "recompute")),
         ({"policy_loss": "cispo"}, (1.0, 4.0, "token-mean", "rollout")),
         ({"policy_loss": "sapo"}, (0.2, 0.2, MEANS, "rollout")),
         ({"policy_loss": "ppo_clip", "preset": "gspo"}, (0.2, 0.2, MEANS, "rollout")),
@@ -70,12 +72,19 @@ def test_a_policy_loss_brings_its_own_values(values: dict[str, Any], expected: A
 
 
 def test_values_of_a_loss_are_named_unless_they_are_set() -> None:
-    named = AlgorithmSection(policy_loss="gspo", eps_clip_low=0.1).brought_along()
-    assert "gspo beside preset dr_grpo" in named
-    assert "eps_clip_high 0.0004, loss_agg_mode seq-mean-token-mean" in named
-    assert "eps_clip_low" not in named
-    for silent in ({}, {"preset": "gspo"}, {"preset": "gspo", "policy_loss": "gspo"}):
-        assert AlgorithmSection(**silent).brought_along() == ""
+    named = AlgorithmSection(
+        policy_loss="gspo", eps_clip_low=0.1, is_correction_type="seq-mask-tis"
+    )
+    assert named.brought_along() == [
+        "policy_loss gspo beside preset dr_grpo brings eps_clip_high 0.0004, loss_agg_mode "
+        "seq-mean-token-mean; a key that is set wins",
+        "is_correction_type seq-mask-tis beside preset dr_grpo brings old_log_probs recompute; a "
+        "key that is set wins",
+    ]
+    own = AlgorithmSection(preset="gspo", policy_loss="gspo")
+    assert AlgorithmSection().brought_along() == own.brought_along() == []
+    with pytest.raises(ValueError, match="but old_log_probs is 'rollout'; set it to 'recompute'"):
+        AlgorithmSection(is_correction_type="tis", old_log_probs="rollout")
 
 
 def test_a_stored_run_keeps_the_values_that_it_began_with() -> None:

@@ -77,7 +77,7 @@ def doubts(trainer: TrainerPlan, plan: SchedulePlan) -> list[str]:
 def notes(trainer: TrainerPlan, reward: RewardSection) -> list[str]:
     """Values that a name of the algorithm has brought along and that its blocks do not show."""
     algorithm = trainer.algorithm
-    found = [text] if (text := algorithm.brought_along()) else []
+    found = algorithm.brought_along()
     usual = reward_of_preset(algorithm.preset, budget=trainer.rollout.max_response_tokens)
     for key in usual:
         section = getattr(reward, key)

@@ -114,7 +114,7 @@ def test_written_pairs_of_messages_are_read_again(tmp_path) -> None:
          "chosen": "yes", "rejected": [said]},
         {"prompt": "three", "completions": ["x", "y", "z"], "scores": [1, 2, 3]},
     ]  # fmt: skip
-    (tmp_path / "rows.py").write_text(f"def rows():\n    return {rows!r}\n")
+    (tmp_path / "rows.py").write_text(f"def rows(split):\n    return {rows!r}\n")
     pairs = load_pairs("rows.py:rows", base=tmp_path)
     assert len(pairs) == 5
     out = tmp_path / "out.jsonl"
