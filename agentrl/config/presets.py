@@ -155,7 +155,7 @@ def brought_along(preset: Any, settings: Mapping[str, Any]) -> Mapping[str, Mapp
 
 
 def reward_of_preset(preset: Any, *, budget: int) -> Mapping[str, Mapping[str, Any]]:
-    """What a preset sets in the section `reward`, where that names nothing.
+    """Keys of the section `reward` that a preset sets, where the section names nothing.
 
     DAPO (arXiv 2503.14476): its filter drops groups that are all right or all wrong and asks for
     others (equation 11; ten times at most, as its recipe), and its soft penalty covers the last
@@ -184,5 +184,6 @@ IS_BOUNDS: Mapping[str, Bounds] = {
 """Default bounds of each correction; they are not interchangeable (FORMULAS C.8, F16)."""
 
 _CORRECTION_BLOCKS = {kind: {"old_log_probs": "recompute"} for kind in IS_BOUNDS}
+"""As `LOSS_BLOCKS`, of a sampler correction."""
 
 assert set(PRESETS) == set(get_args(Preset))

@@ -1,9 +1,9 @@
 """The synchronous driver with oversampling: the longest rollouts do not hold a step up.
 
     plan -> run groups -> the first B that teach -> store, batch, train -> sync -> log -> save
-     ^            |                                                                  |
-     |            +-- the others are cancelled and deferred                         |
-     +-------------------------------------------------------------------------------+
+     ^            |                                                                     |
+     |            +-- the others are cancelled and deferred                             |
+     +----------------------------------------------------------------------------------+
 
 A round begins more groups than it trains; as soon as B have ended the others are cancelled and
 deferred. Once B are deferred, or the epoch has no B new tasks left, a round of their own finishes
