@@ -41,7 +41,7 @@ from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, 
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
-from agentrl.runtime.checks.algorithm import check_estimator, doubts
+from agentrl.runtime.checks.algorithm import check_estimator, doubts, notes
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.checks.task_faults import check_labels, limit_prompts, log_notes
 from agentrl.runtime.drivers.choose import (
@@ -248,7 +248,10 @@ async def _run_from_disk(
                 )
             )
             done = point.history.done
-            for note in resume_notes(directory.changed, plan.schedule.train, done=done):
+            for note in (
+                *resume_notes(directory.changed, plan.schedule.train, done=done),
+                *notes(plan.trainer, plan.schedule.reward),
+            ):
                 logger.info("%s", note)
                 progress.note(note)
             for doubt in doubts(plan.trainer, plan.schedule):
