@@ -45,7 +45,9 @@ def command(
     dataset: Annotated[str | None, typer.Option(help="Source of the tasks.")] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Rollouts per task.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory for the trajectories.")
+    ] = None,
     beside: Annotated[
         list[Path] | None,
         typer.Option(

@@ -40,7 +40,7 @@ def watch(console: Console, page: RunPage | None = None) -> Iterator[Progress]:
         console: to print to.
         page: of a run that trains; the view says where it is.
     """
-    if not console.is_terminal:
+    if not console.is_interactive:
         with PlainView(console, page).open() as plain:
             yield plain
         return
