@@ -13,6 +13,7 @@ import typer
 
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.keys import dotted
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.leaving import ends_alone
 from agentrl.served import ServedSettings, read_settings
@@ -127,6 +128,10 @@ def command(
         model = config
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
+    if config is not None and Path(config).is_dir():
+        for line in _changes(_settings(config, [], None, None)[0], settings):
+            text = f"other than in {config}, so its score may differ: {line}"
+            console.print(text, markup=False, soft_wrap=True)
     scores, use = _scored(
         settings,
         served,
@@ -255,6 +260,21 @@ def _settings(
         "train": {"steps": 0},
     }
     return parse_config(data, overrides, where="the command line", base=Path.cwd()), Path.cwd()
+
+
+_NO_MATTER = ("run.name", "run.dir", "train", "checkpoint", "log")
+"""Keys and sections that have no effect on rollouts of an evaluation."""
+
+
+def _changes(before: RunConfig, now: RunConfig) -> list[str]:
+    """Settings of an evaluation that are not those of the run: with none, it draws the same."""
+    old, new = (dotted(config.model_dump(mode="json")) for config in (before, now))
+    return [
+        f"{key} is {new.get(key)}, there {old.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in _NO_MATTER)
+    ]
 
 
 def _narrow(

@@ -15,7 +15,7 @@ from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.run_page import RunPage
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
-from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scores import EvalSummary, after_step
 
 QUIET_S = 10.0
 """Seconds without a line after which the phase is printed, and after twice as many again."""
@@ -103,7 +103,7 @@ class PlainView(QuietLines, Progress):
     def evaluated(self, summary: EvalSummary) -> None:
         """Print one line with the score."""
         trains = self._plan is not None and self._plan.steps > 0
-        when = f" after step {summary.step}" if trains else ""
+        when = f" {after_step(summary.step)}" if trains else ""
         self._say(f"eval {summary.name}{when}: {summary.score.text()}")
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
