@@ -77,6 +77,7 @@ async def train(
             directory made by this call that holds nothing worth keeping, only logs of servers stay.
         Interrupted: SIGINT or SIGTERM; everything is closed and the last finished step is saved.
     """
+    began = time.monotonic()
     from agentrl.train.losses import find_loss
 
     stop = StopSwitch(grace_s=config.run.grace_s)
@@ -107,7 +108,7 @@ async def train(
             live = LiveState(directory.live_file, progress, slots_per_engine=slots)
             with log_to(directory.log_file), live.open():
                 try:
-                    return await _run_in(directory, plan, sinks, tasks, live, stop)
+                    return await _run_in(directory, plan, sinks, tasks, live, stop, began)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
                         # Only for the traceback in run.log; the caller decides what is shown.
@@ -177,6 +178,7 @@ async def _run_in(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
     restarts = RankRestarts(plan.engines.runtime, TrajectoryStore(directory.trajectories))
@@ -184,13 +186,14 @@ async def _run_in(
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
         try:
-            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop)
+            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop, began)
         except RollBack as asked:
             with _rolling_back(directory.path):
                 begin_rollback(directory.path, asked.plan)
         except RankLost as lost:
             progress.note(restarts.after(lost))
         gc.collect()  # models are large, and those of the stages that ended may be in a cycle
+        began = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -213,9 +216,8 @@ async def _run_from_disk(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
-
-    began = time.monotonic()
     from agentrl.train.optim.resumed import resume_notes
 
     sweep(directory.checkpoints)
@@ -275,7 +277,7 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
-            # Models that are loaded take time of the run, too.
+            # Data and models that are loaded take time of the run, too.
             opened_s = point.history.elapsed_s + time.monotonic() - began
             history = replace(point.history, elapsed_s=opened_s)
             run = make_run(
