@@ -129,7 +129,8 @@ def command(
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
     if config is not None and Path(config).is_dir():
-        for line in _changes(_settings(config, [], None, None)[0], settings):
+        both = (_settings(config, [], None, None)[0], settings)
+        for line in _changes(*(dotted(each.model_dump(mode="json")) for each in both)):
             text = f"other than in {config}, so its score may differ: {line}"
             console.print(text, markup=False, soft_wrap=True)
     scores, use = _scored(
@@ -266,9 +267,8 @@ _NO_MATTER = ("run.name", "run.dir", "train", "checkpoint", "log")
 """Keys and sections that have no effect on rollouts of an evaluation."""
 
 
-def _changes(before: RunConfig, now: RunConfig) -> list[str]:
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Settings of an evaluation that are not those of the run: with none, it draws the same."""
-    old, new = (dotted(config.model_dump(mode="json")) for config in (before, now))
     return [
         f"{key} is {new.get(key)}, there {old.get(key)}"
         for key in sorted(old.keys() | new.keys())
