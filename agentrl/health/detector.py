@@ -22,13 +22,16 @@ class Detector:
     """Judges one history."""
     thresholds: tuple[Threshold, ...]
     """Bounds that only this detector declares; others may read them, too."""
+    remembered: bool = False
+    """Whether a finding stays for some steps after it was last made: a movement that is certain by
+    its interval at one step need not be so at the next."""
 
     def __call__(self, history: History, limits: Limits) -> Verdict:
         """Judge one history with these values of all thresholds."""
         return self.judge(history, limits)
 
 
-def detector(*bounds: Threshold) -> Callable[[Judge], Detector]:
+def detector(*bounds: Threshold, remembered: bool = False) -> Callable[[Judge], Detector]:
     """Make a function the detector of its name.
 
     Example:
@@ -40,6 +43,6 @@ def detector(*bounds: Threshold) -> Callable[[Judge], Detector]:
     def made(function: Judge) -> Detector:
         name = function.__name__
         own = (b if "/" in b.name else replace(b, name=f"{name}/{b.name}") for b in bounds)
-        return Detector(name=name, judge=function, thresholds=tuple(own))
+        return Detector(name=name, judge=function, thresholds=tuple(own), remembered=remembered)
 
     return made

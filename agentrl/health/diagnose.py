@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean, median
@@ -24,6 +24,10 @@ from agentrl.health.thresholds import Limits, Threshold
 from agentrl.plugins.imports import resolve
 from agentrl.plugins.registry import Registry
 from agentrl.types.finding import Status
+
+_REMEMBERED = 10
+"""Steps for which a finding on a movement stays after it was last made."""
+_FINDINGS = (Status.WARN, Status.FAIL)
 
 
 def _entry(name: str, found: Any) -> Detector:
@@ -89,13 +93,51 @@ def diagnose(
     """
     asked = (*_BUILT_IN, *more)
     bounds = limits(own_thresholds(history) if thresholds is None else thresholds, more=more)
-    verdicts = [dated(_judged(detector, history, bounds), history) for detector in asked]
+    as_of = cache(lambda back: _as_of(history, back))
+    verdicts = [_remembered(detector, history, bounds, as_of) for detector in asked]
     if not any(key.startswith("objective.") for key in history.config):
         return verdicts
     return [
         replace(verdict, levers=tuple(x for x in verdict.levers if x.key in _fit_keys()))
         for verdict in verdicts
     ]
+
+
+def _remembered(
+    detector: Detector,
+    history: History,
+    bounds: Limits,
+    as_of: Callable[[int], tuple[int, History] | None],
+) -> Verdict:
+    """The verdict now; else the latest of the steps before it that was a finding."""
+    now = dated(_judged(detector, history, bounds), history)
+    if not detector.remembered or now.status in _FINDINGS:
+        return now
+    for back in range(1, _REMEMBERED + 1):
+        known = as_of(back)
+        if known is None:
+            break
+        step, earlier = known
+        found = _judged(detector, earlier, bounds)
+        if found.status in _FINDINGS:
+            return replace(dated(found, earlier), detail=f"{found.detail} (as of step {step})")
+    return now
+
+
+def _as_of(history: History, back: int) -> tuple[int, History] | None:
+    """The curves as they stood so many steps of the longest ago, and that step.
+
+    Rollouts are a sample that was drawn for the present step, and stay as they are.
+    """
+    steps = max((series.steps for series in history.metrics.values()), key=len, default=())
+    if len(steps) <= back:
+        return None
+    last = steps[-1 - back]
+    metrics: dict[str, Series] = {}
+    for name, series in history.metrics.items():
+        if count := bisect_right(series.steps, last):
+            metrics[name] = Series(steps=series.steps[:count], values=series.values[:count])
+    return last, replace(history, metrics=metrics)
 
 
 def _judged(detector: Detector, history: History, bounds: Limits) -> Verdict:

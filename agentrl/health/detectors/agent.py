@@ -36,6 +36,7 @@ from agentrl.types.finding import Status
         "gone", 0.1, "the same share: the agent has given up its tools, whatever its score", OURS
     ),
     bound("least", 1.3, "turns a rollout at the start below which nothing can collapse", OURS),
+    remembered=True,
 )
 def turns_collapse(history: History, limits: Limits) -> Verdict:
     """The agent stops acting: fewer turns or calls, and it is no better for it."""

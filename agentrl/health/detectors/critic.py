@@ -40,6 +40,7 @@ from agentrl.types.finding import Status
         OURS,
     ),
     bound("steps", 10, "steps that count as persistent", OURS),
+    remembered=True,
 )
 def value_divergence(history: History, limits: Limits) -> Verdict:
     """A critic that swings, grows worse, or explains less than nothing (PPO only)."""

@@ -45,6 +45,7 @@ _ENOUGH = 6
     ),
     bound("share", 0.25, "of that rise the held-out score must be able to follow", OURS),
     bound("drop", 0.1, "fall of the held-out score from its best evaluation", OURS),
+    remembered=True,
 )
 def decoupling(history: History, limits: Limits) -> Verdict:
     """Training reward up, held-out score flat or down: the reward is hacked, or tasks are learned

@@ -44,6 +44,7 @@ class _LikedPart:
 @detector(
     bound("gain", 2.0, "rise of the part, in standard deviations between steps", OURS),
     bound("share", 0.25, "of that rise the environment's own score must be able to follow", OURS),
+    remembered=True,
 )
 def judge_hacking(history: History, limits: Limits) -> Verdict:
     """A judge's or reward model's part of the reward rises, and the environment's own score does

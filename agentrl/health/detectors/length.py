@@ -41,6 +41,7 @@ from agentrl.types.finding import Status
     bound("rise", 1.4, "mean length now over mean length at the start", OURS),
     bound("pays", 0.5, "correlation of reward and length inside groups", OURS),
     bound("steps", 10, "steps before it is looked at", OURS),
+    remembered=True,
 )
 def length_hacking(history: History, limits: Limits) -> Verdict:
     """Responses grow because length pays, until the limit truncates them."""

@@ -72,6 +72,7 @@ def not_finite(history: History, limits: Limits) -> Verdict:
     bound("steps", 10, "steps below the floor", USUAL),
     bound("drop", 0.1, "entropy now over entropy at the start: a plummet below", OURS),
     bound("within", 100, "steps within which a fall is a plummet", USUAL),
+    remembered=True,
 )
 def entropy_collapse(history: History, limits: Limits) -> Verdict:
     """Entropy near zero, or fallen in a short time to a fraction of what it was."""

@@ -42,6 +42,7 @@ _NO_PAIRS = "no preference pairs are trained on"
 @detector(
     bound("share", 0.2, "fall of the chosen answer's log-probability, as a share of it", OURS),
     bound("nats", 1.0, "least fall of it, in nats an answer", OURS),
+    remembered=True,
 )
 def likelihood_falls(history: History, limits: Limits) -> Verdict:
     """Both answers of a pair become less likely: the margin grows by unlearning, and the weight
@@ -126,6 +127,7 @@ class _HeldPairs:
     bound("share", 0.25, "of the training accuracy's rise the held-out one must follow", OURS),
     bound("least", 0.02, "rise of the accuracy that a growing margin must bring", OURS),
     bound("loss", 0.05, "rise of the held-out loss above its start, as a share of it", OURS),
+    remembered=True,
 )
 def margin_alone(history: History, limits: Limits) -> Verdict:
     """The margin between the answers of a pair grows, and the order of held-out pairs gets no
@@ -245,6 +247,7 @@ def _ends(series: Series, half: float) -> Change:
 
 @detector(
     bound("corr", 0.7, "correlation of the margin of a pair with its difference of lengths", OURS),
+    remembered=True,
 )
 def length_preference(history: History, limits: Limits) -> Verdict:
     """The margin of a pair is mostly a matter of which answer is longer: half of its variance or

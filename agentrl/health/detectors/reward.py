@@ -24,6 +24,7 @@ from agentrl.health.findings import (
 from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.curves import (
+    Change,
     change,
     current,
     difference,
@@ -40,6 +41,8 @@ from agentrl.types.finding import Status
 _REWARD = "reward"
 _REMEMBERED = 10
 """Steps for which a fall is remembered."""
+_NOTHING = 0.1
+"""Share of the best level that is left where the policy fell, however hard the tasks became."""
 _KEPT = 0.8
 """Share of a held-out score that is left where it did not fall with the reward."""
 
@@ -214,7 +217,7 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
             f"{best_steps}",
         )
     began = _fell(since(series, series.steps[at - width]), (best + lost.end) / 2)
-    if (told := _other_tasks(history, began, least, f"reward {lost.text()}")) is not None:
+    if (told := _other_tasks(history, peak, began, lost, least)) is not None:
         return told
     return found(
         name,
@@ -233,14 +236,16 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
     )
 
 
-def _other_tasks(history: History, began: int, least: float, text: str) -> Verdict | None:
+def _other_tasks(
+    history: History, peak: int, began: int, lost: Change, least: float
+) -> Verdict | None:
     """The verdict on a fall that which tasks came when explains, or may explain."""
-    name = "reward_fall"
-    same = same_tasks(history, began - 1)
+    name, text = "reward_fall", f"reward {lost.text()}"
+    same = same_tasks(history, peak)
     if same is not None:
-        held = same[0] - same[1] < least / 2
+        held = same[0] >= lost.start - least and same[0] - same[1] < least / 2
         return fine(name, f"{text}, but {text_of(same)}: other tasks are harder") if held else None
-    if not in_file_order(history):
+    if lost.end <= _NOTHING * lost.start or not in_file_order(history):
         return None
     if _held_out_holds(history, began):
         return fine(name, f"{text}, and held-out scores hold: the tasks of late are harder")

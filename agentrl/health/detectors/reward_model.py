@@ -130,6 +130,7 @@ def _leaves(series: Series, leaving: float) -> Change | None:
 
 @detector(
     bound("rise", 0.5, "rise of the deviation between members, as a share of its start", OURS),
+    remembered=True,
 )
 def members_disagree(history: History, limits: Limits) -> Verdict:
     """The reward of an ensemble rises, and so does the deviation between its members: the policy

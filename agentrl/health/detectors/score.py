@@ -36,6 +36,7 @@ _LEAST_LOST = 0.05
     bound("gain", 0.1, "rise of the reward, as a share of its range, worth comparing", OURS),
     bound("drop", 0.02, "least fall of the score that counts", OURS),
     bound("paid_wrong", 0.1, "rise of the share of paid rollouts that the score calls wrong", OURS),
+    remembered=True,
 )
 def score_falls(history: History, limits: Limits) -> Verdict:
     """The reward rises, and the score that the environment gives beside it falls: the policy does

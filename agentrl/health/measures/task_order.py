@@ -13,7 +13,7 @@ from agentrl.health.records import History, RolloutFacts
 _LEAST_TASKS = 4
 """Tasks that came at both times, or one after the other, below which they show nothing."""
 _LATEST = 5
-"""Sampled steps that are the latest."""
+"""Sampled steps of then, and the latest ones."""
 _IN_ORDER = 0.9
 """Share of neighbours in time that are so in the file, too, where tasks come in its order."""
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
@@ -30,9 +30,10 @@ def same_tasks(history: History, until: int) -> tuple[float, float, int] | None:
         None where too few tasks came again.
     """
     steps = _trained(history)
-    latest = [step for step in steps if step > until][-_LATEST:]
-    before = _by_task([fact for step, facts in steps.items() if step <= until for fact in facts])
-    after = _by_task([fact for step in latest for fact in steps[step]])
+    first, last = (
+        [s for s in steps if (s <= until) == early][-_LATEST:] for early in (True, False)
+    )
+    before, after = (_by_task([f for step in part for f in steps[step]]) for part in (first, last))
     both = before.keys() & after.keys()
     if len(both) < _LEAST_TASKS:
         return None

@@ -82,3 +82,20 @@ def test_a_share_that_moves_is_written_in_percent_with_its_interval() -> None:
     assert moved.startswith("10.7 % -> 100 % (+89.3 % [+")
     found = said("clip_fraction", clip_ratio__region_mean=[0.4] * 20)
     assert "above 30 % for 20 steps" in found.evidence[0].text
+
+
+def test_a_movement_that_is_certain_at_one_step_is_not_taken_back_at_the_next() -> None:
+    """Fails if a score that falls is named, then not, then named, as its interval shrinks and
+    grows with each step."""
+    wobble = [0.05 * ((7 * n) % 5 - 2) for n in range(60)]
+    reward = [0.3 + 0.006 * n + wobble[n] for n in range(60)]
+    score = [0.42 - 0.0022 * n + wobble[-n] for n in range(60)]
+    named = [
+        said("score_falls", reward=reward[:n], score=score[:n]).status is Status.FAIL
+        for n in range(35, 61)
+    ]
+    assert True in named
+    assert all(named[named.index(True) :])
+    over = [0.42] * 60
+    assert said("score_falls", reward=[*reward, *reward[-1:] * 40],
+                score=[*score, *over]).status is Status.OK  # fmt: skip

@@ -56,6 +56,11 @@ def test_a_policy_that_gets_worse_is_named_although_tasks_come_in_order() -> Non
         {step: ordered(step) for step in steps}, held=[0.6 - 0.4 * (step > 20) for step in steps]
     )
     assert fall.status is Status.FAIL
+    gone = {
+        step: [(task, worth if step <= 20 else 0.0) for task, worth in ordered(step)]
+        for step in steps
+    }
+    assert judged(gone).status is Status.FAIL, "however hard tasks are, some reward is left"
     mixed = random.Random(0).sample(range(4 * STEPS), 4 * STEPS)
     shuffled = {
         step: [(f"task-{mixed[4 * step - 4 + n]}", worth(step)) for n in range(4)] for step in steps
