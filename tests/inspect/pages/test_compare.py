@@ -100,7 +100,7 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
                {"name": "max_turns", "a": 30, "b": 2, "shares": (30 / 90, 2 / 90)}]  # fmt: skip
     told = behaviour(numbers, endings, [{"tasks": 90, "rollouts": 90}] * 2)
     assert told["behaviour"] == [
-        "Rollouts without a score, sandbox failed: 24 of 90 -> 2 of 90 (0.267 -> 0.0222).",
+        "Rollouts without a score, sandbox failed: 24 of 90 -> 2 of 90 (26.7 % -> 2.22 %).",
         "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout.",
     ]
     assert told["behaviour_open"] == ["More tool calls: 2 -> 3 a rollout."]
