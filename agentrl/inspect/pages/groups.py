@@ -42,6 +42,9 @@ def step_answer(reader: RunReader, kind: str, step: int | None) -> dict[str, Any
     rows.refresh()
     if step is None:
         steps = rows.steps(kind)
+        if not steps and not rows.kinds():
+            common = {"steps": steps, "kinds": [], "notes": rows.notes}
+            return {"step": 0, "kind": kind, "groups": [], **common}
         step = steps[-1] if steps else 0
     shelf = rows.shelf(kind, step)
     sampled = action_tokens(rows, shelf)

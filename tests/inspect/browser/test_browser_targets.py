@@ -77,6 +77,7 @@ def addresses(served: str, fit: str, fit_run: Path) -> list[str]:
     return [
         at(served, "runs"), at(served, "runs", pick="planted|hacked"),
         at(served, "run", run="planted"), at(served, "run", run="nothing"),
+        at(served, "run", run="hacked"),
         at(served, "step", **many), at(served, "step", run="nothing"),
         at(served, "step", run="hacked", kind="train", step=40),
         at(served, "group", **group), at(served, "group", **group, base="many/3"),
@@ -103,6 +104,7 @@ def test_targets_can_be_hit_and_nothing_is_off_screen(
         visited = addresses(served, run_id(page, served, "fit"), fit_run)
         for address in visited:
             opened(page, address)
+            page.evaluate("document.querySelectorAll('details').forEach(one => (one.open = true))")
             for width in (390, 1280):
                 page.set_viewport_size({"width": width, "height": 844})
                 name = f"{address.partition('#')[2]} at {width}"
