@@ -60,7 +60,7 @@ class _Call(Future[Any]):
 
     Args:
         function: of the user, with its arguments.
-        start: brings the call to its thread.
+        start: brings the call to its thread, without waiting for it.
         computes: false for one that waits for the model, and needs no slot.
     """
 
@@ -81,6 +81,7 @@ class _Call(Future[Any]):
         self._thread = 0
         self._left_at = self._began = self._used = self._used_at = 0.0
         self._polled = 0.0, 0.0
+        self._wanted = 0  # looks at which it wanted a turn, less those at which it slept
         self._clock = 0
         self._stat = Path()
         at_each_tick(_look_at_all)
@@ -90,7 +91,7 @@ class _Call(Future[Any]):
                 return
             if computes:
                 _slots.add(self)
-        _starter.submit(self._start)
+        self._start()
 
     def work(self) -> None:
         """Run it, in the present thread."""
@@ -122,15 +123,17 @@ class _Call(Future[Any]):
         if not self._clock:  # its thread has not begun
             return
         with contextlib.suppress(OSError):  # its thread may just have ended
+            wants_turn = self._wants_turn()  # before its clock: it may run between the two
             used = clock_gettime(self._clock)
             if used != self._used:
                 self._used, self._used_at = used, now
-            sleeps = now > self._used_at + _WAITS_S and not self._wants_turn()
+            sleeps = now > self._used_at + _WAITS_S and not wants_turn
             since, before = self._polled
+            self._wanted += 1 if wants_turn else -1
             polls = False
             if now > since + _POLLS_S:
-                polls = used - before < _POLLS_SHARE * (now - since)
-                self._polled = now, used
+                polls = used - before < _POLLS_SHARE * (now - since) and self._wanted < 0
+                self._polled, self._wanted = (now, used), 0
             if sleeps or polls or used > self._began + _COMPUTES_S:
                 self.free()
 
@@ -146,7 +149,7 @@ class _Call(Future[Any]):
             if not _waiting:
                 return
             _slots.add(following := _waiting.popleft())
-        _starter.submit(following._start)
+        following._start()
 
     def end(self, now: float) -> None:
         """End code that runs in circles after it was left; what waits in a library stays there."""
@@ -212,7 +215,7 @@ class OwnThread:
         """Begin without a thread; `computes=False` is for calls that wait for the model."""
         self._computes = computes
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         self._hung: _Call | None = None
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -235,12 +238,14 @@ class OwnThread:
 
     def _take(self, call: _Call) -> None:
         self._calls.put(call)  # one that was cancelled gives its slot back there
-        if self._thread is None:
-            self._thread = _begin_thread(_work_off, self._calls)
+        with _lock:
+            begins, self._has_thread = not self._has_thread, True
+        if begins:
+            _start_thread(_work_off, self._calls)
 
     def close(self) -> None:
         """End the thread behind its last call."""
-        self._thread = None
+        self._has_thread = False
         self._calls.put(None)
         self._calls = SimpleQueue()
 
@@ -257,7 +262,7 @@ class OwnThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call in a thread of its own."""
-        call = _Call(fn, args, kwargs, lambda call: _begin_thread(call.work))
+        call = _Call(fn, args, kwargs, lambda call: _start_thread(call.work))
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         return call
@@ -284,14 +289,12 @@ def keep_pool_free() -> None:
     asyncio.get_running_loop().set_default_executor(_threads)
 
 
-def _begin_thread(target: Callable[..., None], *args: Any) -> threading.Thread:
+def _start_thread(target: Callable[..., None], *args: Any) -> None:
     def run() -> None:
         with contextlib.suppress(Abandoned):  # one that came when the call had just ended
             target(*args)
 
-    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
-    thread.start()
-    return thread
+    _starter.submit(threading.Thread(target=run, name=THREAD_NAME, daemon=True).start)
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:

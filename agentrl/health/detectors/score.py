@@ -165,7 +165,7 @@ def _lighter(config: Config, metric: str) -> list[Lever]:
             weight = float(value_of(config, f"{section}.weight", 1.0))
             return [
                 Lever(
-                    key=f"{kind}.NAME.weight",
+                    key=f"{section}.weight",
                     value=round(weight / 2, 6),
                     why=f"{section} is the part that has risen while the score fell: halve what it "
                     "counts, or pay it only where the score is good (ours).",

@@ -48,7 +48,7 @@ def test_the_part_that_is_paid_for_is_named() -> None:
     """Fails if a reader has to find out alone what was hacked."""
     found = said(PAID, FALLS)
     assert [item.metric for item in found.evidence] == ["reward", "score", "rewards/length/mean"]
-    assert (found.levers[0].key, found.levers[0].value) == ("reward.functions.NAME.weight", 1.0)
+    assert (found.levers[0].key, found.levers[0].value) == ("reward.functions.length.weight", 1.0)
 
 
 @pytest.mark.parametrize(("late", "status"), [(0.6, Status.WARN), (0.0, Status.OK)])
