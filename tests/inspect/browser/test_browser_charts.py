@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
-from tests.inspect.synthetic import write_metrics
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def saved_rows(page: Page) -> list[dict[str, str]]:
@@ -108,6 +108,8 @@ def test_curves_of_thousands_of_steps_are_smoothed_unless_a_link_says_otherwise(
     """Fails if a card draws an area where a reader looks for a curve."""
     run = tmp_path / "long"
     write_metrics(run, *({"step": n, "time": 1.0 + n, "reward": n % 2} for n in range(1, 1_500)))
+    for step in (1, 1_499):
+        write_step(run, [make_rollout(f"{step}/0", [("assistant", "x")])], step)
     with inspecting(run) as served, watched(browser) as page:
         opened(page, at(served, "run", run="long"))
         card = page.locator(".curve-card", has_text="Reward").first

@@ -127,7 +127,7 @@ def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
     answer = compare_answer(*sides)
     [cause] = answer["causes"]
     assert cause["text"] == (
-        "The answer raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125), +0.625 of +0.625."
+        "The answer raised an error: 6 of 8 -> 1 of 8 (75 % -> 12.5 %), +0.625 of +0.625."
     )
     assert (cause["pair"]["task_id"], cause["pair"]["why"]) == ("1", "the answer raised TypeError")
     assert answer["solved"][0]["question"] == "Add 1 to n."
