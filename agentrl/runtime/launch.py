@@ -41,9 +41,9 @@ from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, 
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
-from agentrl.runtime.checks.algorithm import check_estimator, doubts
+from agentrl.runtime.checks.algorithm import check_estimator, doubts, notes
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts, log_notes
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -77,6 +77,7 @@ async def train(
             directory made by this call that holds nothing worth keeping, only logs of servers stay.
         Interrupted: SIGINT or SIGTERM; everything is closed and the last finished step is saved.
     """
+    began = time.monotonic()
     from agentrl.train.losses import find_loss
 
     stop = StopSwitch(grace_s=config.run.grace_s)
@@ -91,7 +92,7 @@ async def train(
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(plan.tasks, chosen=chosen)
         check_labels(tasks, plan.rollouts)
-        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks.dataset)
+        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks)
         if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
         await require_fleet(plan.engines)
@@ -107,7 +108,8 @@ async def train(
             live = LiveState(directory.live_file, progress, slots_per_engine=slots)
             with log_to(directory.log_file), live.open():
                 try:
-                    return await _run_in(directory, plan, sinks, tasks, live, stop)
+                    log_notes(tasks)
+                    return await _run_in(directory, plan, sinks, tasks, live, stop, began)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
                         # Only for the traceback in run.log; the caller decides what is shown.
@@ -177,6 +179,7 @@ async def _run_in(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
     restarts = RankRestarts(plan.engines.runtime, TrajectoryStore(directory.trajectories))
@@ -184,13 +187,14 @@ async def _run_in(
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
         try:
-            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop)
+            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop, began)
         except RollBack as asked:
             with _rolling_back(directory.path):
                 begin_rollback(directory.path, asked.plan)
         except RankLost as lost:
             progress.note(restarts.after(lost))
         gc.collect()  # models are large, and those of the stages that ended may be in a cycle
+        began = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -213,9 +217,8 @@ async def _run_from_disk(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
-
-    began = time.monotonic()
     from agentrl.train.optim.resumed import resume_notes
 
     sweep(directory.checkpoints)
@@ -247,7 +250,10 @@ async def _run_from_disk(
                 )
             )
             done = point.history.done
-            for note in resume_notes(directory.changed, plan.schedule.train, done=done):
+            for note in (
+                *resume_notes(directory.changed, plan.schedule.train, done=done),
+                *notes(plan.trainer, plan.schedule.reward),
+            ):
                 logger.info("%s", note)
                 progress.note(note)
             for doubt in doubts(plan.trainer, plan.schedule):
@@ -275,7 +281,7 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
-            # Models that are loaded take time of the run, too.
+            # Data and models that are loaded take time of the run, too.
             opened_s = point.history.elapsed_s + time.monotonic() - began
             history = replace(point.history, elapsed_s=opened_s)
             run = make_run(

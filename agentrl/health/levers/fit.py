@@ -88,8 +88,9 @@ def balanced_lengths(config: Config) -> list[Lever]:
     found.append(
         Lever(
             key="data.source",
-            value="the same pairs, with chosen and rejected answers of like length",
-            why="Says how much of the labels length explains: agentrl prefs check SOURCE (ours).",
+            value="the file of `agentrl prefs balance SOURCE --out FILE`",
+            why="As many longer answers are chosen there as shorter ones, at every ratio of "
+            "lengths (ours).",
         )
     )
     return found
