@@ -116,10 +116,10 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
     sampled = action_tokens(rows, shelf)
     columns = ["turns", "termination_detail", "reward_parts", "explanation", "images"]
     order = sorted(row["row"] for row in index)
-    table = rows.read(shelf, order, [*columns, "prompt_ids", "response_ids"])
-    ids, prompts = (_token_lists(table, name) for name in ("response_ids", "prompt_ids"))
+    table = rows.read(shelf, order, [*columns, "response_ids"])
+    ids = _token_lists(table, "response_ids")
     stored = dict(zip(order, rows_of(table.select(columns)), strict=True))
-    of_prompts, of_turns = _images(reader, stored, prompts)
+    of_prompts, of_turns = _images(reader, shelf, stored)
     siblings = [
         _sibling(of, stored, sampled) | {"images": [i for row in of for i in of_turns[row["row"]]]}
         for of in best_first(reader, shelf, index)
@@ -247,11 +247,15 @@ def _other_steps(
 
 
 def _images(
-    reader: RunReader, stored: Mapping[int, Mapping[str, Any]], prompts: Sequence[np.ndarray]
+    reader: RunReader, shelf: Shelf, stored: Mapping[int, Mapping[str, Any]]
 ) -> list[dict[int, list[dict[str, Any]]]]:
     """Images by row: those of the prompts, and those of the turns."""
     images = {row: row_images(reader, one["images"]) for row, one in stored.items()}
-    ends = dict(zip(stored, map(len, prompts), strict=True))
+    ends = dict.fromkeys(stored, 0)
+    if any(images.values()):
+        table = reader.rows.read(shelf, list(stored), ["prompt_ids"])
+        lengths = map(len, _token_lists(table, "prompt_ids"))
+        ends = dict(zip(stored, lengths, strict=True))
     return [
         {
             row: [image for image in of_row if (image["start"] < ends[row]) is in_prompt]
