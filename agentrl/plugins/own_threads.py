@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
 
-from agentrl.plugins.loop_watch import at_each_tick, interrupt, take_back
+from agentrl.plugins.loop_watch import Background, at_each_tick, interrupt, take_back
 from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
 from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
@@ -60,7 +60,7 @@ class _Call(Future[Any]):
 
     Args:
         function: of the user, with its arguments.
-        start: brings the call to its thread.
+        start: brings the call to its thread; may raise.
         computes: false for one that waits for the model, and needs no slot.
     """
 
@@ -74,7 +74,7 @@ class _Call(Future[Any]):
         computes: bool = True,
     ) -> None:
         super().__init__()
-        self._start = functools.partial(start, self)
+        self._start, self.computes = start, computes
         self.who = name_of(function)
         self._run = functools.partial(copy_context().run, function, *args, **kwargs)
         self._limit = current_limit()
@@ -84,13 +84,20 @@ class _Call(Future[Any]):
         self._clock = 0
         self._stat = Path()
         at_each_tick(_look_at_all)
-        with _lock:
-            if computes and len(_slots) >= _AT_ONCE:
-                _waiting.append(self)
+        if not _starter.runs():
+            _starter.start()
+        _asked.put(self)
+
+    def start(self) -> None:
+        """Bring it to its thread, unless it was cancelled."""
+        try:
+            if not self.cancelled():
+                self._start(self)
                 return
-            if computes:
-                _slots.add(self)
-        _starter.submit(self._start)
+        except Exception as error:  # the system gives no more threads
+            if self.set_running_or_notify_cancel():
+                self.set_exception(error)
+        self.free()
 
     def work(self) -> None:
         """Run it, in the present thread."""
@@ -105,11 +112,15 @@ class _Call(Future[Any]):
         self._polled = self._used_at, self._used
         self._clock = clock  # at last: from now on it is looked at
         try:
-            with alarms_in_thread(self.who), ends_copies():
-                outcome, failed = self._run(), False
+            try:
+                with alarms_in_thread(self.who), ends_copies():
+                    outcome, failed = self._run(), False
+            finally:
+                with _ending:
+                    self._thread = 0
+                take_back()
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        take_back()
         self.free()
         restore(before, self.who)
         if failed and isinstance(outcome, StopIteration):
@@ -138,71 +149,82 @@ class _Call(Future[Any]):
         return self._stat.read_bytes().rpartition(b")")[2].split()[0] == b"R"
 
     def free(self) -> None:
-        """Give its slot, if it has one, to a call that waits. Idempotent."""
-        with _lock:
-            if self not in _slots:
-                return
-            _slots.discard(self)
-            if not _waiting:
-                return
-            _slots.add(following := _waiting.popleft())
-        _starter.submit(following._start)
+        """Give its slot, if it has one, to a call that waits. Idempotent, at any moment."""
+        _slots.discard(self)
+        if _waiting:
+            _asked.put(None)
 
     def end(self, now: float) -> None:
         """End code that runs in circles after it was left; what waits in a library stays there."""
-        if self._left_at and not self.done() and now > self._left_at + _GRACE_S:
+        if now > self._left_at + _GRACE_S:
             self._left_at = now
-            interrupt(self._thread, Abandoned)
+            with _ending:
+                if self._thread:
+                    interrupt(self._thread, Abandoned)
 
     def cancel(self) -> bool:
         """Cancel it, or leave it behind where it runs and its limit is over."""
         cancelled = super().cancel()
         limit = self._limit
-        if not cancelled and not self.done() and limit is not None and limit.is_over():
+        if cancelled:  # it may wait behind a call that hangs
+            self.free()
+        elif not self.done() and limit is not None and limit.is_over():
             at = place_in(self._thread) or self.who
             limit.hung.append(at)
-            _left.append(self)
             self._left_at = monotonic()
+            _left.add(self)
             self.free()
-            running = sum(not call.done() for call in _left)
-            logger.warning("%s hangs; it is left behind, with %d such threads now", at, running)
+            logger.warning("%s hangs; it is left behind, with %d such threads now", at, len(_left))
         return cancelled
 
 
 _slots: set[_Call] = set()
 """Calls that compute."""
 _waiting: deque[_Call] = deque()
-_lock = threading.Lock()
-_left: list[_Call] = []
-"""Calls that took too long, since the process began."""
-_starter = ThreadPoolExecutor(1, "user-code-start")
-"""Starts threads: whoever starts one waits until it has had a turn, which the loop must not."""
+_asked: SimpleQueue[_Call | None] = SimpleQueue()
+"""Calls that ask for a slot; None where one became free."""
+_left: set[_Call] = set()
+"""Calls that took too long and are under way."""
+_ending = threading.Lock()
+"""Held so that no thread is interrupted for a call that it has ended."""
+
+
+def _give_slots() -> None:
+    """Start calls, in one thread: whoever starts one waits for its turn, as the loop must not."""
+    while True:
+        call = _asked.get()
+        if call is not None and not call.computes:
+            call.start()
+        elif call is not None:
+            _waiting.append(call)
+        while _waiting and len(_slots) < _AT_ONCE:
+            _slots.add(following := _waiting.popleft())
+            following.start()
+
+
+_starter = Background(_give_slots, "user-code-start")
 
 
 def _forget() -> None:
     """Begin anew in a forked process, which has none of the threads."""
-    global _lock, _starter
-    _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "user-code-start")
-    for calls in (_slots, _waiting, _left):
+    global _asked, _ending
+    _asked, _ending = SimpleQueue(), threading.Lock()
+    for calls in (_slots, _waiting, _left, _threads._under_way):
         calls.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def threads_left() -> int:
-    """Calls of this process that took too long, and whose threads were left behind."""
-    return len(_left)
-
-
 def _look_at_all() -> None:
     now = monotonic()
-    with _lock:
-        computing = list(_slots)
-    for call in computing:
+    for call in list(_slots):
         call.look(now)
     for call in list(_left):
-        call.end(now)
+        if call.done():
+            _left.discard(call)
+        else:
+            call.end(now)
 
 
 class OwnThread:
@@ -211,8 +233,8 @@ class OwnThread:
     def __init__(self, *, computes: bool = True) -> None:
         """Begin without a thread; `computes=False` is for calls that wait for the model."""
         self._computes = computes
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._calls: SimpleQueue[_Call | None] | None = None
+        self._lock = threading.Lock()
         self._hung: _Call | None = None
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -234,15 +256,24 @@ class OwnThread:
         return await found if inspect.isawaitable(found) else found
 
     def _take(self, call: _Call) -> None:
-        self._calls.put(call)  # one that was cancelled gives its slot back there
-        if self._thread is None:
-            self._thread = _begin_thread(_work_off, self._calls)
+        with self._lock:
+            if self._calls is not None:
+                self._calls.put(call)
+                return
+            calls = self._calls = SimpleQueue()
+            calls.put(call)
+        try:
+            _begin_thread(_work_off, calls)
+        except Exception:
+            self._calls = None
+            raise
 
     def close(self) -> None:
         """End the thread behind its last call."""
-        self._thread = None
-        self._calls.put(None)
-        self._calls = SimpleQueue()
+        with self._lock:
+            calls, self._calls = self._calls, None
+            if calls is not None:
+                calls.put(None)
 
     __del__ = close
 
@@ -265,7 +296,7 @@ class OwnThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait a little for calls that were not left behind, as a file that is being written."""
         if wait:
-            _wait_for(self._under_way - set(_left), timeout=_GRACE_S)
+            _wait_for(self._under_way - _left, timeout=_GRACE_S)
 
 
 _threads = OwnThreads()
@@ -284,14 +315,8 @@ def keep_pool_free() -> None:
     asyncio.get_running_loop().set_default_executor(_threads)
 
 
-def _begin_thread(target: Callable[..., None], *args: Any) -> threading.Thread:
-    def run() -> None:
-        with contextlib.suppress(Abandoned):  # one that came when the call had just ended
-            target(*args)
-
-    thread = threading.Thread(target=run, name=THREAD_NAME, daemon=True)
-    thread.start()
-    return thread
+def _begin_thread(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, name=THREAD_NAME, daemon=True).start()
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:
