@@ -57,26 +57,8 @@ _open: dict[int, _Open] = {}
 """By thread, the innermost stretch that lasts."""
 _jobs: set[Callable[[], None]] = set()
 """What else the watching thread does at each tick."""
-
-
-class Background:
-    """A daemon thread of the process, which a fork has anew where it is needed."""
-
-    def __init__(self, target: Callable[[], None], name: str) -> None:
-        self._target, self._name = target, name
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def runs(self) -> bool:
-        """Return true while it runs in this process."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def start(self) -> None:
-        """Start it unless it runs."""
-        with self._lock:
-            if not self.runs():
-                self._thread = threading.Thread(target=self._target, name=self._name, daemon=True)
-                self._thread.start()
+_starting = threading.Lock()
+_watcher: threading.Thread | None = None
 
 
 def interrupt(thread: int, error: type[BaseException]) -> None:
@@ -212,11 +194,16 @@ class _LoopTime:
 
 def _watch() -> None:
     """Start what watches, in this process and for this thread."""
+    global _watcher
     if is_main_thread() and handler_of(_SIGNAL) is not _on_signal:
         signal.signal(_SIGNAL, _on_signal)
-    if not _watcher.runs():
-        protect()
-        _watcher.start()
+    if _watcher is not None and _watcher.is_alive():
+        return
+    with _starting:
+        if _watcher is None or not _watcher.is_alive():
+            protect()
+            _watcher = threading.Thread(target=_tick, name="user-code-watch", daemon=True)
+            _watcher.start()
 
 
 def _tick() -> None:
@@ -241,6 +228,3 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if one is None or not one.interrupted or (frame is not None and frame.f_code is _EXIT):
         return  # at the exit it would leave the stretch open; it comes again if that hangs
     raise HeldTooLong
-
-
-_watcher = Background(_tick, "user-code-watch")

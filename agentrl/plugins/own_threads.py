@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import Any
 
-from agentrl.plugins.loop_watch import Background, at_each_tick, interrupt, take_back
+from agentrl.plugins.loop_watch import at_each_tick, interrupt, take_back
 from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
 from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
@@ -60,7 +60,7 @@ class _Call(Future[Any]):
 
     Args:
         function: of the user, with its arguments.
-        start: brings the call to its thread; may raise.
+        start: brings the call to its thread, without waiting for it.
         computes: false for one that waits for the model, and needs no slot.
     """
 
@@ -74,7 +74,7 @@ class _Call(Future[Any]):
         computes: bool = True,
     ) -> None:
         super().__init__()
-        self._start, self.computes = start, computes
+        self._start = start
         self.who = name_of(function)
         self._run = functools.partial(copy_context().run, function, *args, **kwargs)
         self._limit = current_limit()
@@ -84,19 +84,18 @@ class _Call(Future[Any]):
         self._clock = 0
         self._stat = Path()
         at_each_tick(_look_at_all)
-        if not _starter.runs():
-            _starter.start()
-        _asked.put(self)
-
-    def start(self) -> None:
-        """Bring it to its thread, unless it was cancelled."""
-        try:
-            if not self.cancelled():
-                self._start(self)
+        with _lock:
+            if computes and len(_slots) >= _AT_ONCE:
+                _waiting.append(self)
                 return
-        except Exception as error:  # the system gives no more threads
-            if self.set_running_or_notify_cancel():
-                self.set_exception(error)
+            if computes:
+                _slots.add(self)
+        start(self)
+
+    def fail(self, error: Exception) -> None:
+        """End it without a thread."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
         self.free()
 
     def work(self) -> None:
@@ -116,7 +115,7 @@ class _Call(Future[Any]):
                 with alarms_in_thread(self.who), ends_copies():
                     outcome, failed = self._run(), False
             finally:
-                with _ending:
+                with _lock:
                     self._thread = 0
                 take_back()
         except BaseException as error:  # passed to whoever awaits it, any error
@@ -149,16 +148,24 @@ class _Call(Future[Any]):
         return self._stat.read_bytes().rpartition(b")")[2].split()[0] == b"R"
 
     def free(self) -> None:
-        """Give its slot, if it has one, to a call that waits. Idempotent, at any moment."""
-        _slots.discard(self)
-        if _waiting:
-            _asked.put(None)
+        """Give its slot, if it has one, to a call that waits. Idempotent."""
+        with _lock:
+            if self not in _slots:
+                return
+            _slots.discard(self)
+            following = None
+            while following is None or following.cancelled():
+                if not _waiting:
+                    return
+                following = _waiting.popleft()
+            _slots.add(following)
+        following._start(following)
 
     def end(self, now: float) -> None:
         """End code that runs in circles after it was left; what waits in a library stays there."""
         if now > self._left_at + _GRACE_S:
             self._left_at = now
-            with _ending:
+            with _lock:
                 if self._thread:
                     interrupt(self._thread, Abandoned)
 
@@ -181,34 +188,18 @@ class _Call(Future[Any]):
 _slots: set[_Call] = set()
 """Calls that compute."""
 _waiting: deque[_Call] = deque()
-_asked: SimpleQueue[_Call | None] = SimpleQueue()
-"""Calls that ask for a slot; None where one became free."""
+_lock = threading.Lock()
+"""Held to give slots, and so that no thread is interrupted for a call that it has ended."""
 _left: set[_Call] = set()
 """Calls that took too long and are under way."""
-_ending = threading.Lock()
-"""Held so that no thread is interrupted for a call that it has ended."""
-
-
-def _give_slots() -> None:
-    """Start calls, in one thread: whoever starts one waits for its turn, as the loop must not."""
-    while True:
-        call = _asked.get()
-        if call is not None and not call.computes:
-            call.start()
-        elif call is not None:
-            _waiting.append(call)
-        while _waiting and len(_slots) < _AT_ONCE:
-            _slots.add(following := _waiting.popleft())
-            following.start()
-
-
-_starter = Background(_give_slots, "user-code-start")
+_starter = ThreadPoolExecutor(1, "user-code-start")
+"""Starts threads: whoever starts one waits until it has had a turn, which the loop must not."""
 
 
 def _forget() -> None:
     """Begin anew in a forked process, which has none of the threads."""
-    global _asked, _ending
-    _asked, _ending = SimpleQueue(), threading.Lock()
+    global _lock, _starter
+    _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "user-code-start")
     for calls in (_slots, _waiting, _left, _threads._under_way):
         calls.clear()
 
@@ -247,7 +238,7 @@ class OwnThread:
             return await function(*args, **kwargs)
         if self._hung is not None and not self._hung.done():
             raise UserCodeHung(f"{name_of(function)} was not called: {self._hung.who} still hangs")
-        call = _Call(function, args, kwargs, self._take, computes=self._computes)
+        call = _Call(function, args, kwargs, self.take, computes=self._computes)
         try:
             found = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -255,18 +246,22 @@ class OwnThread:
             raise
         return await found if inspect.isawaitable(found) else found
 
-    def _take(self, call: _Call) -> None:
+    def take(self, call: _Call) -> None:
+        """Run a call behind those before it."""
         with self._lock:
-            if self._calls is not None:
-                self._calls.put(call)
-                return
-            calls = self._calls = SimpleQueue()
+            begins = self._calls is None
+            calls = self._calls = self._calls or SimpleQueue()
             calls.put(call)
+        if begins:
+            _starter.submit(self._begin, calls)
+
+    def _begin(self, calls: SimpleQueue[_Call | None]) -> None:
         try:
-            _begin_thread(_work_off, calls)
-        except Exception:
-            self._calls = None
-            raise
+            threading.Thread(target=_work_off, args=(calls,), name=THREAD_NAME, daemon=True).start()
+        except RuntimeError as error:  # the system gives no more
+            self.close()
+            while (call := calls.get()) is not None:
+                call.fail(error)
 
     def close(self) -> None:
         """End the thread behind its last call."""
@@ -288,7 +283,7 @@ class OwnThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call in a thread of its own."""
-        call = _Call(fn, args, kwargs, lambda call: _begin_thread(call.work))
+        call = _Call(fn, args, kwargs, _alone)
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         return call
@@ -315,8 +310,10 @@ def keep_pool_free() -> None:
     asyncio.get_running_loop().set_default_executor(_threads)
 
 
-def _begin_thread(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, name=THREAD_NAME, daemon=True).start()
+def _alone(call: _Call) -> None:
+    thread = OwnThread()
+    thread.take(call)
+    thread.close()
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:

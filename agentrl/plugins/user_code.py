@@ -219,14 +219,20 @@ def hangs_in(error: BaseException) -> str:
     Args:
         error: the `TimeoutError` that a cancellation became.
     """
-    found: BaseException | None = error
-    while found is not None:
+    for found in chain_of(error):
         if notes := getattr(found, "__notes__", None):
             return f"; it hangs in {notes[0]}"
         if isinstance(found, asyncio.CancelledError) and (at := place_of(found)):
             return f"; it waited in {at}"
-        found = found.__cause__ or found.__context__
     return ""
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised from."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from agentrl_sandboxes.guest import wire
 from agentrl_sandboxes.host.answers import decode_files, exit_code
-from agentrl_sandboxes.host.channel import Channel
 from agentrl_sandboxes.host.sessions import WINDOW, SessionProcess
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Outcome
-from tests.sandboxes.host.test_channel import Peer
+from tests.sandboxes.host.test_channel import Peer, linked
 
 
 @asynccontextmanager
 async def session() -> AsyncIterator[tuple[SessionProcess, Peer, int]]:
     """A process whose guest is driven by the test, and the id of its session."""
-    ours, theirs = socket.socketpair()
-    channel = Channel(*await asyncio.open_connection(sock=ours))
-    peer = Peer(*await asyncio.open_connection(sock=theirs))
-    peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
-    await peer.take()
+    channel, peer = await linked()
     process = SessionProcess(channel)
     begun = asyncio.create_task(process.begin({"argv": [b"x"]}))
     kind, ident, body = await peer.take()
