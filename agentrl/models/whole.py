@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentrl.errors import ConfigError
-from agentrl.models.finite import check_finite, some_of
+from agentrl.errors import ConfigError, some_of
+from agentrl.models.finite import check_finite
 from agentrl.models.quickstart import quiet_loading
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
