@@ -132,10 +132,11 @@ class _Call(Future[Any]):
         if not self._clock:  # its thread has not begun
             return
         with contextlib.suppress(OSError):  # its thread may just have ended
+            wants_turn = self._wants_turn()  # before its clock: it may run between the two
             used = clock_gettime(self._clock)
             if used != self._used:
                 self._used, self._used_at = used, now
-            sleeps = now > self._used_at + _WAITS_S and not self._wants_turn()
+            sleeps = now > self._used_at + _WAITS_S and not wants_turn
             since, before = self._polled
             polls = False
             if now > since + _POLLS_S:
