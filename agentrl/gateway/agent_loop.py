@@ -14,7 +14,7 @@ from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
 from agentrl.gateway.opened import OpenedRollout
 from agentrl.gateway.posted import agreed
-from agentrl.plugins.user_code import chain_of, hangs_in, user_call, user_code
+from agentrl.plugins.user_code import chain_of, hangs_in, user_call, user_code, was_cancelled
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.coerce import as_step_result, number
 from agentrl.rollout.endings import RolloutEnded, crash, ended
@@ -162,8 +162,7 @@ class AgentLoop(SessionLoop):
             with self._watch.limit(limit_s):
                 returned = await user_call(self._agent, task, client, limit_s=limit_s)
         except asyncio.CancelledError as error:
-            running = asyncio.current_task()
-            if running is None or running.cancelling():
+            if was_cancelled():
                 raise
             raise crash("agent", error) from error
         finally:

@@ -93,7 +93,7 @@ def user_code(
     except (Exception, GeneratorExit, KeyboardInterrupt, *passing):
         raise
     except BaseException as error:
-        if isinstance(error, asyncio.CancelledError) and _was_asked_to_end():
+        if isinstance(error, asyncio.CancelledError) and was_cancelled():
             raise
         at = _innermost(error, last=True)
         ended = UserCodeExit(
@@ -295,7 +295,8 @@ def _shown(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _was_asked_to_end() -> bool:
+def was_cancelled() -> bool:
+    """Return true if the present task was cancelled; else its code made the cancellation."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
