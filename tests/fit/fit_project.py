@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.metrics.sinks import read_metrics
-from tests.runtime.tiny_project import write_model
+from tests.runtime.tiny_project import run_agentrl, write_model
 from tests.warm_processes import warm_context
 
 ADD = {
@@ -210,10 +210,4 @@ def _die_at(event: str, part: str, times: int, words: tuple[str, ...], out: str)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    with Path(out).open("w", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    from agentrl.cli import main
-
-    sys.argv = ["agentrl", *words]
-    main()
+    run_agentrl(words, out)

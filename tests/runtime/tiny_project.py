@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.chat.byte_level import chatml_tokenizer
 from tests.warm_processes import warm_context
 
 CHATML = (
@@ -74,20 +75,8 @@ class Nothing(SandboxBackend):
 def write_model(folder: Path, *, seed: int = 0) -> Path:
     """Save a random Llama and its tokenizer in Hugging Face format."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-    tokenizer.chat_template = CHATML
+    tokenizer = chatml_tokenizer(CHATML)
     torch.manual_seed(seed)
     tokenizer.save_pretrained(folder)
     _save_llama(folder, tokenizer, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
@@ -193,6 +182,11 @@ def _child(words: tuple[str, ...], out: str, environment: dict[str, str]) -> Non
     """
     os.environ.clear()
     os.environ.update(environment)
+    run_agentrl(words, out)
+
+
+def run_agentrl(words: tuple[str, ...], out: str) -> None:
+    """Run `agentrl WORDS` in this process, with both streams going to a file."""
     with Path(out).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
