@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +165,17 @@ def write_project(folder: Path, **changes: Any) -> Path:
         "eval": {"datasets": {"held": {"source": "held.jsonl"}}, "n_samples": 2},
         "checkpoint": {"every_steps": 2},
     }
+    return write_changed(folder / "tiny.yaml", data, changes)
+
+
+def write_changed(path: Path, data: dict[str, Any], changes: Mapping[str, Any]) -> Path:
+    """Write a config with other values of keys, as `train__steps`."""
     for dotted, value in changes.items():
         *sections, leaf = dotted.split("__")
         node = data
         for section in sections:
             node = node.setdefault(section, {})
         node[leaf] = value
-    path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
 
