@@ -81,6 +81,7 @@ class _Call(Future[Any]):
         self._thread = 0
         self._left_at = self._began = self._used = self._used_at = 0.0
         self._polled = 0.0, 0.0
+        self._wanted = 0  # looks at which it wanted a turn, less those at which it slept
         self._clock = 0
         self._stat = Path()
         at_each_tick(_look_at_all)
@@ -138,10 +139,11 @@ class _Call(Future[Any]):
                 self._used, self._used_at = used, now
             sleeps = now > self._used_at + _WAITS_S and not wants_turn
             since, before = self._polled
+            self._wanted += 1 if wants_turn else -1
             polls = False
             if now > since + _POLLS_S:
-                polls = used - before < _POLLS_SHARE * (now - since)
-                self._polled = now, used
+                polls = used - before < _POLLS_SHARE * (now - since) and self._wanted < 0
+                self._polled, self._wanted = (now, used), 0
             if sleeps or polls or used > self._began + _COMPUTES_S:
                 self.free()
 

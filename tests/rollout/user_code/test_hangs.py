@@ -229,7 +229,7 @@ async def test_an_agent_that_hangs(bench: Make) -> None:
         stuck()
         return 1.0
 
-    made = bench(["a"], lambda: FunctionAgent(agent, {}), timeout_s=2.0)
+    made = bench(["a"], lambda: FunctionAgent(agent, {}), timeout_s=5.0)
     group = await made.group(3)
     lost = [row for row in group.trajectories if row.termination is not Termination.ENV_DONE]
     assert len(lost) == 1
