@@ -257,5 +257,5 @@ def _render_modes(gymnasium: Any, spec: Any) -> Sequence[str]:
 def make_tasks(
     split: str = "train", n: int = 200, seed: int = 0, prompt: str = "Play this game."
 ) -> list[Task]:
-    """See `seeded_tasks`."""
+    """Episodes by their seeds; see `seeded_tasks`."""
     return seeded_tasks("gym", split, n, seed, prompt)
