@@ -14,7 +14,17 @@ from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.template import GuardedTemplate, guard_call, short_call_ids
 from agentrl.chat.tokenizer import Codec
 from agentrl.types import CallStatus, Message, ToolCall
-from agentrl.types.thoughts import CLOSE, OPEN, has_thought, split_thought
+from agentrl.types.thoughts import (
+    CLOSE,
+    FAMILY_MARKS,
+    OPEN,
+    closing_of,
+    end_of_thought,
+    has_thought,
+    opening_before,
+    parts_of_thought,
+    split_thought,
+)
 
 _USER: Mapping[str, Any] = {"role": "user", "content": "Alphaprobe"}
 _WORDS = "Betaprobe"
@@ -40,11 +50,12 @@ class TurnWriter:
         self._lead = boundaries.lead
         self._thinks = OPEN in boundaries.lead
         """Whether the template puts an empty thought before a message without one."""
-        prefilled = boundaries.generation.rstrip().endswith(OPEN)
-        self._begun = boundaries.generation.rpartition(OPEN)[2] if prefilled else None
-        """What the generation prompt has behind `<think>`; None where it opens no such block."""
+        prefilled = opening_before(boundaries.generation)
+        self._opening = prefilled or _own_opening(codec)
+        self._begun = boundaries.generation.rpartition(prefilled)[2] if prefilled else None
+        """What the generation prompt has behind the mark of a thought; None where it has none."""
         prompt = template.raw([_USER], generate=True)
-        self._prompt = prompt[: prompt.rindex(OPEN)] if prefilled else prompt
+        self._prompt = prompt[: prompt.rindex(prefilled)] if prefilled else prompt
         self._trims = self._trimmed()
 
     def texts(self, message: Message, *, lead: bool) -> list[str]:
@@ -62,7 +73,8 @@ class TurnWriter:
                 start, words = start[: start.index(OPEN)], words.lstrip()
         if not message.tool_calls:
             return [start + words]
-        if words.rstrip().endswith(CLOSE):  # what follows a thought stands apart, calls as words
+        # What follows a thought stands apart, calls as words.
+        if words.rstrip().endswith(closing_of(self._opening)):
             words = f"{words.rstrip()}\n\n"
         calls = message.tool_calls
         found: list[str] = []
@@ -81,24 +93,37 @@ class TurnWriter:
     def _words(self, content: str) -> str:
         """The content behind what the generation prompt already holds of it."""
         left, right = self._trims
+        content = content.lstrip() if left else content
+        content = content.rstrip() if right else content
         text = self._codec.guard(content)
-        text = text.lstrip() if left else text
-        text = text.rstrip() if right else text
+        close = closing_of(self._opening)
+        if end := end_of_thought(content):
+            text = self._in_own_marks(content, end)
         if self._begun is None:
             return text
-        if not has_thought(text):  # nothing was thought; the block is closed all the same
-            return f"{self._begun}{CLOSE}\n\n{text}"
+        if not end and not has_thought(content):  # nothing was thought; the block is closed
+            return f"{self._begun}{close}\n\n{text}"
         thought = text.lstrip()
-        if not thought.startswith(OPEN):
+        if not thought.startswith(self._opening):
             return text
-        thought = thought.removeprefix(OPEN)
+        thought = thought.removeprefix(self._opening)
         if thought.startswith(self._begun):
             return thought.removeprefix(self._begun)
         return thought.lstrip("\n") if self._begun.isspace() else thought
 
+    def _in_own_marks(self, content: str, end: int) -> str:
+        """Content with a thought, in the marks of this model; they are no look-alikes."""
+        guard = self._codec.guard
+        opening, thought, close = parts_of_thought(content[:end])
+        if opening.strip() not in (OPEN, self._opening):
+            return guard(content)
+        own = closing_of(self._opening)
+        thought = guard(thought.replace(own, f"{own[0]} {own[1:]}"))  # quoted; it ends once
+        return f"{self._opening}{thought}{close and own}{guard(content[end:])}"
+
     def _as_template(self, words: str, calls: Sequence[ToolCall]) -> str | None:
         """Words and calls as the template writes them; None if it does not show these calls."""
-        if split_thought(words, begun=self._begun is not None)[1].strip():
+        if split_thought(words, begun=self._opening if self._begun is not None else "")[1].strip():
             beside = self._rendered(_WORDS, calls)
             if beside is not None and beside.lstrip().startswith(_WORDS):
                 return words + beside.lstrip().removeprefix(_WORDS)
@@ -155,6 +180,11 @@ class TurnWriter:
         first = self._codec.find_special(raw)
         begin = first.end() if first and not first.start() else 0
         return raw[:begin] + self._codec.guard(raw[begin:])
+
+
+def _own_opening(codec: Codec) -> str:
+    """The mark of thoughts that is a token of this tokenizer; `<think>` where none is known."""
+    return next((mark for mark in FAMILY_MARKS if mark in codec.added), OPEN)
 
 
 def written_calls(codec: Codec, syntax: CallSyntax, calls: Sequence[ToolCall]) -> str:

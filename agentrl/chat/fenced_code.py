@@ -9,10 +9,12 @@ from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.errors import ChatError
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
+from agentrl.types.thoughts import CLOSING
 
 _FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)([^\n`]*+)(?:\n|\Z)", re.MULTILINE)
 _END = re.compile(
-    r"^[ \t]*+(?:`{3,}+|~{3,}+)?[ \t]*+</think>|</think>[ \t\r]*+(?:\n|\Z)", re.MULTILINE
+    rf"^[ \t]*+(?:`{{3,}}+|~{{3,}}+)?[ \t]*+(?:{CLOSING})|(?:{CLOSING})[ \t\r]*+(?:\n|\Z)",
+    re.MULTILINE,
 )
 
 

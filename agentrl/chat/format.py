@@ -22,6 +22,7 @@ from agentrl.errors import ChatError, DataError
 from agentrl.tool import Tool
 from agentrl.types import Image, ImageSpan, Message, ToolCall
 from agentrl.types.finding import Finding, Status
+from agentrl.types.thoughts import opening_before
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class ChatFormat(ABC):
     """What every model turn begins with: `chat.reply_prefix`. Part of the prompt and the deltas."""
     reply_prefix: str = ""
     """The same as text, its look-alikes split."""
-    reasoning_prefilled: bool = False
-    """Whether the generation prompt opens a `<think>` block that the model closes."""
+    thought_opening: str = ""
+    """Mark of the thought that the generation prompt opens and the model closes; empty for none."""
     reads_images: bool = False
     """Whether messages may show images."""
     findings: Sequence[Finding] = ()
@@ -52,6 +53,11 @@ class ChatFormat(ABC):
         """Reads and writes calls; that of `hermes` where the run has no parser."""
         self._system_prompt = system_prompt
         self._origins: dict[int, list[str]] = {}
+
+    @property
+    def reasoning_prefilled(self) -> bool:
+        """True if the generation prompt opens a thought, as `<think>`, that the model closes."""
+        return bool(self.thought_opening)
 
     def add_ends(self, origin: str, ids: Sequence[int | None]) -> None:
         """Take tokens that end a turn, beside those known; `origin` is what names them."""
@@ -227,7 +233,7 @@ class TemplateChat(ChatFormat):
         self.add_ends("template", [boundaries.close_id, *boundaries.openers.values()])
         self.add_ends("tokenizer", [codec.tokenizer.eos_token_id])
         self.findings = tuple(findings)
-        self.reasoning_prefilled = boundaries.generation.rstrip().endswith("<think>")
+        self.thought_opening = opening_before(boundaries.generation)
         self._template = template
         self.reads_images = template.images is not None
         self._refused = {item.name: item for item in findings if item.status is Status.FAIL}

@@ -19,7 +19,7 @@ from agentrl.chat.call_syntax import CallSyntax
 from agentrl.chat.format import ChatFormat
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
-from agentrl.types.thoughts import end_of_thought, split_behind
+from agentrl.types.thoughts import end_of_thought, parts_of_thought, split_behind
 
 MAX_CALLS = 128
 """Calls that are read in one turn. What follows is one malformed call, so that neither reading a
@@ -31,7 +31,7 @@ class ParsedTurn:
     """One assistant turn, read."""
 
     text: str
-    """The turn without special tokens."""
+    """The turn without special tokens but the marks of its thought."""
     thought: str = ""
     """What was thought at its beginning, without the marks."""
     said: str
@@ -77,7 +77,7 @@ class ToolCallParser(CallSyntax):
         given: Sequence[int] = (),
         tools: Sequence[Tool] = (),
         turn: int = 0,
-        begun: bool | None = None,
+        begun: str | None = None,
     ) -> ParsedTurn:
         """Read one turn. Never raises on model text.
 
@@ -90,18 +90,17 @@ class ToolCallParser(CallSyntax):
                 the schemas.
             turn: index of the turn in its rollout; makes the ids of the calls differ between
                 turns with the same text.
-            begun: whether the prompt has opened a thought; None for prompts of the template.
+            begun: mark with which the prompt has opened a thought, empty for none; None for
+                prompts of the template.
         """
         body = [*given, *ids]
         while body and body[-1] in chat.stop_token_ids:
             body.pop()
         raw = chat.decode_raw(body)
-        begun = chat.reasoning_prefilled if begun is None else begun
+        begun = chat.thought_opening if begun is None else begun
         behind = end_of_thought(raw, begun=begun, quotes=self.quotes(raw, tools))
         found = self._bounded(raw, behind, tools)
-        text = chat.decode(body) if chat.has_specials(body) else raw
-        thought, said = map(chat.drop_specials, split_behind(raw, behind))
-        said = said if behind else text
+        text, thought, said = _plain(raw, behind, body, chat)
         if not found:
             return ParsedTurn(text=text, thought=thought, said=said, content=said.strip(), calls=())
         token_map = chat.token_map(body, raw)
@@ -133,7 +132,7 @@ class ToolCallParser(CallSyntax):
         )
 
     def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
-        """Spans of whole calls in a turn; a `</think>` in one of them is text of an argument."""
+        """Spans of whole calls in a turn; a closing mark in one of them is text of an argument."""
         for item in islice(self.find(text, 0, tools), MAX_CALLS):
             if item.status is CallStatus.OK:
                 yield item.start, item.end
@@ -166,17 +165,29 @@ class ToolCallParser(CallSyntax):
 
 
 def read_text(
-    ids: Sequence[int], chat: ChatFormat, *, given: Sequence[int] = (), begun: bool | None = None
+    ids: Sequence[int], chat: ChatFormat, *, given: Sequence[int] = (), begun: str | None = None
 ) -> ParsedTurn:
     """Read one turn in which no call is looked for; arguments as `ToolCallParser.parse`."""
     body = [*given, *ids]
     raw = chat.decode_raw(body)
-    begun = chat.reasoning_prefilled if begun is None else begun
+    begun = chat.thought_opening if begun is None else begun
     end = end_of_thought(raw, begun=begun)
-    thought, said = map(chat.drop_specials, split_behind(raw, end))
-    text = chat.decode(body) if chat.has_specials(body) else raw
-    said = said if end else text
+    text, thought, said = _plain(raw, end, body, chat)
     return ParsedTurn(text=text, thought=thought, said=said, content=said.strip(), calls=())
+
+
+def _plain(raw: str, end: int, body: Sequence[int], chat: ChatFormat) -> tuple[str, str, str]:
+    """The turn, its thought and its words without special tokens; marks of a thought stay in it."""
+    if not chat.has_specials(body):
+        thought, said = split_behind(raw, end)
+        return raw, thought, said if end else raw
+    if not end:
+        text = chat.decode(body)
+        return text, "", text
+    thought, said = map(chat.drop_specials, split_behind(raw, end))
+    opening, inside, close = parts_of_thought(raw[:end])
+    inner, behind = chat.drop_specials(inside), chat.drop_specials(raw[end:])
+    return f"{opening}{inner}{close}{behind}", thought, said
 
 
 def _shifted(span: tuple[int, int], by: int) -> tuple[int, int]:

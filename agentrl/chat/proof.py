@@ -17,6 +17,7 @@ from agentrl.chat.tokenizer import Codec
 from agentrl.errors import ChatError
 from agentrl.types import Message
 from agentrl.types.finding import Finding, fail, warn
+from agentrl.types.thoughts import OPEN, opening_before
 
 Feature = Literal["system", "tools", "tool results", "reasoning", "images", "openings"]
 """Part of a conversation that a template may rewrite; the name of the finding."""
@@ -89,7 +90,7 @@ def prove(
         )
         report("tools", difference, "when tools are offered")
     if "tool" in boundaries.pieces and template.abilities.tool_role:
-        opened = boundaries.generation.rstrip().endswith("<think>")
+        opened = opening_before(boundaries.generation) == OPEN
         words, prefilled = (_THOUGHT, "<think>\n") if opened else (_WORDS, "")
         difference = None
         # A template may refuse two answers in a row that called no tool, so one must do then.

@@ -43,7 +43,7 @@ _GROUPS = {
     "config": (_BEFORE, "Show the keys and values of run files."),
     "judge": (_BEFORE, "Measure a judge, or any reward function, against labels."),
     "traj": (_AFTER, "Look at stored trajectories."),
-    "prefs": (_AFTER, "Make preference pairs of stored rollouts, and check pairs."),
+    "prefs": (_AFTER, "Make preference pairs of stored rollouts; check and balance pairs."),
     "rm": (_AFTER, "Measure reward models, and score answers with them."),
     "env": (_TASKS, "Make and check environments."),
     "harness": (_TASKS, "Install agents that are trained as they are."),

@@ -263,7 +263,8 @@ def _narrow(
     if env is not None:
         data["env"]["target"] = env
     if dataset is not None:
-        data["dataset"] = {"source": dataset}
+        kept = ("max_prompt_tokens", "long_prompts")  # of the policy's prompts, whatever the data
+        data["dataset"] = {"source": dataset} | {key: data["dataset"][key] for key in kept}
         data["eval"]["datasets"] = {}
     if n is not None:
         data["eval"]["n_samples"] = n

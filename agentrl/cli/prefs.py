@@ -1,4 +1,5 @@
-"""The `agentrl prefs` commands: preference pairs out of runs, and what is wrong with pairs."""
+"""The `agentrl prefs` commands: preference pairs out of runs, what is wrong with pairs, and the
+balance of their lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from agentrl.types import TrajectoryGroup
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make preference pairs of stored rollouts, and check pairs."
+    no_args_is_help=True, help="Make preference pairs of stored rollouts, check and balance pairs."
+)
+
+_COLUMN = typer.Option(
+    metavar="NAME=COLUMN", help="Where prompt, chosen, rejected, margin ... are."
 )
 
 
@@ -110,6 +115,66 @@ def make(
 
 
 @app.command()
+def balance(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File, folder, hf:NAME or module:function.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="File to make: .jsonl, or .parquet for sampled tokens."),
+    ],
+    split: Annotated[str, typer.Option(help="Split to take.")] = "train",
+    column: Annotated[list[str] | None, _COLUMN] = None,
+    width: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=100.0, help="Of a class, in the logarithm of the ratio of lengths."
+        ),
+    ] = 0.2,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON.")] = False,
+) -> None:
+    """Leave pairs out until length no longer tells the chosen one; write the others.
+
+    Pairs are classed by the ratio of their lengths. Of each class as many stay whose chosen one is
+    the longer as whose chosen one is the shorter; which of the more numerous kind is drawn by
+    their ids. Pairs of equal lengths stay. Nothing of a pair is changed. The figures before and
+    after are those of 'prefs check'.
+    """
+    from agentrl.errors import RunError
+    from agentrl.fit.data.preferences.balance import balance_lengths
+    from agentrl.fit.data.preferences.check import length_bias
+    from agentrl.fit.data.preferences.load import load_pairs
+    from agentrl.fit.data.preferences.write import write_pairs
+
+    prepare()
+    if out.exists():
+        raise RunError(f"--out {out} is there already; name another file, or remove it")
+    pairs = load_pairs(source, split=split, columns=_columns(column or []))
+    found = balance_lengths(pairs, width=width, seed=seed)
+    write_pairs(out, found.pairs, source=Path(source))
+    before, after = (length_bias(each).detail for each in (pairs, found.pairs))
+    console = open_console()
+    if as_json:
+        counts = {name: value for name, value in asdict(found).items() if name != "pairs"}
+        figures = {"before": before, "after": after, "pairs": len(pairs), **counts}
+        figures |= {"kept": len(found.pairs), "width": width, "seed": seed, "out": str(out)}
+        console.file.write(json.dumps(figures, indent=2) + "\n")
+        return
+    for text in (
+        f"before: {before}",
+        f"after:  {after}",
+        f"{len(found.pairs)} of {len(pairs)} pairs in {out}: {found.each} with the longer one "
+        f"chosen and {found.each} with the shorter, in {found.classes} classes of the ratio of "
+        f"lengths (width {width:g}), and {found.equal} of equal lengths",
+        f"left out: {found.longer_left_out} with the longer one chosen and "
+        f"{found.shorter_left_out} with the shorter, drawn with seed {seed}",
+        f"next: agentrl prefs check {out}",
+    ):
+        console.print(text, markup=False, soft_wrap=True)
+
+
+@app.command()
 def check(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File, folder, hf:NAME or module:function.")
@@ -126,10 +191,7 @@ def check(
     against_split: Annotated[
         str | None, typer.Option(help="Split of --against, or of SOURCE where it has several.")
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=COLUMN", help="Where prompt, chosen, rejected, margin ... are."),
-    ] = None,
+    column: Annotated[list[str] | None, _COLUMN] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
 ) -> None:

@@ -15,6 +15,7 @@ A preset names a known assembly; every block can be set beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -30,6 +31,7 @@ from agentrl.config.presets import (
     IsCorrection,
     LossAggMode,
     Preset,
+    brought_along,
 )
 from agentrl.config.training import AdapterSection
 from agentrl.estimators import ESTIMATORS, EstimatorSpec
@@ -53,8 +55,9 @@ class AlgorithmSection(FiniteSection):
     """Advantage and loss. `preset` names a known assembly; other keys override it."""
 
     preset: Preset = "dr_grpo"
-    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo` or
-    `tis_reinforce`. `agentrl config` prints the blocks it stands for."""
+    """`dr_grpo`, `grpo`, `rloo`, `reinforce++`, `reinforce++-baseline`, `ppo`, `gspo`, `cispo`,
+    `tis_reinforce` or `dapo`. `agentrl config` prints the blocks it stands for. `dapo` also fills
+    in `reward.dynamic_filtering` and `reward.overlong`."""
     advantage_estimator: Annotated[str | None, Names.CODE] = None
     """Blocks A and C: `reinforce` R, `reinforce_baseline` and `dr_grpo` R - mean, `rloo` R - mean
     of the others, `group_norm` (alias `grpo`) (R - mean) / (std + eps), `gae` with a critic, or an
@@ -71,8 +74,9 @@ class AlgorithmSection(FiniteSection):
     """Block D: zero mean and unit variance over all action tokens of the step; `mean` only removes
     the mean."""
     policy_loss: Annotated[str | None, Names.CODE] = None
-    """Block E: `ppo_clip`, `gspo`, `cispo`, `tis_reinforce`, the name of a loss made known with
-    `@policy_loss`, or an import string of one."""
+    """Block E: `ppo_clip`, `gspo`, `cispo`, `sapo`, `tis_reinforce`, the name of a loss made known
+    with `@policy_loss`, or an import string of one. Beside a preset of another loss it brings its
+    own clip bounds and `loss_agg_mode`, as far as these are not set."""
     loss_agg_mode: LossAggMode | None = None
     """How per-token losses become one number."""
     horizon: int | None = Field(default=None, ge=1)
@@ -88,11 +92,12 @@ class AlgorithmSection(FiniteSection):
     old_log_probs: Literal["rollout", "recompute", "decoupled"] | None = None
     """Denominator of the ratio: the sampler's log-probabilities; a forward pass before the first
     update of the step; or that pass, weighted by how it differs from the sampler (three policies:
-    sampler, before the step, now). None is `recompute` with `tis_reinforce`, which needs both
-    ratios, and else `rollout`."""
+    sampler, before the step, now). None is `recompute` with `tis_reinforce` and with a correction,
+    which need both ratios, and else `rollout`."""
     is_correction_type: IsCorrection = "none"
-    """Weight for the difference between sampler and trainer, with `recompute`: `tis` clamps it,
-    `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops rollouts and clamps the rest."""
+    """Weight for the difference between sampler and trainer, with `old_log_probs: recompute`, which
+    it brings along: `tis` clamps it, `icepop` drops tokens beyond the bounds, `seq-mask-tis` drops
+    rollouts and clamps the rest."""
     is_correction_threshold: Bounds | None = None
     """Bounds of that weight; None takes those usual for its type. `tis_reinforce` brings `tis`
     along."""
@@ -120,6 +125,18 @@ class AlgorithmSection(FiniteSection):
     """Leave truncated rollouts out of the loss (they stay in the baseline)."""
     distill: DistillSection | None = None
     """Block H: on-policy distillation from a teacher; None has no teacher."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_what_belongs_to_it(cls, value: Any) -> Any:
+        """Set what a policy loss and a correction bring along, so that a stored run keeps it."""
+        if not isinstance(value, Mapping):
+            return value
+        preset = value.get("preset", cls.model_fields["preset"].default)
+        filled = dict(value)
+        for brought in brought_along(preset, value).values():
+            filled |= {key: own for key, own in brought.items() if filled.get(key) is None}
+        return filled
 
     @field_validator("advantage_estimator", mode="before")
     @classmethod
@@ -160,15 +177,15 @@ class AlgorithmSection(FiniteSection):
                 "kl_target and reference_update steer a penalty that is not there: kl_coef is "
                 "0; set it, or leave them at their defaults"
             )
-        old = self._old_log_probs()
+        loss, old = self._named("policy_loss"), self._named("old_log_probs")
         if self.is_correction_type != "none" and old != "recompute":
             raise ValueError(
                 f"is_correction_type {self.is_correction_type!r} weighs the difference between "
                 f"sampler and trainer, but old_log_probs is {old!r}; set it to 'recompute'"
             )
-        if old == "rollout" and self._loss() in OWN_OLD_POLICY:
+        if old == "rollout" and loss in OWN_OLD_POLICY:
             raise ValueError(
-                f"policy_loss {self._loss()!r} has a ratio to the policy before the step and one "
+                f"policy_loss {loss!r} has a ratio to the policy before the step and one "
                 "from there to the sampler, but old_log_probs is 'rollout', which makes them one "
                 "and drops the cap on the second; set it to 'recompute', or leave it out"
             )
@@ -198,15 +215,17 @@ class AlgorithmSection(FiniteSection):
         own = getattr(self, key)
         return PRESETS[self.preset][key] if own is None else own
 
-    def _loss(self) -> str:
-        return self.policy_loss or PRESETS[self.preset]["policy_loss"]
-
-    def _old_log_probs(self) -> str:
-        """`old_log_probs` with its None filled in."""
-        if self.old_log_probs is not None:
-            return self.old_log_probs
-        known: str = PRESETS[self.preset]["old_log_probs"]
-        return "recompute" if self._loss() in OWN_OLD_POLICY else known
+    def brought_along(self) -> list[str]:
+        """Values that a policy loss or a correction has brought, a sentence for each of the two."""
+        found: list[str] = []
+        for source, brought in brought_along(self.preset, self.model_dump()).items():
+            held = [f"{key} {own}" for key, own in brought.items() if getattr(self, key) == own]
+            if held:
+                found.append(
+                    f"{source} beside preset {self.preset} brings {', '.join(held)}; a key that is "
+                    "set wins"
+                )
+        return found
 
     def doubts(self) -> list[str]:
         """Settings that are allowed but rarely meant. Ask a resolved section.
@@ -255,7 +274,6 @@ class AlgorithmSection(FiniteSection):
         filled: dict[str, Any] = {
             name: value for name, value in known.items() if getattr(self, name) is None
         }
-        filled["old_log_probs"] = self._old_log_probs()
         if self.use_kl_loss is not None and self.kl_estimator is None:
             filled["kl_estimator"] = "k3" if self.use_kl_loss else "k1"
         if self.is_correction_threshold is None and self.is_correction_type != "none":

@@ -27,6 +27,13 @@ class Section(BaseModel):
         return {cls.bare: value}
 
 
+def given_keys(section: Any) -> dict[str, Any]:
+    """The keys that are set in a section of a file, or in one made in Python; else empty."""
+    if isinstance(section, BaseModel):
+        return {name: getattr(section, name) for name in section.model_fields_set}
+    return dict(section) if isinstance(section, Mapping) else {}
+
+
 class Names(Enum):
     """Kinds of text in a key; an annotation of its field, read by `agentrl.config.paths`."""
 

@@ -157,7 +157,8 @@ class ScheduleSection(Section):
     nothing exceeds the bound that the other keys imply."""
     oversample: float = Field(default=1.0, ge=1)
     """Rollout groups begun per group trained; the slowest are put off and finished in rounds of
-    their own, so every task still comes once an epoch. On-policy only."""
+    their own, so every task still comes once an epoch. They first take the places of groups that
+    `reward.dynamic_filtering` drops. On-policy only."""
 
     @field_validator("max_version_lag", mode="before")
     @classmethod

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, Names, Section
-from agentrl.config.presets import Bounds
+from agentrl.config.base import FiniteSection, Names, Section, given_keys
+from agentrl.config.presets import Bounds, reward_of_preset
 from agentrl.errors import choices
 
 NOT_WHITENED = (
@@ -180,7 +181,8 @@ class RewardSection(Section):
     env_weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of the environment's own reward; 0 leaves only `functions` and `models`."""
     overlong: OverlongSection | None = None
-    """DAPO's penalty for long responses; None takes nothing off."""
+    """DAPO's penalty for long responses; None takes nothing off. Left out, `algorithm.preset: dapo`
+    sets it to the last fifth of the response budget."""
     stop_properly_penalty_coef: float | None = Field(default=None, le=1, allow_inf_nan=False)
     """ProRL, truncated rollouts only: 0 to 1 multiplies the reward, below 0 replaces it."""
     missing_eos_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -197,7 +199,8 @@ class RewardSection(Section):
     clip_shaped: Bounds | None = None
     """Bounds of what the group baseline leaves of a rollout's reward."""
     dynamic_filtering: DynamicFilter | None = None
-    """DAPO's filter of groups that teach nothing; None trains on all."""
+    """DAPO's filter of groups that teach nothing; None trains on all. Left out,
+    `algorithm.preset: dapo` sets it to `{keep: [0, 1], rounds: 10}`."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> RewardSection:
@@ -251,6 +254,28 @@ class RewardSection(Section):
     @classmethod
     def _ordered(cls, bounds: Bounds | None, info: ValidationInfo) -> Bounds | None:
         return bounds if bounds is None else in_order(str(info.field_name), bounds)
+
+
+def with_preset(reward: Any, preset: Any, *, budget: int) -> Any:
+    """A section as it is given, with what the preset asks of it where it names nothing.
+
+    Args:
+        reward: not checked yet; a key that is there, as `overlong: null`, wins.
+        preset: `algorithm.preset`.
+        budget: `rollout.max_response_tokens`.
+    """
+    given = given_keys(reward)
+    sampled = given_keys(given.get("overlong")).get("max_sampled_tokens")
+    usual = reward_of_preset(preset, budget=sampled if isinstance(sampled, int) else budget)
+    if not usual or not isinstance(reward, Mapping | BaseModel):
+        return reward
+    for key, kind in {"dynamic_filtering": DynamicFilter, "overlong": OverlongSection}.items():
+        value = given.get(key, {})
+        if value is not None:
+            plain = not isinstance(value, Mapping | BaseModel)
+            own = {kind.bare: value} if plain else given_keys(value)
+            given[key] = {**usual[key], **own}
+    return given
 
 
 def in_order(name: str, bounds: Bounds) -> Bounds:

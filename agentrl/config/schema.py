@@ -6,12 +6,13 @@ checks that need two sections live in `RunConfig`. Nothing here imports anything
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
-from agentrl.config.base import Names, Section, is_count, is_named_count
+from agentrl.config.base import Names, Section, given_keys, is_count, is_named_count
 from agentrl.config.fleet import (
     EmbeddedServing,
     LocalRuntime,
@@ -23,7 +24,7 @@ from agentrl.config.fleet import (
 )
 from agentrl.config.health import HealthSection
 from agentrl.config.presets import Bounds
-from agentrl.config.reward import RewardSection
+from agentrl.config.reward import RewardSection, with_preset
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
 from agentrl.config.training import TrainSection, sharding_refusal
 from agentrl.estimators import ESTIMATORS
@@ -194,8 +195,9 @@ class TrainDatasetSection(DatasetSection):
     flat, and `{by: KEY}` with the values of a metadata key, as `family`, learned of as one: for
     runs that meet most tasks once or never."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of a row's prompt in the policy's chat template, without tools and without what
-    the environment adds; None for no limit but `rollout.max_context_tokens`."""
+    """Most tokens of a row's prompt in the policy's chat template, here and in `eval.datasets`,
+    without tools and without what the environment adds; None for no limit but
+    `rollout.max_context_tokens`."""
     long_prompts: Literal["refuse", "drop", "truncate_left"] = "refuse"
     """Treatment of prompts over `max_prompt_tokens`, each with their number and the longest:
     `refuse` ends the command before the run, `drop` leaves them out, `truncate_left` removes the
@@ -373,6 +375,18 @@ class RunConfig(Section):
         """The runtime of a run on Ray. Ask only where `runtime.kind` is ray."""
         assert self.runtime.kind == "ray", self.runtime.kind
         return self.runtime
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reward_of_preset(cls, data: Any) -> Any:
+        """Set what the preset asks of rewards, so that a run file shows and a run stores it."""
+        preset = given_keys(given_keys(data).get("algorithm")).get("preset")
+        if preset is None or not isinstance(data, Mapping):
+            return data
+        known = RolloutSection.model_fields["max_response_tokens"].default
+        budget = given_keys(data.get("rollout")).get("max_response_tokens", known)
+        budget = budget if isinstance(budget, int) else known
+        return {**data, "reward": with_preset(data.get("reward", {}), preset, budget=budget)}
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:

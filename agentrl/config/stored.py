@@ -23,6 +23,7 @@ from agentrl.config.keys import (
     put,
     value_at,
 )
+from agentrl.config.presets import PRESETS, brought_along
 from agentrl.config.renamed import NOTHING, RENAMED, kl_target, new_path
 from agentrl.config.schema import RolloutSection, RunConfig
 
@@ -52,6 +53,7 @@ def translate(data: Mapping[str, Any], root: type[Section] = RunConfig) -> Tree:
         if renamed.new and value is not NOTHING:
             put(tree, new_path(renamed, path), value)
     _overlong_of_sampled(tree)
+    _loss_as_preset(tree)
     return _pruned(tree, root, incomplete=bool(found))
 
 
@@ -119,6 +121,21 @@ def _overlong_of_sampled(tree: Tree) -> None:
         budget = value_at(tree, "rollout.max_response_tokens")
         default = RolloutSection.model_fields["max_response_tokens"].default
         overlong["max_sampled_tokens"] = budget or default
+
+
+def _loss_as_preset(tree: Tree) -> None:
+    """A policy loss once took the bounds and the mean of whatever preset it stood beside.
+
+    Today what it brings along is stored, so a key without a value is one of then.
+    """
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, dict):
+        return
+    preset = algorithm.get("preset") or "dr_grpo"
+    for brought in brought_along(preset, algorithm).values():
+        for key in brought.keys() - {"old_log_probs"}:
+            if algorithm.get(key) is None:
+                algorithm[key] = PRESETS[preset][key]
 
 
 def _pruned(tree: Tree, kind: type[Section], *, incomplete: bool) -> Tree:

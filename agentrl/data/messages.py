@@ -10,7 +10,7 @@ from agentrl.data.pictures import IMAGE_PARTS, RowImages
 from agentrl.data.plain import plain
 from agentrl.errors import DataError, choices
 from agentrl.types import Message, Role, ToolCall
-from agentrl.types.thoughts import split_served, split_thought, written_thought
+from agentrl.types.thoughts import split_parts, split_served, split_thought, written_thought
 
 
 def prompt_of(where: str, value: Any, images: RowImages | None = None) -> str | tuple[Message, ...]:
@@ -41,8 +41,8 @@ def messages_of(
 ) -> tuple[Message, ...]:
     """The messages of one part of a row, as OpenAI's chat API writes them.
 
-    Reasoning in a key of its own (`reasoning_content`, `reasoning`, `thinking`) opens the content
-    of an assistant's message as `<think>` text, as models sample it.
+    Reasoning in a key of its own (`reasoning_content`, `reasoning`, `thinking`), or in a part of
+    the content, opens the content of an assistant's message as `<think>` text.
 
     Args:
         where: file and row, for messages of errors.
@@ -86,10 +86,11 @@ def _message(where: str, value: Any, images: RowImages | None) -> Message:
         calls = calls.tolist()
     if not isinstance(calls, (list, tuple, type(None))):
         raise DataError(f"{where}: tool_calls is {type(calls).__name__}; expected a list")
-    thought = _thought(value) if role == "assistant" else ""
-    content = _content(
-        where, value.get("content"), optional=bool(calls or thought), images=images is not None
-    )
+    given, thought = value.get("content"), ""
+    if role == "assistant":
+        parted, given = split_parts(given)
+        thought = _thought(value) or written_thought(parted)
+    content = _content(where, given, optional=bool(calls or thought), images=images is not None)
     said = Message(role=role, content=content if isinstance(content, str) else "")
     if images is not None:
         said = images.message(role, content)

@@ -1,12 +1,14 @@
 """Origin of a run: its command, the code and data that it reads, and the versions that ran it.
 
 `run.json` keeps one record for each start, so that `agentrl train --again RUN` can name what is
-not as it was. Code is the files that the config names and whatever was imported from their folder;
-models have digests of their own (`pinned_models`).
+not as it was. Code is the files that the config names, what these import from beside them, and
+whatever was imported from the folder of the config. Data is the files of the config and all in the
+folders of `args` and sources. Models have digests of their own (`pinned_models`).
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import os
@@ -15,7 +17,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,12 @@ _MOST_FILES = 2000
 """Files of data, and of code, that are read; and folders of data."""
 _MOST_BYTES, _LATER_BYTES = 2**31, 2**10
 """Bytes of data that are read so; of later files parts of the second size are."""
+_MOST_LISTED = 20_000
+"""Files of a larger folder of which name, size and time count."""
+_SOURCE_BYTES = 2**20
+"""Most bytes of a file of code that is read for what it imports."""
+_NOT_READ = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+_NO_DISKS = ("/proc", "/sys", "/dev")
 
 
 def origin_of(config: RunConfig | FitConfig, base: Path) -> dict[str, Any]:
@@ -67,7 +75,10 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if what == "files" and name not in old:
                 continue  # imported later than its record was written
             if what == "files":
-                there = _size(Path(name)) is not None
+                folder = name.endswith("/")
+                there = Path(name).is_dir() if folder else _size(Path(name)) is not None
+                if folder and there and name not in new:
+                    continue  # small enough now that each file has a line of its own
                 if name in new or not there or _digest(Path(name)) != old[name]:  # not imported yet
                     lines.append(f"{name} {'has changed' if there else 'is gone'}")
             else:
@@ -107,9 +118,18 @@ def _digests(config: RunConfig | FitConfig, base: Path) -> dict[str, str]:
     section = config.model_dump(mode="json")
     section.pop("model", None)  # pinned, and large
     section.pop("run", None)
+    given = {*_texts([*_arguments(section)])}
     named = {file for text in _texts(section) for file in _named_files(text)}
-    below = {file for _, text in rows_named(config) for file in _files_below(text)}
-    code = set[Path]()
+    named |= {file for text in given for file in _named_files(str(base / text))}
+    folders = {Path(text) for _, text in rows_named(config) if text.startswith("/")}
+    folders |= {base / text for text in given if Path(text).parts}
+    below, lists = set[Path](), dict[str, str]()
+    for folder in sorted(folder.absolute() for folder in folders):
+        files = _files_below(folder)
+        below.update(files[:_MOST_FILES])
+        if len(files) > _MOST_FILES:
+            lists[f"{folder}/"] = _listed(files)
+    code = {file for name in named if name.suffix == ".py" for file in _imported(name)}
     folder = base.resolve()
     package = Path(agentrl.__file__).parents[1]
     for module in [*sys.modules.values()]:
@@ -122,7 +142,20 @@ def _digests(config: RunConfig | FitConfig, base: Path) -> dict[str, str]:
         much = left >= _WHOLE_BYTES
         found[str(file)] = _digest(file) if much else _digest(file, part=_LATER_BYTES)
         left -= min(_size(file) or 0, _WHOLE_BYTES)
-    return found | {str(file): _digest(file) for file in sorted(code)[:_MOST_FILES]}
+    return found | lists | {str(file): _digest(file) for file in sorted(code)[:_MOST_FILES]}
+
+
+def _arguments(section: Any) -> Iterator[Any]:
+    """Values of all `args` of a config, which may name files and folders."""
+    if isinstance(section, dict):
+        for name, value in section.items():
+            if name == "args":
+                yield value
+            else:
+                yield from _arguments(value)
+    elif isinstance(section, list):
+        for value in section:
+            yield from _arguments(value)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -143,18 +176,72 @@ def _named_files(text: str) -> Iterator[Path]:
             yield Path(name)
 
 
-def _files_below(text: str) -> Iterator[Path]:
-    """The first files of a folder of data, by name; no more of it is looked at."""
-    if not text.startswith("/") or _size(Path(text, "run.json")) is not None:
-        return
-    left = _MOST_FILES
-    for at, folders, names in itertools.islice(os.walk(text), _MOST_FILES):
-        folders.sort()
-        files = [Path(at, name) for name in sorted(names)[:left]]
-        yield from (file for file in files if _size(file) is not None)
-        left -= len(files)
-        if left == 0:
+def _files_below(folder: Path) -> list[Path]:
+    """The first files of a folder, by name; no more of it is looked at. A run has an origin."""
+    found: list[Path] = []
+    if not folder.is_dir() or str(folder).startswith(_NO_DISKS):
+        return found
+    for at, folders, names in itertools.islice(os.walk(folder), _MOST_LISTED):
+        if "run.json" in names:
+            folders.clear()
+            continue
+        folders[:] = sorted(set(folders) - _NOT_READ)
+        files = (Path(at, name) for name in sorted(names))
+        found += [file for file in files if _size(file) is not None]
+        if len(found) >= _MOST_LISTED:
+            break
+    return found[:_MOST_LISTED]
+
+
+def _listed(files: Sequence[Path]) -> str:
+    """Digest of a large folder, and what it is of."""
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            state = file.stat()
+        except OSError:
+            continue
+        digest.update(f"{file!a} {state.st_size} {state.st_mtime_ns}\n".encode())
+    count = f"its first {len(files)}" if len(files) == _MOST_LISTED else f"{len(files)}"
+    return f"{digest.hexdigest()[:16]} of names, sizes and times of {count} files"
+
+
+def _imported(first: Path) -> set[Path]:
+    """A file of code and the files beside it that it imports, those that they import, too."""
+    found, queue = {first}, [first]
+    while queue and len(found) < _MOST_FILES:
+        file = queue.pop()
+        for name, level in _imports(file):
+            start = first.parent if not level else file.parents[level - 1]
+            module = start.joinpath(*name.split("."))
+            for beside in (module.with_suffix(".py"), module / "__init__.py"):
+                if beside not in found and _size(beside) is not None:
+                    found.add(beside)
+                    queue.append(beside)
+    return found
+
+
+def _imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Names that may be modules, each with the number of dots before it."""
+    try:
+        if (_size(file) or 0) > _SOURCE_BYTES:
             return
+        nodes = ast.walk(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the import itself reports what is wrong
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for part in node.names:
+                yield part.name, 0
+        elif isinstance(node, ast.ImportFrom):
+            level = min(node.level, len(file.parents))
+            for part in (node.module, *(_joined(node.module, of.name) for of in node.names)):
+                if part:
+                    yield part, level
+
+
+def _joined(module: str | None, name: str) -> str:
+    return f"{module}.{name}" if module else name
 
 
 def _size(file: Path) -> int | None:

@@ -188,9 +188,9 @@ async def fit(
                         return await session.run(stop)
                     finally:
                         trained = session.done > 0
-                except AgentrlError:
-                    # Only for the traceback in run.log; the caller decides what is shown.
-                    logger.info("the fit ends with an error", exc_info=True)
+                except AgentrlError as error:
+                    # Known, so no traceback; the caller decides what is shown.
+                    logger.info("the fit ends with an error: %s", error)
                     raise
         except AgentrlError:
             if not trained and run_dir is None:  # one that is resumed is there already

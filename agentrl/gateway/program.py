@@ -105,9 +105,11 @@ class ProgramLoop(SessionLoop):
                 "whether its command, address and wire are right"
             )
             raise crash("env.play", error)
-        last = session.truncated
+        said, last, chat = session.last_turn, session.truncated, self._parts.chat
         action = Action(
-            text=session.last_words,
+            text=said.served.content if said else "",
+            thought=said.thought if said else "",
+            whole_text=chat.decode(chat.reply_prefix_ids) + said.text if said else "",
             turn=max(0, len(session.tree.sampled) - 1),
             truncated=last is not None,
             last=True,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.chat import ChatFormat, ToolCallParser
+from agentrl.chat.parser import read_text
 from agentrl.gateway.records import TurnRequest
 from agentrl.rollout.history.meaning import thought_and_words
 from agentrl.types import CallStatus, FinishReason, Generation, ToolCall
@@ -89,7 +90,7 @@ def read_turn(
         reasoning = reasoning[: reasoning.rindex(stop_text)].rstrip()
     return ReadTurn(
         generation=generation,
-        text=chat.decode(body),
+        text=read_text(body, chat).text,
         found=found,
         calls=calls,
         words=words,

@@ -503,6 +503,7 @@ class GatewaySession(SessionRecord):
                 text=turn.text,
                 calls=turn.found,
                 served=answer.message,
+                thought=turn.reasoning,
                 truncated=turn.truncated,
                 duration_s=in_ticks(time.monotonic() - started),
                 temperature=sampling.temperature,

@@ -14,6 +14,7 @@ from agentrl.rollout.history import (
     ConversationKind,
     MessageTree,
     NodeKind,
+    SampledText,
     TreeNode,
     branches_of,
     kinds_of,
@@ -69,13 +70,13 @@ class SessionRecord:
         return any(node.delivered for node in self.tree.sampled)
 
     @property
-    def last_words(self) -> str:
-        """Words of the latest turn of the agent's own conversation; empty without one."""
+    def last_turn(self) -> SampledText | None:
+        """The latest turn of the agent's own conversation that reached it; None without one."""
         kinds = kinds_of(self.tree)
         for node in reversed(self.tree.sampled):
             if node.delivered and node.said and kinds[node.root] is ConversationKind.MAIN:
-                return node.said.served.content
-        return ""
+                return node.said
+        return None
 
     def rows(self, reward: float) -> Recorder | None:
         """The rows of the rollout; None where nothing was sampled that is trained on."""

@@ -4,7 +4,7 @@ from agentrl.health.causes import RankedCause, causes, merged_levers
 from agentrl.health.commands import next_command
 from agentrl.health.dashboard import DASHBOARD, Band
 from agentrl.health.detector import Detector, detector
-from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, own_thresholds
+from agentrl.health.diagnose import DETECTORS, THRESHOLDS, diagnose, limits, own_thresholds
 from agentrl.health.fit_dashboard import FIT_DASHBOARD
 from agentrl.health.history import read_config, read_history, series_of
 from agentrl.health.records import (
@@ -42,6 +42,7 @@ __all__ = [
     "detector",
     "diagnose",
     "facts_of",
+    "limits",
     "merged_levers",
     "next_command",
     "own_thresholds",

@@ -2,16 +2,18 @@
 
 Bounds are those of usual practice, under the names this package logs. They are approximate: what
 matters is that a curve is stable and goes the right way. The detectors judge that; these bands
-are for the eye.
+are for the eye. Where a detector has a threshold for the same fact, the band names it in place of a
+number, so that both follow `health.thresholds`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agentrl.health.thresholds import USUAL
+from agentrl.health.thresholds import USUAL, Limits
 
-Range = tuple[float | None, float | None]
+Range = tuple[float | str | None, float | str | None]
+"""Two ends: a number, the name of a threshold, with a minus for its negative, or None if open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,19 @@ class Band:
     """Meaning of the curve, and which way it goes when all is well."""
     source: str
     """Source of the bounds."""
+
+    def at(self, limits: Limits) -> Band:
+        """The band with the value of each threshold that it names."""
+        healthy, red = (
+            (_value(low, limits), _value(high, limits)) for low, high in (self.healthy, self.red)
+        )
+        return replace(self, healthy=healthy, red=red)
+
+
+def _value(end: float | str | None, limits: Limits) -> float | None:
+    if not isinstance(end, str):
+        return end
+    return -limits[end[1:]] if end.startswith("-") else limits[end]
 
 
 _OPEN: Range = (None, None)
@@ -74,7 +89,7 @@ DASHBOARD: tuple[Band, ...] = (
         label="Groups with zero advantage",
         unit="share",
         healthy=(None, 0.5),
-        red=(None, 0.95),
+        red=(None, "empty_gradient/bound"),
         what="Share of rollouts whose group earned one and the same reward; falls as the policy "
         "learns to tell hard prompts apart.",
         source=USUAL,
@@ -83,8 +98,8 @@ DASHBOARD: tuple[Band, ...] = (
         metric="kl",
         label="KL to the reference",
         unit="nats/token",
-        healthy=(0.005, 2.0),
-        red=(None, 2.0),
+        healthy=("kl_too_small/bound", "kl_too_large/bound"),
+        red=(None, "kl_too_large/bound"),
         what="Rises slowly to a level. Below 0.005 after the first steps the policy does not "
         "move; above 2 it has left what it was.",
         source=USUAL,
@@ -93,8 +108,8 @@ DASHBOARD: tuple[Band, ...] = (
         metric="entropy",
         label="Entropy",
         unit="nats/token",
-        healthy=(0.05, 3.0),
-        red=(0.05, 6.0),
+        healthy=("entropy_collapse/floor", 3.0),
+        red=("entropy_collapse/floor", "entropy_explosion/ceiling"),
         what="How open the next token is; declines slowly. A sudden fall is mode collapse, a climb "
         "towards the logarithm of the vocabulary is gibberish.",
         source=f"{USUAL}; 0.05 and 6 are ours, for `near zero` and `pinned at vocab-log`",
@@ -103,8 +118,8 @@ DASHBOARD: tuple[Band, ...] = (
         metric="clip_ratio/region_mean",
         label="Clipped tokens",
         unit="share",
-        healthy=(None, 0.1),
-        red=(None, 0.3),
+        healthy=(None, "clip_fraction/warn"),
+        red=(None, "clip_fraction/bound"),
         what="Share of tokens at a bound of the ratio; high means that updates are too large.",
         source=USUAL,
     ),
@@ -121,8 +136,8 @@ DASHBOARD: tuple[Band, ...] = (
         metric="completions/clipped_ratio",
         label="Truncated rollouts",
         unit="share",
-        healthy=(None, 0.3),
-        red=(None, 0.7),
+        healthy=(None, "truncation/harms"),
+        red=(None, "truncation/bound"),
         what="Share of rollouts that a limit cut off: cause and consequence of length hacking.",
         source=USUAL,
     ),
@@ -150,7 +165,7 @@ DASHBOARD: tuple[Band, ...] = (
         label="Explained variance of returns",
         unit="share",
         healthy=(0.0, 1.0),
-        red=(-0.5, None),
+        red=("value_divergence/explained", None),
         what="1 is a perfect critic, 0 one that knows nothing, below 0 one that misleads.",
         source="ours: value loss without the scale of the reward",
     ),
@@ -159,7 +174,7 @@ DASHBOARD: tuple[Band, ...] = (
         label="Smallest importance ratio",
         unit="",
         healthy=(0.1, None),
-        red=(0.001, None),
+        red=("sampler_learner_gap/ratio_min", None),
         what="Trainer over sampler, for one token. Towards 0 the two have drifted apart.",
         source=f"{USUAL}; the numbers are ours",
     ),
@@ -168,7 +183,7 @@ DASHBOARD: tuple[Band, ...] = (
         label="Largest importance ratio",
         unit="",
         healthy=(None, 10.0),
-        red=(None, 1000.0),
+        red=(None, "sampler_learner_gap/ratio_max"),
         what="Trainer over sampler, for one token. Far from 1 the two have drifted apart.",
         source=f"{USUAL}; the numbers are ours",
     ),
@@ -176,8 +191,8 @@ DASHBOARD: tuple[Band, ...] = (
         metric="sampling/sampling_logp_difference/mean",
         label="Sampler-learner gap",
         unit="nats/token",
-        healthy=(None, 0.1),
-        red=(None, 1.0),
+        healthy=(None, "sampler_learner_gap/warn"),
+        red=(None, "sampler_learner_gap/bound"),
         what="Mean difference of log-probabilities between sampler and trainer; small and flat.",
         source=f"{USUAL}; healthy below 0.1 is ours",
     ),

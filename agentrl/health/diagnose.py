@@ -15,7 +15,8 @@ from agentrl.config.keys import leaves
 from agentrl.errors import ConfigError, choices
 from agentrl.health.detector import Detector
 from agentrl.health.detectors import LISTED
-from agentrl.health.findings import short_rules, unknown
+from agentrl.health.findings import unknown
+from agentrl.health.level import short_rules
 from agentrl.health.measures.curves import since
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, History, Series, Verdict
@@ -150,6 +151,6 @@ def own_thresholds(history: History) -> dict[str, float]:
     found = {
         key.removeprefix(prefix): value
         for key, value in history.config.items()
-        if key.startswith(prefix) and isinstance(value, (int, float))
+        if key.startswith(prefix) and isinstance(value, (int, float)) and math.isfinite(value)
     }
     return {name: float(value) for name, value in found.items() if name in known}

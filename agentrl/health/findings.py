@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
 from agentrl.health.measures.curves import (
     Change,
     Stretch,
-    current,
     difference,
     end_steps,
-    number,
     percent,
     since,
-    smoothed,
-    stretches,
     trend,
 )
 from agentrl.health.movement import movement
@@ -162,77 +156,6 @@ def shown(
         dating=Dating.NONE if since is None else Dating.EXACT,
         sound_step=sound_step,
     )
-
-
-_SHORT: ContextVar[list[str] | None] = ContextVar("_SHORT", default=None)
-
-
-@contextmanager
-def short_rules() -> Iterator[list[str]]:
-    """Collect, in words, the rules of the block that broke and want more steps than there are.
-
-    A detector that finds nothing because of them has not judged the run.
-    """
-    words: list[str] = []
-    token = _SHORT.set(words)
-    try:
-        yield words
-    finally:
-        _SHORT.reset(token)
-
-
-def _note_short(metric: str, stretch: Stretch, steps: float) -> None:
-    words = _SHORT.get()
-    if words is not None:
-        words.append(
-            f"{metric} is beyond its bound ({number(stretch.worst)}) for {steps_text(stretch)}; "
-            f"the rule wants {steps:.0f} steps"
-        )
-
-
-def sustained(
-    history: History, metric: str, test: Callable[[float], bool], steps: float
-) -> Stretch | None:
-    """The stretch that lasts until now and is at least so many logged steps long."""
-    series = history.metrics.get(metric)
-    stretch = current(series, test) if series else None
-    if stretch is None or stretch.length >= steps:
-        return stretch
-    if series is not None and len(series.values) < steps:
-        _note_short(metric, stretch, steps)
-    return None
-
-
-def mostly(
-    history: History, metric: str, test: Callable[[float], bool], steps: float
-) -> Stretch | None:
-    """The stretch until now in which the mean of so many logged steps passes.
-
-    For shares of small batches, where one step of many says little: a verdict on them does not come
-    and go with each.
-    """
-    series, width = history.metrics.get(metric), int(steps)
-    if series is None or len(series.values) < width:
-        return None
-    stretch = current(smoothed(series, width), test)
-    if stretch is None:
-        return None
-    first = bisect_right(series.steps, stretch.first_step) - width
-    return replace(stretch, first_step=series.steps[first], length=stretch.length + width - 1)
-
-
-def lasting(
-    history: History, metric: str, test: Callable[[float], bool], steps: float
-) -> tuple[Stretch | None, bool]:
-    """The latest stretch of so many logged steps, and whether it lasts until now.
-
-    For what does harm even when it is over: what was learned meanwhile stays.
-    """
-    series = history.metrics.get(metric)
-    long = [part for part in stretches(series, test) if part.length >= steps] if series else []
-    if not long or series is None:
-        return sustained(history, metric, test, steps), False  # none, or not enough steps yet
-    return long[-1], long[-1].last_step == series.steps[-1]
 
 
 def passed(series: Series, bound: float, *, up: bool) -> int:
@@ -433,13 +356,6 @@ def stalled(history: History, step: int) -> bool:
     if len(before) < 2 or len(after) < 2:
         return False
     return not difference(before, after).up
-
-
-def steps_text(stretch: Stretch) -> str:
-    """As in `12 steps, 20-31`."""
-    if stretch.length == 1:
-        return f"step {stretch.first_step}"
-    return f"{stretch.length} steps, {stretch.first_step}-{stretch.last_step}"
 
 
 def share(value: float) -> str:

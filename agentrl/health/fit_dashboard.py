@@ -54,7 +54,7 @@ FIT_DASHBOARD: tuple[Band, ...] = (
     _band(
         "pref/length_corr", "Margin with length", "",
         "Near 1 the longer answer is preferred, near -1 the shorter one.",
-        healthy=(-0.7, 0.7),
+        healthy=("-length_preference/corr", "length_preference/corr"),
     ),
     _band("rm/reward_mean", "Mean reward of both answers", "", "Stays near 0 with center_coef or "
           "bsr_coef; its drift alone changes no order."),

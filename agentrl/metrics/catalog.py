@@ -62,6 +62,7 @@ _ROLLOUT = (
     _m("rollout/workers_lost", "rollout workers that died", "count"),
     _m("rollout/filter_rounds", "times more groups were asked for after the filter", "count"),
     _m("rollout/groups_missing", "groups the step lacks after the last round", "count"),
+    _m("rollout/surplus_taken", "surplus groups taken in place of filtered ones", "count"),
     _m("selection/chosen_share", "groups whose task was chosen by earlier outcomes", "share"),
     _m(
         "selection/dataset_score",

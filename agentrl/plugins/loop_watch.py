@@ -84,6 +84,11 @@ def at_each_tick(job: Callable[[], None]) -> None:
     _watch()
 
 
+def is_watched(thread: int) -> bool:
+    """Return true while a stretch lasts in a thread."""
+    return thread in _open
+
+
 @contextmanager
 def stretch(who: str, limit_s: float) -> Iterator[None]:
     """Run user code that does not await; what it changed in the process is restored afterwards.

@@ -34,6 +34,7 @@ from typing import Any
 from agentrl.plugins.loop_watch import at_each_tick, interrupt, take_back
 from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.thread_alarm import alarms_in_thread
+from agentrl.plugins.thread_loop import call_here, end_loop
 from agentrl.plugins.user_code import UserCodeHung, current_limit, ends_copies, name_of, place_in
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class _Call(Future[Any]):
         super().__init__()
         self._start = start
         self.who = name_of(function)
-        self._run = functools.partial(copy_context().run, function, *args, **kwargs)
+        self._run = functools.partial(copy_context().run, call_here, function, *args, **kwargs)
         self._limit = current_limit()
         self._thread = 0
         self._left_at = self._began = self._used = self._used_at = 0.0
@@ -323,3 +324,4 @@ def _work_off(calls: SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
         call.work()
         del call
+    end_loop()

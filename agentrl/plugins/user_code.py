@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,7 +23,8 @@ from time import monotonic
 from typing import Any
 
 from agentrl.errors import shortened
-from agentrl.plugins.loop_watch import HeldTooLong, Stretches, stretch
+from agentrl.plugins.loop_watch import HeldTooLong, Stretches, is_watched, stretch
+from agentrl.plugins.shared_settings import name_changes
 
 MOST_CHARS = 4000
 """Characters of the text of one error that a record keeps."""
@@ -81,6 +83,7 @@ def user_code(
         UserCodeExit: it raised what is no `Exception`, or a cancellation that nobody asked for.
         UserCodeHung: it took longer than `limit_s`.
     """
+    name_changes(_place_now)
     try:
         with stretch(who, limit_s) if limit_s is not None else nullcontext(), ends_copies():
             yield
@@ -266,6 +269,12 @@ def place_in(thread: int) -> str:
     if frame is None:
         return ""
     return f"{frame.f_code.co_name} at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _place_now() -> str:
+    """`place_in` of the present thread, if a call of user code is under way in it."""
+    thread = threading.get_ident()
+    return place_in(thread) if current_limit() is not None or is_watched(thread) else ""
 
 
 def place_of(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from agentrl.machine.processes.child_main import OUT_OF_MEMORY
 from agentrl.plugins.distribution import install_command
 from agentrl.served.waiting import in_line
 from agentrl.types import Explanation, RewardValue, Task, Trajectory
+from agentrl.types.thoughts import opening_before, split_thought
 
 EXTRA = "math"
 """Of `pyproject.toml`."""
@@ -34,10 +35,10 @@ START_S = 120.0
 """The imports take about a second, and longer on a machine that has much to do."""
 ANSWER_S = 30.0
 """Wall clock of an answer, or of a label; their processor time ends most before."""
-ANSWER_CPU_S, HASTY_CPU_S = 4.0, 0.25
-"""Processor seconds of an answer; an honest one takes a few hundredths. The second number holds for
-a version of the policy once `MOST_UNJUDGED` of its answers had no verdict."""
-MOST_UNJUDGED = 8
+ANSWER_CPU_S, HASTY_CPU_S = 2.0, 0.25
+"""Processor seconds of an answer; an honest one takes a few hundredths. Each answer of a version of
+the policy that has no verdict lowers its limit, to the second number with `MOST_UNJUDGED`."""
+MOST_UNJUDGED = 3
 """A policy that learns to write what computes for ever pays nobody, and must not stop the run."""
 TAIL_CHARS = 10_000
 """What is read of an answer: its end. The answer stands there, and regular expressions of
@@ -151,7 +152,8 @@ class PatienceBudget:
         with self._lock:
             if version > self._version:
                 self._version, self._unjudged = version, 0
-            return ANSWER_CPU_S if self._unjudged < MOST_UNJUDGED else HASTY_CPU_S
+            share = min(1.0, self._unjudged / MOST_UNJUDGED)
+            return ANSWER_CPU_S * (HASTY_CPU_S / ANSWER_CPU_S) ** share
 
     def count(self, verdict: MathVerdict) -> None:
         """Take note of a verdict."""
@@ -187,11 +189,12 @@ async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
 
     The label is a number or a formula, `1/2`, `\\frac{1}{2}`, `{1, 2}`, `(1, 2]`, `50%`; or text
     that marks it by `\\boxed{}`, dollar signs or GSM8K's `####`. The answer is the last formula or
-    number that math-verify finds in the last 10,000 characters of the last assistant turn, boxed
-    ones first. Forms that are equal count as equal, so `2 + 2` is a right answer to `4`.
+    number that math-verify finds in the last 10,000 characters of what the last assistant turn
+    says behind its thought, boxed ones first. Forms that are equal count as equal, so `2 + 2` is a
+    right answer to `4`.
 
     The part `unjudged` is 1 where the comparison ran into its limit of time or memory: the answer
-    gets 0. Once eight answers of a version of the policy did, its others have a quarter of a second
+    gets 0. Once three answers of a version of the policy did, its others have a quarter of a second
     of processor time, so that they cannot stop the run. No time counts against
     `rollout.env_timeout_s`.
 
@@ -199,9 +202,13 @@ async def math_verify(trajectory: Trajectory, task: Task) -> RewardValue:
         GraderError: a label that holds no formula, or math-verify does not start.
     """
     label = _label_text(task)
-    said = next((turn.text for turn in reversed(trajectory.turns) if turn.role == "assistant"), "")
-    if not isinstance(said, str) or not said.strip():
-        why = Explanation(reference=label, reason="The last turn is empty.")
+    text = next((turn.text for turn in reversed(trajectory.turns) if turn.role == "assistant"), "")
+    said = ""
+    if isinstance(text, str):
+        _, said = split_thought(text, begun=opening_before(trajectory.prompt_text))
+    if not said.strip():
+        reason = f"The last turn {'says nothing behind its thought' if text else 'is empty'}."
+        why = Explanation(reference=label, reason=reason)
         return RewardValue(value=0.0, parts={"unjudged": 0.0}, explanation=why)
     # The judge has a limit of its own.
     version = max(trajectory.policy_versions, default=0)

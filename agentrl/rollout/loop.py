@@ -47,7 +47,7 @@ from agentrl.types import (
     ToolResult,
 )
 from agentrl.types.explanation import later
-from agentrl.types.thoughts import OPEN
+from agentrl.types.thoughts import opening_before
 
 _NO_MESSAGES = (
     "step: history in a rollout whose Observation has raw=True; its text has no messages, so leave "
@@ -295,11 +295,11 @@ class ToolAgentLoop:
             temperature=self._recorder.temperature,
         )
 
-    def _thought_begun(self) -> bool:
-        """True if the prompt of this turn ends in an open thought."""
+    def _thought_begun(self) -> str:
+        """The mark of the thought that the prompt of this turn has opened; empty for none."""
         if not self._deltas.raw:
-            return self._parts.chat.reasoning_prefilled
-        return self._parts.chat.decode_raw(self._recorder.ids[-8:]).rstrip().endswith(OPEN)
+            return self._parts.chat.thought_opening
+        return opening_before(self._parts.chat.decode_raw(self._recorder.ids[-24:]))
 
     # -- PROCESSING_TOOLS -------------------------------------------------------------------
 

@@ -41,9 +41,9 @@ from agentrl.runtime.assembly.task_choice import dataset_sections, read_chosen, 
 from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
-from agentrl.runtime.checks.algorithm import check_estimator, doubts
+from agentrl.runtime.checks.algorithm import check_estimator, doubts, notes
 from agentrl.runtime.checks.fleet import require_fleet
-from agentrl.runtime.checks.task_faults import check_labels, limit_prompts
+from agentrl.runtime.checks.task_faults import check_labels, limit_prompts, log_notes
 from agentrl.runtime.drivers.choose import (
     check_schedule,
     is_synchronous,
@@ -91,7 +91,7 @@ async def train(
         chosen = read_chosen(run_dir.chosen_file, datasets, base=base) if run_dir else None
         tasks = load_task_sets(plan.tasks, chosen=chosen)
         check_labels(tasks, plan.rollouts)
-        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks.dataset)
+        tasks = limit_prompts(tasks, plan.rollouts, plan.tasks)
         if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
         await require_fleet(plan.engines)
@@ -107,6 +107,7 @@ async def train(
             live = LiveState(directory.live_file, progress, slots_per_engine=slots)
             with log_to(directory.log_file), live.open():
                 try:
+                    log_notes(tasks)
                     return await _run_in(directory, plan, sinks, tasks, live, stop)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
@@ -247,7 +248,10 @@ async def _run_from_disk(
                 )
             )
             done = point.history.done
-            for note in resume_notes(directory.changed, plan.schedule.train, done=done):
+            for note in (
+                *resume_notes(directory.changed, plan.schedule.train, done=done),
+                *notes(plan.trainer, plan.schedule.reward),
+            ):
                 logger.info("%s", note)
                 progress.note(note)
             for doubt in doubts(plan.trainer, plan.schedule):

@@ -26,6 +26,15 @@ _SHIFT_BYTES = 2**20
 """Room for the headers of an archive, beside four times their least for each byte of content."""
 
 
+_FAILED = re.compile(
+    r"^tar: (?:can't (?!(?:open|stat|read) '\./.*': No such file or directory$)|short|write"
+    r"|.*: (?:Permission denied|Input/output error|No space left on device)$)",
+    re.MULTILINE,
+)
+"""A line of a `tar` that ended with status 1 and failed: GNU's ends so only where a file has gone
+or changed while it was read, BusyBox's for whatever it meets."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeEntry:
     """One file, folder or link."""
@@ -80,7 +89,7 @@ async def read_by_tar(sandbox: CommandRunner, source: str, max_bytes: int) -> Fi
     archive = f".agentrl-{secrets.token_hex(8)}.tar"
     script = (
         'test -e "$1" || exit 101; test -d "$1" || exit 102; '
-        'tar -cf "$2" --exclude="./$2" -C "$1" .'
+        'LC_ALL=C tar -cf "$2" --exclude="./$2" -C "$1" .'
     )
     try:
         done = await sandbox.exec(("sh", "-c", script, "sh", source, archive))
@@ -88,7 +97,7 @@ async def read_by_tar(sandbox: CommandRunner, source: str, max_bytes: int) -> Fi
             raise FileNotFoundError(2, "no such folder", source)
         if done.exit_code == 102:
             raise NotADirectoryError(20, "is not a directory", source)
-        if done.exit_code != 0:
+        if done.exit_code not in (0, 1) or (done.exit_code and _FAILED.search(done.stderr)):
             raise SandboxError(f"tar cannot read {source!r}: {done.stderr[-300:]!r}")
         most = 4 * max_bytes + _SHIFT_BYTES
         data = await sandbox.read_file(archive, max_bytes=most)

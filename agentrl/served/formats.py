@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl.types.thoughts import split_served
+from agentrl.types.thoughts import split_parts, split_served
 
 Api = Literal["openai", "anthropic"]
 """Wire formats: OpenAI's chat completions and Anthropic's messages."""
@@ -149,8 +149,10 @@ def _count(usage: Any, name: str) -> int | None:
 def _read_openai(answer: Any) -> WireTurn:
     choice = answer["choices"][0]
     message = choice["message"]
-    text = message.get("content") or ""
-    thought = message.get("reasoning_content") or message.get("reasoning") or ""
+    parted, text = split_parts(message.get("content") or "")
+    if isinstance(text, list) and all(isinstance(part, Mapping) for part in text):
+        text = "".join(str(part.get("text") or "") for part in text)
+    thought = message.get("reasoning_content") or message.get("reasoning") or parted
     if not isinstance(text, str) or not isinstance(thought, str):
         raise ValueError("the content of the answer is no text")
     if not thought:  # a server without a parser of thoughts leaves them in the text

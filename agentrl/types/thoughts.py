@@ -1,48 +1,105 @@
 """The thought with which a turn begins, apart from the words behind it.
 
-A thought opens with `<think>`, in the turn or at the end of the prompt before it, and ends at the
-first `</think>` that no call in it quotes. A turn that opens none has none, whatever it quotes.
+A thought opens with a mark, in the turn or at the end of the prompt before it, and ends at the
+first closing mark of the same kind that no call in it quotes. A turn that opens none has none,
+whatever it quotes. The marks are those that families of models are trained on, and those that
+prompts ask for.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 OPEN, CLOSE = "<think>", "</think>"
-_HALF = re.compile(rf"^{CLOSE}|{CLOSE}[ \t\r]*+\n|(?<![^.!?\s][ \t]){CLOSE}\s*+\Z", re.MULTILINE)
+_CLOSINGS = {
+    "[THINK]": "[/THINK]",  # Magistral
+    "<|START_THINKING|>": "<|END_THINKING|>",  # Command A
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",  # Kimi-VL
+    "<|channel>thought": "<channel|>",  # Gemma 4
+    "<|channel|>analysis<|message|>": "<|end|>",  # gpt-oss
+}
+"""The mark that closes a thought by the one that opens it, but for those that look like XML."""
+FAMILY_MARKS = (OPEN, "<seed:think>", "<thought>", *_CLOSINGS)
+"""Marks that open a thought, of which a tokenizer or a template holds those of its own family."""
+_TAG = r"(?:[a-zA-Z]\w{0,30}[:_])?(?i:think|thinking|thoughts?|reasoning)>"
+_OPENING = re.compile("|".join([f"<{_TAG}", *map(re.escape, _CLOSINGS)]))
+_OPENING_LAST = re.compile(rf"(?:{_OPENING.pattern})\s*\Z")
+_SAID = re.compile(r"<\|channel\|>final[^<]{0,40}+<\|message\|>")
+"""What gpt-oss puts before words, also where it thought nothing."""
+_HEADER = re.compile(rf"(?:<\|start\|>assistant(?:{_SAID.pattern})?)?")
+"""What stands between the end of a thought and the words."""
+_AGAIN = "<|start|>assistant<|channel|>analysis<|message|>"
+"""A thought of gpt-oss goes on."""
+CLOSING = "|".join([f"</{_TAG}", *map(re.escape, _CLOSINGS.values())])
+"""Pattern of the marks that close a thought."""
+_CLOSED = re.compile(rf"(?:{CLOSING})(?:{_HEADER.pattern})\Z")
+_FAMILY_CLOSING = "|".join(
+    [r"</(?:[a-zA-Z]\w{0,30}[:_])?think>", *map(re.escape, _CLOSINGS.values())]
+)
+_HALF = re.compile(
+    rf"^(?:{_FAMILY_CLOSING})|(?:{_FAMILY_CLOSING})[ \t\r]*+\n"
+    rf"|(?<![^.!?\s][ \t])(?:{_FAMILY_CLOSING})\s*+\Z",
+    re.MULTILINE,
+)
 """The end of a thought that text does not open. Sentences and JSON that quote the mark neither
 begin nor end a line with it; one that ends the text with it has a space before."""
-_OPENED = re.compile(rf"{OPEN}|<tool_call>")
+_END = re.compile(_FAMILY_CLOSING)
+_OPENED = re.compile(rf"{_OPENING.pattern}|<tool_call>")
 _FENCE = re.compile(r"^[ \t]*+(?:`{3}|~{3})", re.MULTILINE)
 
 
+def closing_of(opening: str) -> str:
+    """The mark that closes a thought which this one opens."""
+    return _CLOSINGS.get(opening, f"</{opening[1:]}")
+
+
+def opening_before(text: str) -> str:
+    """The mark with which a prompt ends that has opened a thought; empty without one."""
+    found = _OPENING_LAST.search(text[-200:])
+    return found[0].rstrip() if found else ""
+
+
+def _opening_of(text: str) -> str:
+    found = _OPENING.match(text, len(text) - len(text.lstrip()))
+    return found[0] if found else ""
+
+
 def end_of_thought(
-    text: str, *, begun: bool = False, quotes: Iterable[tuple[int, int]] = ()
+    text: str, *, begun: bool | str = False, quotes: Iterable[tuple[int, int]] = ()
 ) -> int:
     """The position behind the thought: 0 without one, the whole length if it is not closed.
 
     Args:
         text: of one turn.
-        begun: whether the prompt has opened the thought.
-        quotes: spans of whole calls in order, in which `</think>` is text of an argument.
+        begun: the mark with which the prompt has opened the thought, true for `<think>`; empty or
+            false where it has not.
+        quotes: spans of whole calls in order, in which a closing mark is text of an argument.
     """
-    if not begun and not text.startswith(OPEN, len(text) - len(text.lstrip())):
-        return 0
-    at, spans = text.find(CLOSE), iter(quotes)
+    opening = (OPEN if begun is True else begun) or _opening_of(text)
+    if not opening:
+        said = _SAID.match(text)
+        return said.end() if said else 0
+    close = closing_of(opening)
+    at, spans = text.find(close), iter(quotes)
     start, end = 0, 0
     while at >= 0:
         while end <= at:
             start, end = next(spans, (len(text), len(text) + 1))
-        if at < start:
-            return at + len(CLOSE)
-        at = text.find(CLOSE, end)
+        behind = at + len(close)
+        if at >= start:
+            behind = end
+        elif not text.startswith(_AGAIN, behind):
+            header = _HEADER.match(text, behind)
+            return header.end() if header else behind
+        at = text.find(close, behind)
     return len(text)
 
 
 def split_thought(
-    text: str, *, begun: bool = False, quotes: Iterable[tuple[int, int]] = ()
+    text: str, *, begun: bool | str = False, quotes: Iterable[tuple[int, int]] = ()
 ) -> tuple[str, str]:
     """The thought without its marks, and the words behind it; arguments as `end_of_thought`.
 
@@ -57,8 +114,40 @@ def split_behind(text: str, end: int) -> tuple[str, str]:
     """As `split_thought`, where the end of the thought is known."""
     if not end:
         return "", text
-    thought = text[:end].lstrip().removeprefix(OPEN).removesuffix(CLOSE)
+    _, thought, _ = parts_of_thought(text[:end])
     return thought.strip(), text[end:].lstrip()
+
+
+def parts_of_thought(text: str) -> tuple[str, str, str]:
+    """The opening mark, the thought and the closing mark of a text that ends where it ends."""
+    opening = _opening_of(text)
+    begin = text.index(opening) + len(opening)
+    said = None if opening else _SAID.match(text)
+    close = said or _CLOSED.search(text, max(begin, len(text) - 200))
+    end = close.start() if close else len(text)
+    return text[:begin], text[begin:end].replace(f"<|end|>{_AGAIN}", "\n"), text[end:]
+
+
+def split_parts(content: Any) -> tuple[str, Any]:
+    """The thought that stands in content parts of its own, and the other parts.
+
+    Example:
+        >>> split_parts([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Yes."}])
+        ('hm', [{'type': 'text', 'text': 'Yes.'}])
+    """
+    if not isinstance(content, list | tuple):
+        return "", content
+    thoughts: list[str] = []
+    others: list[Any] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("thinking", "reasoning"):
+            others.append(part)
+            continue
+        inner = part.get("thinking") or part.get("text") or ""
+        for piece in inner if isinstance(inner, list | tuple) else [inner]:
+            thoughts.append(str(piece.get("text", "") if isinstance(piece, Mapping) else piece))
+    return "".join(thoughts), others
 
 
 def split_served(text: str) -> tuple[str, str]:
@@ -72,8 +161,8 @@ def split_served(text: str) -> tuple[str, str]:
 
 def has_thought(text: str) -> bool:
     """True for text that begins with a thought, also where only its end stands in it."""
-    opened = text.lstrip().startswith(OPEN) and CLOSE in text
-    return opened or bool(_half_thought(text))
+    opening = _opening_of(text)
+    return bool(opening and closing_of(opening) in text) or bool(_half_thought(text))
 
 
 def _half_thought(text: str) -> int:
@@ -85,7 +174,8 @@ def _half_thought(text: str) -> int:
             return 0
         # Between two fences it is quoted; behind one that nothing closes it is not.
         if bisect(fences, found.start()) % 2 == 0 or len(fences) % 2:
-            return found.start() + len(CLOSE)
+            mark = _END.match(text, found.start())
+            return mark.end() if mark else 0
     return 0
 
 

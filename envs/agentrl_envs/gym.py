@@ -17,7 +17,8 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
@@ -69,25 +70,25 @@ class GymTask(AgentInstance):
         if max_steps < 1:
             raise ConfigError(f"GymTask: max_steps must be at least 1, got {max_steps}")
         self._counts = GameCounts("GymTask", returns)
-        self._game = make_game(id, dict(kwargs or {}))
+        self._make = lambda: make_game(id, dict(kwargs or {}))
+        self._game_name = f"{id} {sorted(dict(kwargs or {}).items())!r}"
+        self._facts = facts_of(self._game_name, self._make)
+        self._game: Any = None
+        """Made by `reset`, in the thread of this environment."""
         self._names = tuple(name.strip().lower() for name in actions)
         self._prompt = prompt
         self._max_steps = max_steps
         self._invalid_reward = invalid_reward
-        self._make = lambda: make_game(id, dict(kwargs or {}))
-        self._game_name = f"{id} {sorted(dict(kwargs or {}).items())!r}"
         self._over = True
         self._thread = OwnThread()
-        try:
-            self._words = action_words(id, self._game.action_space, self._names)
-        except BaseException:
-            self._game.close()
-            raise
+        self._words = action_words(id, self._facts.action_space, self._names)
 
     async def reset(self, task: Task) -> Observation:
         """Begin the episode that the seed of the task makes."""
         self._counts.begin()
         self._over = False
+        if self._game is None:
+            self._game = await self._thread.call(self._make)
         shown, _ = await self._thread.call(self._game.reset, seed=self._seed(task))
         prompt = self._prompt if self._prompt is not None else f"{task.prompt}\n\n{self._words}"
         return Observation(content=f"{prompt.strip()}\n\n{await self._shown(shown)}".strip())
@@ -123,11 +124,15 @@ class GymTask(AgentInstance):
 
     def solution(self, task: Task) -> Solution | None:
         """The best walk, where the game has a table of its moves and leaves none to chance."""
-        limit = self._game.spec.max_episode_steps or self._max_steps
-        moves = best_moves(self._game, self._seed(task), min(limit, self._max_steps))
+        limit = self._facts.max_steps or self._max_steps
+        game = self._make()
+        try:
+            moves = best_moves(game, self._seed(task), min(limit, self._max_steps))
+        finally:
+            game.close()
         if not moves:
             return None
-        start = int(self._game.action_space.start)
+        start = int(self._facts.action_space.start)
         names = self._names or [str(move) for move in range(start, max(moves) + 1)]
         return [f"<action>{names[move - start]}</action>" for move in moves]
 
@@ -136,7 +141,8 @@ class GymTask(AgentInstance):
 
     async def close(self) -> None:
         """Close the environment of Gymnasium."""
-        await self._thread.call(self._game.close)
+        if self._game is not None:
+            await self._thread.call(self._game.close)
         self._thread.close()
 
     async def _price(self) -> float:
@@ -151,7 +157,7 @@ class GymTask(AgentInstance):
     async def _cut_off(self, reward: float) -> StepResult:
         """The end by limits of the rollout, before that of the game."""
         if self._invalid_reward is None:
-            limit = self._game.spec.max_episode_steps or self._max_steps
+            limit = self._facts.max_steps or self._max_steps
             made = self._counts.steps + self._counts.invalid
             rest = (await self._idle_price()).rest(made, min(limit, self._max_steps))
             reward += rest
@@ -165,7 +171,7 @@ class GymTask(AgentInstance):
     async def _shown(self, observation: Any) -> str:
         if isinstance(observation, str):
             return observation.strip()[:_TEXT_CHARS]
-        if self._game.render_mode == "ansi":
+        if self._facts.is_text:
             # Colours are for terminals; to a model they are noise.
             text = str(await self._thread.call(self._game.render))
             return re.sub(r"\x1b\[[0-9;]*m", _bracket, text).strip("\n")[:_TEXT_CHARS]
@@ -175,7 +181,7 @@ class GymTask(AgentInstance):
         """The action a turn names; None if it names none."""
         found = last_between(text, "<action>", "</action>")
         said = (text if found is None else found).strip()
-        space = self._game.action_space
+        space = self._facts.action_space
         if type(space).__name__ == "Text":
             return said if space.contains(said) else None
         said = said[-_SEARCHED_CHARS:]
@@ -195,6 +201,38 @@ class GymTask(AgentInstance):
 def _bracket(match: re.Match[str]) -> str:
     """The highlighted cell of a map is where the player stands."""
     return "]" if match[0] == "\x1b[0m" else "["
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameFacts:
+    """Properties of a game that are the same in each of its episodes."""
+
+    action_space: Any
+    """Space of its actions."""
+    max_steps: int | None
+    """Steps after which Gymnasium ends an episode."""
+    is_text: bool
+    """Whether it renders as text."""
+
+
+_known: dict[str, GameFacts] = {}
+
+
+def facts_of(name: str, make: Callable[[], Any]) -> GameFacts:
+    """The properties of a game, which is made and closed for them once in a process.
+
+    Raises:
+        ConfigError: as `make_game`.
+    """
+    if name not in _known:
+        game = make()
+        _known[name] = GameFacts(
+            action_space=game.action_space,
+            max_steps=game.spec.max_episode_steps,
+            is_text=game.render_mode == "ansi",
+        )
+        game.close()
+    return _known[name]
 
 
 def action_words(name: str, space: Any, names: Sequence[str]) -> str:

@@ -170,6 +170,9 @@ def model(name: str) -> Any:
         return _wrap(_sentence_piece(specials), name, **names)
     if name == "mistral_v7_tekken":
         return _wrap(_byte_level(_MISTRAL_SPECIALS), name, bos_token="<s>", eos_token="</s>")
+    if name == "magistral":  # as Mistral Small 3, and two special tokens more
+        specials = [*_MISTRAL_SPECIALS, "[THINK]", "[/THINK]"]
+        return _wrap(_byte_level(specials), "mistral_v7_tekken", bos_token="<s>", eos_token="</s>")
     if name == "phi3_5":
         specials = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
         return _wrap(_byte_level(specials), name, eos_token="<|endoftext|>")

@@ -10,6 +10,7 @@ import pytest
 from agentrl.chat import ChatFormat, build_chat, build_parser
 from agentrl.chat.conversation import EncodedCompletion, encode_completion
 from agentrl.chat.offered import schema_tool
+from agentrl.chat.parser import read_text
 from agentrl.config.schema import ChatSection
 from agentrl.errors import ChatError, ToolError
 from agentrl.testing.byte_tokenizer import ByteTokenizer
@@ -189,6 +190,23 @@ def test_the_parser_reads_the_same_calls(name: str) -> None:
         assert read == [("add", call.arguments, CallStatus.OK) for call in calls]
     assert ends == [chat.stop_token_ids[0]] * 2
     assert WORDS in chat.decode_raw(encoded.ids)
+
+
+def test_marks_of_a_thought_that_are_special_tokens_are_read_and_written() -> None:
+    """Fails if Magistral's thought is read as words, or written to it as Qwen's."""
+    chat = chat_of("magistral")
+    ids = chat.encode_said("[THINK]It is 42.[/THINK]No.")
+    parser = build_parser("hermes")
+    assert parser is not None
+    for read in (read_text(ids, chat), parser.parse(ids, chat)):
+        assert (read.thought, read.said) == ("It is 42.", "No.")
+        assert read.text == "[THINK]It is 42.[/THINK]No."
+    message = Message(role="assistant", content="<think>\nIt [/THINK] is.\n</think>\n\nNo.")
+    written = chat.encode_said(chat.assistant_texts(message)[0])
+    assert chat.decode_raw(written).replace("\n", "") == "[THINK]It [ /THINK] is.[/THINK]No."
+    mark = model("magistral").convert_tokens_to_ids("[/THINK]")
+    assert written.count(mark) == 1
+    assert read_text(written, chat).said == "No."
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from agentrl.cli.prefs import app
 from agentrl.data import TrajectoryStore
 from agentrl.errors import AgentrlError, ConfigError, DataError, RunError
+from agentrl.fit.data.preferences.load import load_pairs
 from tests.chat.byte_level import byte_level
 from tests.data.records import group, trajectory
 
@@ -159,3 +161,71 @@ def test_columns_of_other_names_are_given_by_hand(tmp_path: Path) -> None:
     assert "1 pairs of 1 prompts" in call("check", path, *words)
     with pytest.raises(ConfigError, match="expected NAME=COLUMN"):
         call("check", path, "--column", "prompt")
+
+
+def biased_lines(path: Path) -> Path:
+    """Longer ones are chosen three times of four."""
+    rows = [
+        {"prompt": f"p{n}", "chosen": "a" * 30, "rejected": "b" * 10}
+        if n % 4
+        else {"prompt": f"p{n}", "chosen": "a" * 10, "rejected": "b" * 30}
+        for n in range(80)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_balanced_pairs_pass_the_check_that_the_others_fail(tmp_path: Path) -> None:
+    source, out = biased_lines(tmp_path / "pairs.jsonl"), tmp_path / "balanced.jsonl"
+    before = source.read_bytes()
+
+    def length(path: Path) -> dict[str, str]:
+        findings = json.loads(call("check", path, "--json"))
+        return next(finding for finding in findings if finding["name"] == "length")
+
+    assert length(source)["status"] == "warn"
+    text = call("balance", source, "--out", out)
+    assert f"before: {length(source)['detail']}" in text
+    assert f"after:  {length(out)['detail']}" in text
+    assert length(out)["status"] == "ok"
+    assert "40 of 80 pairs in" in text
+    assert "left out: 40 with the longer one chosen and 0 with the shorter" in text
+    assert source.read_bytes() == before
+    figures = json.loads(call("balance", source, "--out", tmp_path / "again.jsonl", "--json"))
+    assert (figures["each"], figures["longer_left_out"], figures["kept"]) == (20, 40, 40)
+    assert (tmp_path / "again.jsonl").read_bytes() == out.read_bytes()
+
+
+def test_sampled_pairs_are_balanced_as_they_were_sampled(run: Path, tmp_path: Path) -> None:
+    store = TrajectoryStore(run / "trajectories")
+    for step in (4, 5):  # in the second the shorter one is right
+        rows = [
+            trajectory(
+                task_id="t", group_id=f"{step}-t", rollout_id=f"{step}-t-{n}", prompt_ids=(1,),
+                turns=(), response_ids=(5, 6, 7, 8)[: 2 + 2 * n], response_mask=(1,) * (2 + 2 * n),
+                rollout_log_probs=(-1.0,) * (2 + 2 * n), policy_versions=(0,) * (2 + 2 * n),
+                reward=float(n if step == 4 else 1 - n),
+            )
+            for n in (0, 1)
+        ]  # fmt: skip
+        store.write(step, "train", [group(*rows)])
+    call("make", run, "--out", tmp_path / "prefs", "--held-out", 0)
+    out = tmp_path / "other" / "balanced.parquet"
+    text = call("balance", tmp_path / "prefs", "--out", out)
+    assert "1 with the longer one chosen and 1 with the shorter" in text
+    made, kept = (load_pairs(str(path)) for path in (tmp_path / "prefs" / "train.parquet", out))
+    assert [replace(p, source="") for p in kept] == [replace(p, source="") for p in made]
+    assert len(kept) > 2
+
+
+def test_balance_never_writes_in_place(tmp_path: Path) -> None:
+    source = biased_lines(tmp_path / "pairs.jsonl")
+    call("balance", source, status=2)
+    with pytest.raises(RunError, match="is there already; name another file"):
+        call("balance", source, "--out", source)
+    with pytest.raises(DataError, match=r"messages are written as \.jsonl"):
+        call("balance", source, "--out", tmp_path / "balanced.parquet")
+    source.write_text(source.read_text() + "\n{}")
+    with pytest.raises(DataError, match="line 81"):
+        call("balance", source, "--out", tmp_path / "balanced.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.jsonl"]

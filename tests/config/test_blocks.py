@@ -12,6 +12,7 @@ from agentrl.cli.config import app
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.presets import PRESETS
+from agentrl.config.stored import translate
 from agentrl.config.training import TrainSection
 
 
@@ -35,6 +36,66 @@ def test_presets_differ_where_their_formulas_do() -> None:
     assert "/ (rollouts * 48 tokens)" in texts["dr_grpo"][4]
     assert "clip(s, 0.9997, 1.0004)" in texts["gspo"][4]
     assert "clip(r, 0, 5)" in texts["cispo"][4]
+    assert "clip(r, 0.8, 1.28)" in texts["dapo"][4]
+    assert "mean over all tokens of the update" in texts["dapo"][4]
+
+
+MEANS = "seq-mean-token-mean"
+GSPO = (3e-4, 4e-4, MEANS, "rollout")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"policy_loss": "gspo"}, GSPO),
+        ({"policy_loss": "gspo", "preset": "ppo"}, GSPO),
+        ({"policy_loss": "gspo", "preset": "dapo"}, GSPO),
+        ({"policy_loss": "gspo", "eps_clip_low": 0.1}, (0.1, *GSPO[1:])),
+        ({"policy_loss": "gspo", "loss_agg_mode": "token-mean"},
+         (*GSPO[:2], "token-mean", "rollout")),
+        ({"is_correction_type": "tis"}, (0.2, 0.2, "seq-mean-token-sum-norm", "recompute")),
+        ({"is_correction_type": "icepop", "policy_loss": "gspo"}, (*GSPO[:3], "recompute")),
+        ({"policy_loss": "cispo"}, (1.0, 4.0, "token-mean", "rollout")),
+        ({"policy_loss": "sapo"}, (0.2, 0.2, MEANS, "rollout")),
+        ({"policy_loss": "ppo_clip", "preset": "gspo"}, (0.2, 0.2, MEANS, "rollout")),
+        ({"policy_loss": "ppo_clip", "preset": "dapo"}, (0.2, 0.28, "token-mean", "rollout")),
+        ({"policy_loss": "tis_reinforce", "preset": "cispo"},
+         (0.2, 0.2, "token-mean", "recompute")),
+        ({"policy_loss": "my.py:mine", "preset": "cispo"}, (1.0, 4.0, "token-mean", "rollout")),
+    ],
+)  # fmt: skip
+def test_a_policy_loss_brings_its_own_values(values: dict[str, Any], expected: Any) -> None:
+    """Fails where a loss beside another preset has the bounds of that preset (it had)."""
+    found = AlgorithmSection(**values).resolved(horizon=8)
+    keys = (found.eps_clip_low, found.eps_clip_high, found.loss_agg_mode, found.old_log_probs)
+    assert keys == expected
+
+
+def test_values_of_a_loss_are_named_unless_they_are_set() -> None:
+    named = AlgorithmSection(
+        policy_loss="gspo", eps_clip_low=0.1, is_correction_type="seq-mask-tis"
+    )
+    assert named.brought_along() == [
+        "policy_loss gspo beside preset dr_grpo brings eps_clip_high 0.0004, loss_agg_mode "
+        "seq-mean-token-mean; a key that is set wins",
+        "is_correction_type seq-mask-tis beside preset dr_grpo brings old_log_probs recompute; a "
+        "key that is set wins",
+    ]
+    own = AlgorithmSection(preset="gspo", policy_loss="gspo")
+    assert AlgorithmSection().brought_along() == own.brought_along() == []
+    with pytest.raises(ValueError, match="but old_log_probs is 'rollout'; set it to 'recompute'"):
+        AlgorithmSection(is_correction_type="tis", old_log_probs="rollout")
+
+
+def test_a_stored_run_keeps_the_values_that_it_began_with() -> None:
+    """A run of an older version, whose loss took those of the preset, and one of today."""
+    older = {"preset": "grpo", "policy_loss": "gspo", "eps_clip_low": None, "eps_clip_high": 0.5}
+    read = AlgorithmSection(**translate({"algorithm": older})["algorithm"])
+    assert (read.eps_clip_low, read.eps_clip_high) == (0.2, 0.5)
+    today = AlgorithmSection(preset="grpo", policy_loss="gspo")
+    again = translate({"algorithm": today.model_dump(mode="json")})["algorithm"]
+    assert AlgorithmSection(**again) == today
+    assert today.eps_clip_low == 3e-4
 
 
 @pytest.mark.parametrize(

@@ -79,14 +79,20 @@ def test_what_a_start_reads_of_a_disk_is_bounded(
             "dataset": {"source": str(rows)},
         }
     )
+    monkeypatch.setattr("agentrl.disk.origin._MOST_LISTED", 40)
+    monkeypatch.setattr("agentrl.disk.origin._MOST_FILES", 30)
     files = origin_of(config, tmp_path)["files"]
-    assert sorted(files) == sorted(map(str, rows.rglob("*.jsonl")))
+    mine = {name: digest for name, digest in files.items() if not name.startswith("/usr/")}
+    assert sorted(mine) == sorted(map(str, rows.rglob("*.jsonl")))
+    assert files["/usr/"].endswith(" of names, sizes and times of its first 40 files")
+    assert len(files) - len(mine) == 30 - 5 + 1
     assert all(files.values())
     monkeypatch.setattr("agentrl.disk.origin._MOST_FILES", 3)
     first = sorted(map(str, rows.glob("*.jsonl")))[:3]
-    assert sorted(origin_of(config, tmp_path)["files"]) == first
+    config = parse_config({"env": {"target": "a:B"}, "dataset": {"source": str(rows)}})
+    assert sorted(origin_of(config, tmp_path)["files"]) == [f"{rows}/", *first]
     walked = parse_config({"env": {"target": "a:B"}, "dataset": {"source": "/proc"}})
-    assert len(origin_of(walked, tmp_path)["files"]) == 3
+    assert origin_of(walked, tmp_path)["files"] == {}
     # What is left of the bytes decides how much of a later file is read, and never which.
     monkeypatch.setattr("agentrl.disk.origin._WHOLE_BYTES", 6000)
     monkeypatch.setattr("agentrl.disk.origin._MOST_BYTES", 12_000)
@@ -116,3 +122,53 @@ def test_a_module_that_is_not_imported_yet_is_not_gone(tmp_path: Path) -> None:
     gone.unlink()
     found = differences(then, origin_of(config, tmp_path))
     assert found == [f"{changed} has changed", f"{gone} is gone"]
+
+
+def test_folders_of_arguments_and_what_code_imports_beside_it_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if the tasks of an environment, or the helpers of a reward, may change unseen."""
+    home, rewards = tmp_path / "home", tmp_path / "rewards"
+    for name, text in {
+        "rewards/judge.py": "import helper\nfrom kit import score\nimport unused_elsewhere\n",
+        "rewards/helper.py": "from kit.deep import inner\n",
+        "rewards/other.py": "x = 1\n",
+        "rewards/kit/__init__.py": "from . import score\n",
+        "rewards/kit/score.py": "x = 1\n",
+        "rewards/kit/deep.py": "inner = 1\n",
+        "home/tasks/one/task.toml": "a = 1\n",
+        "home/tasks/.git/index": "x",
+        "home/tasks/old/run.json": "{}",
+        "home/shelf/1": "1",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    config = parse_config(
+        {
+            "env": {"target": "a:B", "args": {"folder": "tasks", "more": [str(home / "shelf")]}},
+            "dataset": {"source": "a:b"},
+            "reward": {"functions": {"mine": {"target": f"{rewards}/judge.py:score"}}},
+        }
+    )
+    then = origin_of(config, home)
+    of_code = ("judge.py", "helper.py", "kit/__init__.py", "kit/score.py", "kit/deep.py")
+    of_data = ("tasks/one/task.toml", "shelf/1")
+    expected = {str(rewards / name) for name in of_code} | {str(home / name) for name in of_data}
+    assert then["files"].keys() == expected
+    (rewards / "kit" / "deep.py").write_text("inner = 2\n")
+    (home / "tasks" / "one" / "task.toml").write_text("a = 2\n")
+    (home / "shelf" / "1").unlink()
+    assert differences(then, origin_of(config, home)) == [
+        f"{home}/shelf/1 is gone",
+        f"{home}/tasks/one/task.toml has changed",
+        f"{rewards}/kit/deep.py has changed",
+    ]
+    # Of a large folder names, sizes and times count, and its line says so.
+    monkeypatch.setattr("agentrl.disk.origin._MOST_FILES", 6)
+    for number in range(20):
+        (home / "shelf" / str(number)).write_text("1")
+    then = origin_of(config, home)
+    assert then["files"][f"{home}/shelf/"].endswith(" of names, sizes and times of 20 files")
+    assert differences(then, origin_of(config, home)) == []
+    (home / "shelf" / "19").write_text("1, and more")
+    assert differences(then, origin_of(config, home)) == [f"{home}/shelf/ has changed"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 from agentrl_envs.gym import GymTask, make_game, make_tasks
 from agentrl_envs.gym_price import IdlePrice, price_of_idling
@@ -204,3 +207,35 @@ def test_what_cannot_be_played_is_said(args: dict, match: str) -> None:
 async def test_the_check_of_environments_finds_nothing() -> None:
     # Fails if what an episode counts outlives a reset, or if a game goes on after its end.
     assert await check_env(lambda: GymTask(**LAKE), make_tasks(n=2)) == []
+
+
+async def test_a_game_lives_in_one_thread() -> None:
+    """Fails if a game that holds a connection is made in another thread than it is played in."""
+
+    class OneThread(gymnasium.Env):
+        metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - as Gymnasium has it
+        action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, render_mode: str | None = None) -> None:
+            self.render_mode, self.made_in = render_mode, threading.get_ident()
+
+        def reset(self, **given: Any) -> Any:
+            assert threading.get_ident() == self.made_in
+            return 0, {}
+
+        def step(self, action: int) -> Any:
+            assert threading.get_ident() == self.made_in
+            return 0, float(action), action == 1, False, {}
+
+        def render(self) -> str:
+            assert threading.get_ident() == self.made_in
+            return "a room"
+
+        def close(self) -> None:
+            assert threading.get_ident() == self.made_in
+
+    gymnasium.register("OneThread-v0", OneThread)
+    first, steps = await play({"id": "OneThread-v0", "invalid_reward": 0.0}, ["0", "jump", "1"])
+    assert "a room" in first
+    assert [step.rewards for step in steps] == [0.0, 0.0, 1.0]
+    assert GymTask(id="OneThread-v0").solution(make_tasks(n=1)[0]) is None

@@ -127,6 +127,32 @@ def test_the_last_turn_of_the_policy_is_the_answer() -> None:
     assert (right.value, wrong.value, none.value) == (1.0, 0.0, 0.0)
 
 
+def test_an_answer_that_is_only_thought_is_none() -> None:
+    """Fails if a turn that gives up is paid for what it had thought of."""
+    assert value("<think>\nIt is 4.\n</think>\n\nI give up.", "4").value == 0.0
+    assert value("[THINK]It is 4.", "4").value == 0.0
+    assert value("<think>\nIs it 5?\n</think>\n\nIt is 4.", "4").value == 1.0
+    begun = replace(conversation("It is 4.\n</think>\nNo."), prompt_text="user: ?\n<think>\n")
+    assert asyncio.run(math_verify(begun, Task(id="t", prompt="?", label="4"))).value == 0.0
+
+
+def test_each_answer_without_a_verdict_leaves_the_next_ones_less() -> None:
+    """With the product's own limits, 40 in a step take 17 seconds of processor time, and not 55."""
+    patience, given = PatienceBudget(), []
+    for _ in range(40 // AT_ONCE):  # as many at once as there are children
+        given += [patience.cpu_s(1)] * AT_ONCE
+        for _ in range(AT_ONCE):
+            patience.count(UNJUDGED)
+    assert given[0] == math_answers.ANSWER_CPU_S
+    assert sum(given) <= 20
+    assert patience.cpu_s(2) == math_answers.ANSWER_CPU_S
+    one = PatienceBudget()
+    assert one.cpu_s(0) == math_answers.ANSWER_CPU_S
+    one.count(UNJUDGED)
+    one.count(RIGHT)
+    assert 0.9 < one.cpu_s(0) < 1.1  # one bomb alone hardly touches the others
+
+
 @pytest.mark.parametrize("label", [None, True, "", "  ", ["4"], {"answer": 4}, float("nan")])
 def test_a_label_that_is_no_text_is_an_error_of_the_task(label: Any) -> None:
     with pytest.raises(GraderError, match=r"task 't': its label is .*, expected a number or"):

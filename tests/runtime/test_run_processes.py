@@ -166,13 +166,18 @@ def test_eval_and_rollout(project: Path, tmp_path: Path) -> None:
     )
     assert status == 0, text
     assert "8 rollouts, 8 scored" in text
+    rows = [{"id": f"{n}", "prompt": "say" + " it" * 40 * (n == 3)} for n in range(4)]
+    (tmp_path / "four.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, text = agentrl(
         tmp_path / "c.txt", "eval",
         "--model", run, "--env", f"{project.parent}/vowels.py:Vowels",
-        "--dataset", project.parent / "held.jsonl", "--n", 2, "--out", tmp_path / "direct",
+        "--dataset", tmp_path / "four.jsonl", "--n", 2, "--out", tmp_path / "direct",
+        "dataset.max_prompt_tokens=100", "dataset.long_prompts=drop",
         f"sandbox.backend={project.parent}/nothing.py:Nothing", "rollout.max_turn_tokens=8",
         "rollout.max_response_tokens=48", "rollout.max_context_tokens=128",
         "model.dtype=float32", "serving.kv_cache_gb=0.1",
     )  # fmt: skip
     assert status == 0, text
     assert "dataset (3)" in text
+    assert "1 of 4 prompts" in text
+    assert "1 of 4 prompts" in (tmp_path / "direct" / "run.log").read_text()

@@ -74,6 +74,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
         {"schedule__staleness_threshold": 1.0, "schedule__partial_rollout": True},
     ),
     "rollout": ("rollout", {}),
+    "eval": ("eval", {}),
 }
 
 
@@ -96,13 +97,15 @@ def ran(folder: Path, schedule: str, *, odd: bool) -> tuple[str, dict[str, Any]]
     )
     (folder / "odd.py").write_text(ENV)
     shutil.copy(misbehaviour.__file__, folder / "misbehaviour.py")
-    words = [path, "--n", PLACES * len(WAYS)] if command == "rollout" else [path]
+    number = {"rollout": ("--n", PLACES * len(WAYS)), "eval": ("--n", 2)}
+    words = [path, *number.get(command, ())]
     status, text = agentrl(folder / "out.txt", command, *words)
     assert status == 0, text[-3000:]
     (run,) = (folder / "runs").iterdir()
+    store = TrajectoryStore(run / "trajectories")
     rows = {
         (row.trajectory.task_id, row.trajectory.rollout_id.rpartition("/")[2]): row.trajectory
-        for row in TrajectoryStore(run / "trajectories").read()
+        for row in store.read("eval/dataset" if command == "eval" else "train")
     }
     log = run / "run.log"
     return text + (log.read_text() if log.exists() else ""), rows

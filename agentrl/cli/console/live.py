@@ -21,6 +21,7 @@ from agentrl.cli.console.plain import PlainView
 from agentrl.cli.console.report import clock
 from agentrl.cli.console.run_page import RunPage
 from agentrl.cli.console.start import open_console, show_warnings
+from agentrl.health.measures.curves import percent
 from agentrl.health.records import Verdict
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
@@ -202,10 +203,10 @@ def trend(values: deque[float] | list[float]) -> str:
 
 
 def engine_text(engine: EngineStats) -> str:
-    """As in `3 in flight, 0.981 sticky, 0.714 cached, weights 4`."""
+    """As in `3 in flight, 98.1 % sticky, 71.4 % cached, weights 4`."""
     text = (
-        f"{engine.in_flight} in flight, {engine.sticky_share:.3f} sticky, "
-        f"{engine.cached_share:.3f} cached, weights {engine.version}"
+        f"{engine.in_flight} in flight, {percent(engine.sticky_share)} sticky, "
+        f"{percent(engine.cached_share)} cached, weights {engine.version}"
     )
     if engine.state is EngineState.ACTIVE:
         return text

@@ -29,6 +29,7 @@ from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import ScheduleSection, SyncSection
 from agentrl.config.plan import Plan
 from agentrl.config.schema import ModelSection, RolloutSection
+from agentrl.health.measures.curves import percent
 from agentrl.health.records import Lever
 
 QUIET = 0.005
@@ -103,8 +104,8 @@ def _stale(table: GapTable, schedule: ScheduleSection, weigh: tuple[Lever, ...])
         name="stale_weights",
         title="older weights sampled these tokens",
         evidence=(
-            f"{old.mean():.3f} of the tokens are 1 to {oldest} steps old and hold "
-            f"{_share(size, old):.3f} of the gap",
+            f"{percent(float(old.mean()))} of the tokens are 1 to {oldest} steps old and hold "
+            f"{percent(_share(size, old))} of the gap",
             f"their mean gap is {mean_of(size[old]):.3g} nats, {fresh}",
         ),
         levers=(*levers, *weigh),
@@ -124,8 +125,9 @@ def _top_p(table: GapTable, rollout: RolloutSection, weigh: tuple[Lever, ...]) -
         name="top_p",
         title="the sampler's probabilities are those of its nucleus",
         evidence=(
-            f"rollout.top_p is {top_p:g}; {below:.3f} of the tokens are less likely to the trainer",
-            f"{inside:.3f} of the gaps lie between log({top_p:g}) = {np.log(top_p):.3g} and 0",
+            f"rollout.top_p is {top_p:g}; {percent(below)} of the tokens are less likely to the "
+            "trainer",
+            f"{percent(inside)} of the gaps lie between log({top_p:g}) = {np.log(top_p):.3g} and 0",
         ),
         levers=(
             Lever(key="rollout.top_p", value=1.0, why="Samples from what is trained."),
@@ -157,7 +159,7 @@ def _temperature(table: GapTable, rollout: RolloutSection) -> Cause | None:
         title="the sampler divides by another temperature than the trainer",
         evidence=(
             f"gap = {slope:+.3g} x (log-probability + entropy), correlation {together:.2f}, "
-            f"explains {explained:.3f} of it",
+            f"explains {percent(explained)} of it",
             f"rollout.temperature is {asked:g}; the sampler's looks like {asked * (1 + slope):.2g}",
         ),
         advice="look whether the servers are told a temperature of their own (serving.args, a "

@@ -9,6 +9,7 @@ from agentrl.cli.mismatch.token_table import GapTable, Numbers
 from agentrl.config.fleet import ServingSection
 from agentrl.config.schema import ChatSection
 from agentrl.config.training import TrainSection
+from agentrl.health.measures.curves import percent
 from agentrl.health.records import Lever
 
 NOTABLE = 0.1
@@ -83,7 +84,7 @@ def few_rollouts(table: GapTable, serving: ServingSection) -> Cause | None:
     several = started > 1 or len(serving.urls) > 1
     return Cause(
         name="few_rollouts",
-        title=f"{len(bad)} of {number} rollouts hold {held:.3f} of the gap",
+        title=f"{len(bad)} of {number} rollouts hold {percent(held)} of the gap",
         evidence=(
             f"their mean gap is {mean[bad].mean():.3g} nats, that of the rollout in the middle "
             f"{usual:.3g}",

@@ -31,7 +31,9 @@ from agentrl.data.tasks.pass_rates import (
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.errors import ConfigError, DataError
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.checks.fleet import require_engines
+from agentrl.runtime.checks.task_faults import limit_prompts
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, stable_seed
@@ -130,8 +132,9 @@ async def profile(
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
         model = resolve_model_path(model_path or plan.engines.model.path)
-        everything = {"difficulty": None}
-        tasks = load_tasks(plan.tasks.dataset.model_copy(update=everything), base=plan.base)
+        everything = plan.tasks.dataset.model_copy(update={"difficulty": None})
+        loaded = TaskSets(train=load_tasks(everything, base=plan.base), evals={})
+        tasks = limit_prompts(loaded, plan.rollouts, plan.tasks, model_path=model_path).train
         left = _left(tasks, _known(out, model, schedule.rollout), n)
         if left:
             await stop.guard(require_engines(plan.engines, model_path=model_path))

@@ -10,6 +10,7 @@ import typer
 
 from agentrl.cli.console.options import Model, Overrides, RunFile, model_of, watched
 from agentrl.cli.console.start import open_console, prepare, read_config
+from agentrl.health.measures.curves import percent
 
 if TYPE_CHECKING:
     from agentrl.cli.tasks.measure import Profile
@@ -61,10 +62,12 @@ def _lines(found: Profile) -> list[str]:
     lines = [
         f"{len(found.measured)} of {found.tasks} tasks measured, {found.new} of them now; "
         f"mean solve rate {found.mean:.3f}",
-        f"  too hard (below {low:g}): {hard:.3f} of them   too easy (above {high:g}): {easy:.3f}",
-        f"  groups of {found.group} that would teach nothing: {found.flat():.3f} of all tasks, "
+        f"  too hard (below {low:g}): {percent(hard)} of them   "
+        f"too easy (above {high:g}): {percent(easy)}",
+        f"  groups of {found.group} that would teach nothing: {_share(found.flat())} of all "
+        f"tasks, "
         f"{_share(found.flat(low, high))} with difficulty.keep, "
-        f"{found.flat_weighted():.3f} with selection: variance",
+        f"{percent(found.flat_weighted())} with selection: variance",
         "use it:",
         "  dataset:",
         "    difficulty:",
@@ -80,4 +83,4 @@ def _seen_from(base: Path, file: Path) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "no task left" if share is None else f"{share:.3f}"
+    return "no task left" if share is None else percent(share)

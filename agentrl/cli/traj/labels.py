@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentrl.errors import RunError
+from agentrl.health.measures.curves import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +150,7 @@ def _print(
 ) -> None:
     from rich.table import Table
 
-    from agentrl.inspect.read.safe_terminal import number, visible
+    from agentrl.inspect.read.safe_terminal import visible
 
     table = Table("kind", "step", "rollout", "tokens", "label", "by", "comment")
     for one in found:
@@ -163,7 +164,7 @@ def _print(
     lines = [f"{len(found)} labels and comments" + (f": {words}" if words else "")]
     lines += [
         f"{one.first} and {one.second}, {one.label or 'all words'}: the same on "
-        f"{number(one.share)} of {one.rollouts} rollouts, Cohen's kappa {_kappa(one)}"
+        f"{percent(one.share)} of {one.rollouts} rollouts, Cohen's kappa {_kappa(one)}"
         for one in agreements
     ]
     for line in lines:

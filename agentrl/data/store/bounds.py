@@ -26,7 +26,7 @@ _SMALL = 2**28
 """Bytes that any file may come to in memory, however well it is compressed."""
 _RATIO = 100
 """Bytes in memory for each byte of a larger file. Runs of many samples of one long prompt compress
-to a fiftieth."""
+to a fiftieth; those of text that repeats itself are written larger than they need be."""
 _GROUP = 2**31
 """Bytes in memory of one row group, the least that is read at once; ours have a few megabytes."""
 _ROWS = 10**7
@@ -36,6 +36,8 @@ _FOOTER = 2**24
 _PAGES = 500_000
 """Pages of a file, each of which is looked at."""
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_MARGIN = 3
+"""Times that a file of ours is larger than its bound asks for, since a reader counts otherwise."""
 _OFFSET = 4
 """Bytes beside each text."""
 _DICTIONARY = (2, 8)
@@ -63,6 +65,11 @@ def open_parquet(path: Path, *, verify: bool = True) -> pq.ParquetFile:
     if not trusted() and (reason := _why_too_large(path, status.st_mtime_ns, status.st_size)):
         raise UntrustedFile(f"{reason}; set {TRUST}=1 if you made it")
     return pq.ParquetFile(path, page_checksum_verification=verify)
+
+
+def least_size(unpacked: int) -> int:
+    """Bytes that a file must have to be read, by what it comes to in memory; 0 for a small one."""
+    return 0 if _MARGIN * unpacked <= _SMALL else _MARGIN * unpacked // _RATIO
 
 
 def why_not_read(error: Exception) -> str:

@@ -25,7 +25,7 @@ LISTED = (
     "reward:reward_flat",
     "reward:reward_spike",
     "reward:reward_fall",
-    "reward:reward_clipped",
+    "clipped:reward_clipped",
     "policy:kl_too_large",
     "policy:kl_too_small",
     "update:clip_fraction",

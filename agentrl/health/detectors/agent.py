@@ -9,18 +9,16 @@ from agentrl.health.findings import (
     fine,
     found,
     improving,
-    lasting,
     moved,
     over,
     seen,
     share,
     shown,
     solved,
-    steps_text,
-    sustained,
     trained,
     unknown,
 )
+from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.counts import newest_step, recent_count, shares, summed
 from agentrl.health.measures.curves import change, current, smoothed
@@ -158,8 +156,8 @@ def _broken_tools(history: History, limits: Limits) -> list[Evidence]:
 def _storm(history: History, metric: str, what: str, limits: Limits) -> tuple[list[Evidence], bool]:
     steps = limits["tool_errors/steps"]
     bound, warn = limits["tool_errors/bound"], limits["tool_errors/warn"]
-    bad, now = lasting(history, metric, lambda v: v > bound, steps)
-    some = bad or sustained(history, metric, lambda v: v > warn, steps)
+    bad, now = lasting(history, metric, lambda v: v > bound, steps, mean=True)
+    some = bad or sustained(history, metric, lambda v: v > warn, steps, mean=True)
     if some is None:
         return [], False
     series = history.metrics[metric]
@@ -169,7 +167,7 @@ def _storm(history: History, metric: str, what: str, limits: Limits) -> tuple[li
     if move is not None and move.down and from_start:
         # It learns to call; only what stays bad is a finding.
         return [], False
-    text = f"{share(some.worst)} of the {what}, for {steps_text(some)}"
+    text = f"up to {share(some.worst)} of the {what}, for {steps_text(some)}"
     return [seen(metric, some, text + over(some, not is_over))], bad is not None and now
 
 

@@ -10,28 +10,29 @@ from agentrl.health.findings import (
     ends,
     fine,
     found,
-    lasting,
     moved,
     over,
     seen,
     share,
     shown,
     solved,
-    steps_text,
-    sustained,
     unknown,
 )
+from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import sampler, system
-from agentrl.health.measures.curves import Stretch, change, number, smoothed
+from agentrl.health.measures.curves import Stretch, change, number
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
+
+_IDLE_WINDOW = 10
+"""Steps that show whether a solved run is without a gradient."""
 
 
 @detector(
     bound("warn", 0.7, "share of rollouts in groups with zero advantage", OURS),
     bound("bound", 0.95, "share of rollouts in groups with zero advantage (`near 1.0`)", USUAL),
-    bound("steps", 5, "steps in a row (`batch after batch`)", OURS),
+    bound("steps", 5, "steps of the window (`batch after batch`)", OURS),
     bound("idle", 50, "steps that a solved run may go on without a gradient", OURS),
     bound(
         "idle_share",
@@ -50,15 +51,18 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
         return unknown(name, "this advantage does not come from comparing siblings")
     steps = limits["empty_gradient/steps"]
     bound, warn = limits["empty_gradient/bound"], limits["empty_gradient/warn"]
-    empty = sustained(history, metric, lambda v: v >= bound, steps)
-    some = empty or sustained(history, metric, lambda v: v >= warn, 2 * steps)
+    empty = sustained(history, metric, lambda v: v >= bound, steps, mean=True)
+    some = empty or sustained(history, metric, lambda v: v >= warn, 2 * steps, mean=True)
+    if empty is None and some is not None and some.first_step == series.steps[0]:
+        # Hard tasks begin so, and the first steps do not show whether they stay.
+        some = some if some.length >= 4 * steps else None
     if some is None:
         return fine(
             name, f"{share(series.values[-1])} of the rollouts are in groups with zero advantage"
         )
     if solved(history):
-        return _nothing_left(history, series, limits)
-    evidence = [seen(metric, some, f"{share(some.worst)} for {steps_text(some)}")]
+        return _nothing_left(history, limits)
+    evidence = [seen(metric, some, f"up to {share(some.worst)} for {steps_text(some)}")]
     level = history.metrics.get("score") or history.metrics.get("reward")
     direction = ""
     mean: float | None = None
@@ -76,8 +80,8 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
     return found(
         name,
         Status.FAIL if empty else Status.WARN,
-        f"{share(series.values[-1])} of the rollouts are in groups that all earn the same"
-        + direction,
+        f"{share(fmean(series.values[-int(steps) :]))} of the rollouts are in groups that all earn "
+        "the same" + direction,
         *evidence,
         levers=system.difficulty(history.config, level=mean),
     )
@@ -92,13 +96,12 @@ def _compares_siblings(history: History) -> bool:
     return ":" not in str(name) or "batch/groups_singleton" in history.metrics
 
 
-def _nothing_left(history: History, series: Series, limits: Limits) -> Verdict:
+def _nothing_left(history: History, limits: Limits) -> Verdict:
     """Held-out tasks are solved: that is success, unless the run goes on without a gradient."""
     name, metric = "empty_gradient", "frac_reward_zero_std"
     idle, bound = limits["empty_gradient/idle"], limits["empty_gradient/idle_share"]
-    calm = History(metrics={metric: smoothed(series, 10)})
-    spent = sustained(calm, metric, lambda v: v >= bound, idle)
-    if spent is None:
+    spent = sustained(history, metric, lambda v: v >= bound, _IDLE_WINDOW, mean=True)
+    if spent is None or spent.length < idle:
         return fine(name, "most groups are solved, and so are the held-out tasks")
     return found(
         name,
@@ -147,7 +150,7 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
         )
     ratios, lost = _ratios(history, limits, steps)
     evidence += ratios
-    apart = series.values[-1] > warn / 2
+    apart = sustained(history, metric, lambda v: v > warn / 2, steps) is not None
     if some is None and not lost and not apart:
         alone, _ = _ratios(history, limits, int(limits["sampler_learner_gap/alone"]))
         if alone:
@@ -195,7 +198,7 @@ def _ratios(history: History, limits: Limits, steps: int) -> tuple[list[Evidence
             seen(
                 "rollout_corr/ess",
                 ess,
-                f"effective share of tokens below {number(low)} for {steps_text(ess)}",
+                f"effective share of tokens below {share(low)} for {steps_text(ess)}",
             )
         )
     least, most = (_ratio_metric(history, end) for end in ("min", "max"))

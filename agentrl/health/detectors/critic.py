@@ -10,15 +10,14 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
-    lasting,
     passed,
     reward_change,
     seen,
-    steps_text,
     unknown,
 )
+from agentrl.health.level import lasting, steps_text
 from agentrl.health.levers import system
-from agentrl.health.measures.curves import medians, number, since, smoothed
+from agentrl.health.measures.curves import medians, number, percent, since, smoothed
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
@@ -92,8 +91,8 @@ def _misleading(history: History, limits: Limits, steps: int) -> list[Evidence]:
         seen(
             metric,
             bad,
-            f"explains {number(bad.worst)} of the returns at worst, below "
-            f"{number(bound)} for {steps_text(bad)}",
+            f"explains {percent(bad.worst)} of the returns at worst, below "
+            f"{percent(bound)} for {steps_text(bad)}",
         )
     ]
 

@@ -6,10 +6,19 @@ from collections import Counter
 from statistics import fmean
 
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, moved, share, shown, steps_text, trained, unknown
+from agentrl.health.findings import (
+    fine,
+    found,
+    moved,
+    share,
+    shown,
+    trained,
+    unknown,
+)
+from agentrl.health.level import held, steps_text
 from agentrl.health.levers import system
 from agentrl.health.measures.counts import count_between, shares
-from agentrl.health.measures.curves import Stretch, change, current, smoothed, stretches
+from agentrl.health.measures.curves import Stretch, change, current, smoothed
 from agentrl.health.measures.error_texts import error_words
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
@@ -24,7 +33,7 @@ from agentrl.types.finding import Status
     ),
     bound("bound", 0.2, "share of rollouts lost", OURS),
     bound("steps", 5, "steps that count as sustained", OURS),
-    bound("outage", 3, "steps in a row above the bound that are an outage, also when over", OURS),
+    bound("outage", 3, "steps above the bound that are an outage, also when over", OURS),
 )
 def infrastructure(history: History, limits: Limits) -> Verdict:
     """Rollouts lost to sandboxes, engines, environments or graders, which teach nothing."""
@@ -33,21 +42,23 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
     if lost is None:
         return unknown(name, "terminations are not logged")
     steps = int(limits["infrastructure/steps"])
-    recent = Series(steps=lost.steps[-steps:], values=lost.values[-steps:])
-    level = fmean(recent.values)
-    often = sum(value > 0 for value in recent.values) >= 2
+    level = fmean(lost.values[-steps:])
     warn, bound = limits["infrastructure/warn"], limits["infrastructure/bound"]
     move = change(lost)
-    rising = move is not None and move.up and move.end > warn / 2
+    rising = move is not None and move.up and move.gain > warn / 2
     past = _outage(lost, limits)
-    now = (level >= warn and often) or rising
+    often = held(lost, lambda v: v >= warn, steps, mean=True)
+    # A single step that lost many is a hiccup.
+    now = rising or any(
+        part.passing > 1 and part.last_step == lost.steps[-1] for part in often[-1:]
+    )
     if not now and past is None:
         return fine(name, f"{share(level)} of the rollouts are lost")
     if now:
         crossed = current(smoothed(lost, 3), lambda v: v >= warn / 2)
         began = onset(lost, up=True, seen=crossed.first_step if crossed else None)
         first, last = lost.steps[0] if began is None else began, lost.steps[-1]
-        what = f"{share(level)} of the rollouts of the last {len(recent.steps)} steps"
+        what = f"{share(level)} of the rollouts of the last {min(steps, len(lost.steps))} steps"
     else:
         assert past is not None, "one of the two was found"
         first, last = past.first_step, past.last_step
@@ -75,7 +86,7 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
     ]
     if rising and move is not None:
         evidence.append(
-            moved("rollout/started", lost, move, f"share lost {move.text()}", dates=False)
+            moved("rollout/started", lost, move, f"share lost {move.text(share)}", dates=False)
         )
     if failed:
         evidence.append(shown(failed, "rollouts that were lost" + error_words(failed)))
@@ -99,7 +110,7 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
 def _outage(lost: Series, limits: Limits) -> Stretch | None:
     """The latest stretch in which many rollouts were lost, however the run goes on."""
     bound, least = limits["infrastructure/bound"], limits["infrastructure/outage"]
-    long = [part for part in stretches(lost, lambda v: v >= bound) if part.length >= least]
+    long = held(lost, lambda v: v >= bound, least)
     return long[-1] if long else None
 
 

@@ -17,11 +17,11 @@ from agentrl.health.findings import (
     rise_of,
     unknown,
 )
-from agentrl.health.levers import policy
+from agentrl.health.levers import fit, policy
 from agentrl.health.levers.policy import Config, value_of
 from agentrl.health.measures.curves import Change, change
 from agentrl.health.own_score import own_score
-from agentrl.health.records import History, Series, Verdict
+from agentrl.health.records import History, Lever, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
 
@@ -114,11 +114,18 @@ def _apart(
             moved(metric, series, rise, f"{metric} {rise.text()}"),
             levers=[
                 *policy.lighter_part(history.config, part.section, part.weight),
+                *_refreshed(history.config, part),
                 *policy.stronger_kl(history.config),
                 *policy.see_held_out(history.config),
             ],
         )
     return None
+
+
+def _refreshed(config: Config, part: _LikedPart) -> list[Lever]:
+    if not part.section.startswith("reward.models."):
+        return []
+    return fit.refreshed_model(config, part.name, judged=True)
 
 
 def _parts(history: History) -> Iterator[_LikedPart]:

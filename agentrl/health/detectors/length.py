@@ -15,7 +15,6 @@ from agentrl.health.findings import (
     fine,
     found,
     held_out,
-    mostly,
     moved,
     reward_change,
     score_rise_since,
@@ -23,11 +22,10 @@ from agentrl.health.findings import (
     share,
     shown,
     stalled,
-    steps_text,
-    sustained,
     too_few,
     unknown,
 )
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.curves import Stretch, change, difference, number
 from agentrl.health.measures.onset import onset
@@ -62,7 +60,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     if score is not None and score.up:
         return fine(name, f"longer ({number(rise)} times) and better: held out {score.text()}")
     _, last = ends(history)
-    pays = _pays_for_length(last)
+    pays = pays_for_length(last)
     capped = (
         shift is not None and shift.end >= limits["length_hacking/truncated"] and shift.gain > 0.2
     )
@@ -78,7 +76,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     evidence = [moved(metric, series, grown, text, dates=not (unpaid and cut_off))]
     if cut_off and shift is not None and ratio is not None:
         evidence.append(
-            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text()}")
+            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text(share)}")
         )
     if paid and pays is not None:
         longest = sorted(last, key=lambda fact: -fact.action_tokens)[:4]
@@ -100,7 +98,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
             else ""
         ),
         *evidence,
-        levers=policy.shorter(history.config),
+        levers=[*policy.shorter(history.config), *policy.token_level(history.config)],
         explained_by=("truncation", "repetition", "gibberish") if unpaid else (),
     )
 
@@ -121,7 +119,7 @@ def _score_flat(history: History) -> bool:
     return moved is not None and not moved.up
 
 
-def _pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
+def pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
     """Correlation of reward and length inside groups, pooled; None where neither varies."""
     groups: dict[tuple[int, str], list[RolloutFacts]] = {}
     for fact in facts:
@@ -155,7 +153,7 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if series is None:
         return unknown(name, f"{metric} is not logged")
     bound = limits["truncation/bound"]
-    stretch = mostly(history, metric, lambda v: v > bound, limits["truncation/steps"])
+    stretch = sustained(history, metric, lambda v: v > bound, limits["truncation/steps"], mean=True)
     level = median(series.values[-5:])
     if stretch is None:
         stretch = _harmful(history, limits)
@@ -207,7 +205,7 @@ def _harmful(history: History, limits: Limits) -> Stretch | None:
     """Rollouts that are cut off since some step at which the reward fell for good."""
     reward, metric = history.metrics.get("reward"), "completions/clipped_ratio"
     most, steps = limits["truncation/harms"], limits["truncation/steps"]
-    stretch = sustained(history, metric, lambda v: v > most, steps)
+    stretch = sustained(history, metric, lambda v: v > most, steps, mean=True)
     if stretch is None or reward is None:
         return None
     at = bisect_left(reward.steps, stretch.first_step)

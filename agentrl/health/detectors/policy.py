@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from statistics import median
 
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
-    lasting,
     moved,
     over,
     passed,
     reward_change,
     score_rise_since,
     seen,
+    share,
     solved,
     stalled,
-    steps_text,
-    sustained,
     too_few,
     unknown,
 )
+from agentrl.health.level import held, lasting, steps_text, sustained
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import change, levels, number, since, smoothed, stretches
+from agentrl.health.measures.curves import change, levels, number, since, smoothed
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
@@ -31,6 +31,8 @@ from agentrl.types.finding import Status
 
 _ALL_EQUAL = 0.95
 """Share of rollouts in groups with zero advantage that leaves no gradient."""
+_EQUAL_STEPS = 5
+"""Steps that show it."""
 _LEVEL = 10
 """Logged steps that show at which level a curve is."""
 _WATCHED = ("train/", "reward", "entropy", "kl", "critic/", "completions/", "sampling/")
@@ -67,7 +69,7 @@ def not_finite(history: History, limits: Limits) -> Verdict:
 
 @detector(
     bound("floor", 0.05, "entropy in nats a token that counts as near zero", OURS),
-    bound("steps", 10, "consecutive steps below the floor", USUAL),
+    bound("steps", 10, "steps below the floor", USUAL),
     bound("drop", 0.1, "entropy now over entropy at the start: a plummet below", OURS),
     bound("within", 100, "steps within which a fall is a plummet", USUAL),
 )
@@ -111,7 +113,7 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
         else Status.WARN,
         f"entropy plummeted: {text}" + (", and the reward has not risen since" if stuck else ""),
         Evidence(
-            text=f"{text}; below {number(limits['entropy_collapse/drop'])} of its start since "
+            text=f"{text}; below {share(limits['entropy_collapse/drop'])} of its start since "
             f"step {fall}",
             metric=metric,
             first_step=fall,
@@ -126,7 +128,7 @@ def _plummet(series: Series, limits: Limits) -> int | None:
     start = median(series.values[:3])
     calm = smoothed(series, 3)
     bound = limits["entropy_collapse/drop"] * start
-    low = [part for part in stretches(calm, lambda v: v < bound)]
+    low = held(calm, lambda v: v < bound, 1)
     if not low or low[-1].last_step != series.steps[-1]:
         return None
     fall = low[-1].first_step
@@ -150,10 +152,7 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
     ceiling = limits["entropy_explosion/ceiling"]
     rise = now / lowest if lowest > 0 else 0.0
     pinned = now > ceiling
-    climbed = (
-        rise >= limits["entropy_explosion/rise"]
-        and now - lowest >= limits["entropy_explosion/nats"]
-    )
+    climbed = _climbed(calm, limits)
     if not climbed and not (pinned and change_up(calm)):
         return fine(name, f"entropy {number(calm.values[0])} -> {number(now)} nats a token")
     reward = reward_change(history)
@@ -174,6 +173,18 @@ def entropy_explosion(history: History, limits: Limits) -> Verdict:
         # Far from a uniform choice, it is the new texts that are less certain.
         explained_by=() if pinned else ("gibberish",),
     )
+
+
+def _climbed(calm: Series, limits: Limits) -> bool:
+    """True if a curve is far above its lowest level before, by ratio and by difference."""
+    factor, nats = limits["entropy_explosion/rise"], limits["entropy_explosion/nats"]
+    lows = accumulate(calm.values, min)
+    far = tuple(
+        float(value - low >= nats and value >= factor * low > 0)
+        for value, low in zip(calm.values, lows, strict=True)
+    )
+    periods = held(Series(steps=calm.steps, values=far), bool, 1)
+    return bool(periods) and periods[-1].last_step == calm.steps[-1]
 
 
 def change_up(series: Series) -> bool:
@@ -266,7 +277,9 @@ def kl_too_small(history: History, limits: Limits) -> Verdict:
     bound = limits["kl_too_small/bound"]
     small = sustained(history, metric, lambda v: v < bound, after)
     reward = reward_change(history)
-    equal = sustained(history, "frac_reward_zero_std", lambda v: v >= _ALL_EQUAL, 1)
+    equal = sustained(
+        history, "frac_reward_zero_std", lambda v: v >= _ALL_EQUAL, _EQUAL_STEPS, mean=True
+    )
     if equal is not None:
         return fine(name, "groups earn the same, so there is no gradient that could move it")
     if small is None or (reward is not None and reward.up) or solved(history):

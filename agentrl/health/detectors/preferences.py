@@ -24,6 +24,7 @@ from agentrl.health.measures.curves import (
     change,
     difference,
     number,
+    percent,
     smoothed,
     t_quantile,
     trend,
@@ -264,7 +265,7 @@ def length_preference(history: History, limits: Limits) -> Verdict:
         f"what is preferred is the {'longer' if mean > 0 else 'shorter'} answer",
         Evidence(
             text=f"{metric} {number(mean)} over the last {len(last)} steps: lengths go along with "
-            f"{number(mean * mean)} of the variance of the margin",
+            f"{percent(mean * mean)} of the variance of the margin",
             metric=metric,
             first_step=series.steps[-len(last)],
             last_step=series.steps[-1],

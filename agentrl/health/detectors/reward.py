@@ -1,4 +1,4 @@
-"""Detectors over the reward: flat, spiking, falling, clipped."""
+"""Detectors over the reward: flat, spiking, falling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from agentrl.health.findings import (
     reward_range,
     score_rise,
     seen,
-    share,
     solved,
-    steps_text,
-    sustained,
     too_few,
     unknown,
 )
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.curves import (
     change,
@@ -34,6 +32,7 @@ from agentrl.health.measures.curves import (
     smoothed,
 )
 from agentrl.health.measures.onset import onset
+from agentrl.health.measures.task_order import in_file_order, same_tasks, text_of
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
@@ -62,7 +61,7 @@ def reward_flat(history: History, limits: Limits) -> Verdict:
         return too_few(name, "the reward", series, steps)
     zero = limits["reward/zero"]
     at_zero = sustained(history, _REWARD, lambda v: abs(v) <= zero, steps)
-    if at_zero is not None:
+    if at_zero is not None and abs(fmean(series.values[-steps:])) <= zero:
         return found(
             name,
             Status.FAIL,
@@ -187,7 +186,8 @@ def _level_before(series: Series, step: int, climb: float, least: int) -> bool:
 
 @detector()
 def reward_fall(history: History, limits: Limits) -> Verdict:
-    """The reward has lost a good part of the best level it ever had."""
+    """The reward has lost a good part of the best level it ever had, and not because the tasks of
+    the latest steps are others."""
     name = "reward_fall"
     series = history.metrics.get(_REWARD)
     if series is None or len(series.values) < 10:
@@ -214,6 +214,8 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
             f"{best_steps}",
         )
     began = _fell(since(series, series.steps[at - width]), (best + lost.end) / 2)
+    if (told := _other_tasks(history, began, least, f"reward {lost.text()}")) is not None:
+        return told
     return found(
         name,
         Status.FAIL if -lost.gain >= 2 * limits["reward/fall"] * scale else Status.WARN,
@@ -228,6 +230,26 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         levers=[*policy.lower_rate(history.config, 4), *policy.stronger_kl(history.config)],
         # The policy is as good as before: the training tasks are others.
         explained_by=("empty_gradient",) if _held_out_holds(history, began) else (),
+    )
+
+
+def _other_tasks(history: History, began: int, least: float, text: str) -> Verdict | None:
+    """The verdict on a fall that which tasks came when explains, or may explain."""
+    name = "reward_fall"
+    same = same_tasks(history, began - 1)
+    if same is not None:
+        held = same[0] - same[1] < least / 2
+        return fine(name, f"{text}, but {text_of(same)}: other tasks are harder") if held else None
+    if not in_file_order(history):
+        return None
+    if _held_out_holds(history, began):
+        return fine(name, f"{text}, and held-out scores hold: the tasks of late are harder")
+    if any(len(scores.values) > 1 for scores in held_out(history).values()):
+        return None
+    return unknown(
+        name,
+        f"{text}; tasks come in the order of the file, each once, and without a held-out "
+        "evaluation harder tasks cannot be told from a worse policy",
     )
 
 
@@ -264,33 +286,3 @@ def _fell(since_peak: Series, middle: float) -> int:
     crossed = passed(smoothed(since_peak, 3), middle, up=False)
     began = onset(since_peak, up=False, seen=crossed)
     return crossed if began is None else began
-
-
-@detector(
-    bound("share", 0.5, "share of the rewards of a step that lie on a bound of a clip", OURS),
-    bound("steps", 3, "steps in a row", OURS),
-)
-def reward_clipped(history: History, limits: Limits) -> Verdict:
-    """Most rewards lie on a bound of `reward.clip` or `reward.clip_raw`, where those that differed
-    are equal. A clip that changes no reward, as [0, 1] on a verdict of 0 or 1, is none."""
-    name, most = "reward_clipped", limits["reward_clipped/share"]
-    seen_any = False
-    for key in ("clip_raw", "clip"):  # the first may be why the second has nothing to do
-        held, changed = f"reward_shaping/{key}/at_bound", f"reward_shaping/{key}/share"
-        seen_any = seen_any or held in history.metrics
-        stretch = sustained(history, held, lambda v: v > most, limits["reward_clipped/steps"])
-        bites = sustained(history, changed, lambda v: v > 0, limits["reward_clipped/steps"])
-        if stretch is None or bites is None:
-            continue
-        level = history.metrics[held].values[-1]
-        text = f"{share(level)} of the rewards lie on a bound of reward.{key}"
-        return found(
-            name,
-            Status.WARN,
-            f"{text}: what they measured is lost",
-            seen(held, stretch, f"{text}; more than {share(most)} for {steps_text(stretch)}"),
-            levers=policy.wider_clip(history.config, f"reward.{key}"),
-        )
-    if not seen_any:
-        return unknown(name, "rewards are not clipped")
-    return fine(name, "few rewards lie on a bound of a clip")

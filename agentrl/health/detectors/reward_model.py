@@ -15,10 +15,9 @@ from agentrl.health.findings import (
     moved,
     score_rise_since,
     seen,
-    steps_text,
-    sustained,
     unknown,
 )
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import fit, policy
 from agentrl.health.levers.policy import value_of
 from agentrl.health.measures.curves import Change, change, number
@@ -85,8 +84,13 @@ def _drift(history: History, model: _RewardModelCurve, limits: Limits) -> Verdic
     own = own_change(history)
     if own is not None and own.up:
         return None
+    judged = own_score(history) == "score"
+    refreshed = (
+        [] if model.ensemble else fit.refreshed_model(history.config, model.name, judged=judged)
+    )
     pulls = [
         *policy.stronger_kl(history.config),
+        *refreshed,
         *policy.lighter_part(history.config, model.section, model.weight),
         *policy.see_held_out(history.config),
     ]

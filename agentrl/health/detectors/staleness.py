@@ -8,7 +8,16 @@ from statistics import fmean
 
 from agentrl.errors import some_of
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, seen, share, shown, sustained, trained, unknown
+from agentrl.health.findings import (
+    fine,
+    found,
+    seen,
+    share,
+    shown,
+    trained,
+    unknown,
+)
+from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import sampler
 from agentrl.health.measures.counts import shares
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
@@ -62,13 +71,20 @@ def starvation(history: History, limits: Limits) -> Verdict:
     if lost is not None:
         most = limits["starvation/dropped"]
         curves = History(metrics={metric: lost})
-        often = sustained(curves, metric, lambda v: v >= most, limits["starvation/steps"])
+        steps = limits["starvation/steps"]
+        often = sustained(curves, metric, lambda v: v >= most, steps, mean=True)
     if not starved and often is None:
         level = fmean(lost.values[-5:]) if lost is not None else 0.0
         return fine(name, f"{share(level)} of the rollouts are dropped for their age")
     evidence: list[Evidence] = []
     if often is not None:
-        evidence.append(seen(metric, often, f"{share(often.worst)} of the rollouts are too old"))
+        evidence.append(
+            seen(
+                metric,
+                often,
+                f"up to {share(often.worst)} of the rollouts are too old, {steps_text(often)}",
+            )
+        )
     stale = [fact for facts in trained(history).values() for fact in facts if _is_stale(fact)]
     if starved:
         evidence.append(_of_tasks(starved, stale))

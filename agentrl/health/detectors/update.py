@@ -8,16 +8,14 @@ from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
     found,
-    lasting,
     over,
     reward_change,
     seen,
     share,
-    steps_text,
-    sustained,
     too_few,
     unknown,
 )
+from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import policy
 from agentrl.health.measures.curves import difference, number
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
@@ -43,8 +41,8 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
         return unknown(name, "the bounds of this loss are not those of a token's ratio")
     steps = limits["clip_fraction/steps"]
     bound, warn = limits["clip_fraction/bound"], limits["clip_fraction/warn"]
-    high, now = lasting(history, metric, lambda v: v > bound, steps)
-    some = high or sustained(history, metric, lambda v: v > warn, 2 * steps)
+    high, now = lasting(history, metric, lambda v: v > bound, steps, mean=True)
+    some = high or sustained(history, metric, lambda v: v > warn, 2 * steps, mean=True)
     if some is None:
         return fine(name, f"{share(series.values[-1])} of the tokens at a bound")
     return found(
@@ -52,7 +50,7 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
         Status.FAIL if high and now else Status.WARN,
         f"up to {share(some.worst)} of the tokens at a bound of the ratio: updates too large"
         + (over(high, now) if high else ""),
-        seen(metric, some, f"above {number(bound if high else warn)} for {steps_text(some)}"),
+        seen(metric, some, f"above {share(bound if high else warn)} for {steps_text(some)}"),
         levers=policy.lower_rate(history.config, 4 if high else 2),
     )
 

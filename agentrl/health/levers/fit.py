@@ -88,8 +88,9 @@ def balanced_lengths(config: Config) -> list[Lever]:
     found.append(
         Lever(
             key="data.source",
-            value="the same pairs, with chosen and rejected answers of like length",
-            why="Says how much of the labels length explains: agentrl prefs check SOURCE (ours).",
+            value="the file of `agentrl prefs balance SOURCE --out FILE`",
+            why="As many longer answers are chosen there as shorter ones, at every ratio of "
+            "lengths (ours).",
         )
     )
     return found
@@ -105,9 +106,51 @@ def wary_ensemble(config: Config, name: str) -> list[Lever]:
     present = value_of(config, f"reward.models.{name}.disagreement", 0.0)
     return [
         Lever(
-            key="reward.models.NAME.disagreement",
+            key=f"reward.models.{name}.disagreement",
             value=round(2 * present, 6) if present else 1.0,
             why=f"Takes deviations between members off the reward of {name}: answers that only "
             "some of them like earn less.",
         )
+    ]
+
+
+def refreshed_model(config: Config, name: str, *, judged: bool) -> list[Lever]:
+    """Train the reward model on what the policy writes now, where the run can.
+
+    Only a single model can be refreshed, and only where no rollout is under way between steps.
+
+    Args:
+        config: of the run.
+        name: of the reward model.
+        judged: whether the environment's own reward can say which of two rollouts is better.
+    """
+    paths = value_of(config, f"reward.models.{name}.path", ())
+    single = isinstance(paths, str) or len(paths) == 1
+    ahead = (
+        value_of(config, "schedule.staleness_threshold", 0.0) > 0
+        or value_of(config, "schedule.trigger_parameter_sync_step", 1) > 1
+        or value_of(config, "schedule.oversample", 1.0) > 1
+    )
+    steps = value_of(config, "train.steps", 20)
+    if not single or ahead or steps < 2 or value_of(config, "reward.refresh.every_steps", 0):
+        return []
+    values = {
+        "model": (name, "The model that is left behind."),
+        "every_steps": (
+            max(1, steps // 10),
+            "The policy writes what the model has not seen: train it on the newest rollouts.",
+        ),
+        "labeller": (
+            "verifier" if judged else "human",
+            "Decides which of two new rollouts is better.",
+        ),
+        "old_pairs": (
+            "none",
+            "Trains on new pairs alone; leave it out where a fit of this project made the model, "
+            "whose pairs are then mixed in.",
+        ),
+    }
+    return [
+        Lever(key=f"reward.refresh.{key}", value=value, why=why)
+        for key, (value, why) in values.items()
     ]

@@ -247,10 +247,9 @@ def lighter_part(config: Config, part: str, weight: float) -> list[Lever]:
         part: section of it that the part is set in, as `reward.functions.style`.
         weight: what it has now.
     """
-    section = part.rpartition(".")[0]
     found = [
         Lever(
-            key=f"{section}.NAME.weight",
+            key=f"{part}.weight",
             value=round(weight / 2, 6),
             why=f"{part} is paid for more than it measures: halve what it counts, and measure it "
             "with agentrl judge check on answers of this run (ours).",

@@ -16,7 +16,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Consecutive logged steps whose values pass one test."""
+    """Logged steps in a row whose values pass one test, or most of which do."""
 
     first_step: int
     """First step of the stretch."""
@@ -24,8 +24,10 @@ class Stretch:
     """Last step of the stretch."""
     length: int
     """Logged steps in it; steps that do not log the metric are passed over."""
+    passing: int
+    """Those of them whose value passes the test."""
     worst: float
-    """The value farthest from zero in it."""
+    """The value farthest from zero of those that pass."""
 
 
 class IntervalUnit(StrEnum):
@@ -69,18 +71,23 @@ class Change:
         """True if it fell for certain."""
         return self.over is not IntervalUnit.NONE and self.high < 0
 
-    def text(self) -> str:
-        """As in `0.25 -> 0.48 (+0.22 [+0.12, +0.32])`."""
-        ends = f"[{_signed(self.low)}, {_signed(self.high)}]"
+    def text(self, write: Callable[[float], str] | None = None) -> str:
+        """As in `0.25 -> 0.48 (+0.22 [+0.12, +0.32])`.
+
+        Args:
+            write: of one number; None takes `number`, and shares want `percent`.
+        """
+        write = write or number
+        ends = f"[{_signed(self.low, write)}, {_signed(self.high, write)}]"
         if self.over is IntervalUnit.NONE:
             ends = "with too few rollouts for an interval"
-        gain = _signed(self.gain) if self.gain else "+0"
-        return f"{number(self.start)} -> {number(self.end)} ({gain} {ends})"
+        gain = _signed(self.gain, write) if self.gain else f"+{write(0.0)}"
+        return f"{write(self.start)} -> {write(self.end)} ({gain} {ends})"
 
 
-def _signed(value: float) -> str:
-    """Three digits of a change, with a plus where it is above 0."""
-    return f"+{number(value)}" if value > 0 else number(value)
+def _signed(value: float, write: Callable[[float], str]) -> str:
+    """A change, with a plus where it is above 0."""
+    return f"+{write(value)}" if value > 0 else write(value)
 
 
 def number(value: float) -> str:
@@ -125,6 +132,7 @@ def stretches(series: Series, test: Callable[[float], bool]) -> list[Stretch]:
                     first_step=series.steps[begin],
                     last_step=series.steps[index - 1],
                     length=len(part),
+                    passing=len(part),
                     worst=max(part, key=abs),
                 )
             )

@@ -12,7 +12,15 @@ from typing import Any
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, read_objects
-from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Series, Verdict
+from agentrl.health import (
+    DASHBOARD,
+    FIT_DASHBOARD,
+    History,
+    Series,
+    Verdict,
+    limits,
+    own_thresholds,
+)
 from agentrl.health.dashboard import HELD_OUT
 from agentrl.health.findings import held_out
 from agentrl.health.report import ranked_records
@@ -157,12 +165,13 @@ def _dashboard(history: History) -> list[dict[str, Any]]:
     """Bands in order; one that stands for several curves is given once for each."""
     found: list[dict[str, Any]] = []
     curves, untrained = history.metrics, held_out(history)
+    bounds = limits(own_thresholds(history))
     for band in FIT_DASHBOARD if is_fit(history.config) else DASHBOARD:
         names = [band.metric]
         if "*" in band.metric:
             names = [name for name in curves if fnmatchcase(name, band.metric)] or names
         for name in names:
-            record = dataclasses.asdict(band)
+            record = dataclasses.asdict(band.at(bounds))
             if name != band.metric:
                 fixed = band.metric.split("*")
                 stood_for = name.removeprefix(fixed[0]).removesuffix(fixed[-1])

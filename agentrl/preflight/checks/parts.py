@@ -120,7 +120,7 @@ async def datasets(
     chosen = read_chosen(kept, sections, base=plan.base) if resume else None
     sets = load_task_sets(plan, chosen=chosen)
     check_labels(sets, rollouts)
-    sets = limit_prompts(sets, rollouts, plan.dataset)
+    sets = limit_prompts(sets, rollouts, plan)
     found.tasks = sets
     counts = [f"train {len(sets.train)}"]
     counts += [f"{name} {len(tasks)}" for name, tasks in sets.evals.items()]

@@ -16,12 +16,12 @@ from agentrl.models.source import load_tokenizer
 from agentrl.preflight.reward.known_answers import find_solutions
 from agentrl.preflight.reward.scripted_generator import ScriptedGenerator, script_of
 from agentrl.runtime.assembly.parts import (
-    load_task_sets,
     make_env_factory,
     make_worker,
     open_sandboxes,
 )
 from agentrl.runtime.assembly.tools import open_tools
+from agentrl.runtime.checks.task_faults import training_tasks
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import run_groups, sampling_of, stable_seed
 from agentrl.runtime.launch import in_flight
@@ -68,7 +68,7 @@ async def record_solutions(
     if images is not None:
         images.folder = ImageFolder(out / "images")
     chat = build_chat(tokenizer, plan.chat, images=images)
-    chosen = load_task_sets(run.tasks).train[:tasks]
+    chosen = training_tasks(run, model_path=model_path).train[:tasks]
     stop = StopSwitch()
     with stop.on_signals():
         async with logged(open_tools(plan.env, base=plan.base), out) as tools:

@@ -13,7 +13,7 @@ from agentrl.chat import ChatFormat
 from agentrl.config.schema import ChatSection
 from agentrl.env import Solution
 from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams, ToolCall
-from agentrl.types.thoughts import CLOSE, OPEN, end_of_thought
+from agentrl.types.thoughts import OPEN, closing_of, end_of_thought, parts_of_thought
 
 Turns = Sequence[tuple[int, ...]]
 """Ids of each turn of an episode, the token that ends it included."""
@@ -74,16 +74,17 @@ def encode_turn(turn: str | ToolCall, chat: ChatFormat, section: ChatSection) ->
     Where it begins inside of a thought, that is ended first: what is only thought is never said.
     """
     prefix = section.reply_prefix
-    lead = f"{OPEN * chat.reasoning_prefilled}{prefix}"
-    thinks = end_of_thought(lead) == len(lead) > 0 and not lead.endswith(CLOSE)
+    lead = f"{chat.thought_opening}{prefix}"
+    opening, _, closed = parts_of_thought(lead[: end_of_thought(lead)])
+    thinks, close = bool(opening.strip()) and not closed, closing_of(opening.strip() or OPEN)
     if isinstance(turn, ToolCall):
         call = chat.write_call(turn)
-        text = f"{CLOSE}\n\n{call}" if thinks else call[_overlap(prefix, call) :]
+        text = f"{close}\n\n{call}" if thinks else call[_overlap(prefix, call) :]
         # A model samples the markers of a call as the single tokens they are.
         return (*chat.raw_delta(text, ended=False), chat.stop_token_ids[0])
     text = turn.removeprefix(prefix)
-    if thinks and text.strip() and CLOSE not in text:
-        text = f"{CLOSE}\n\n{text}"
+    if thinks and text.strip() and close not in text:
+        text = f"{close}\n\n{text}"
     ends = [at for stop in section.stop if (at := text.find(stop)) >= 0]
     if not ends:
         return (*chat.encode_plain(text), chat.stop_token_ids[0])

@@ -19,7 +19,7 @@ from typing import Any, cast
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.imports import resolve
-from agentrl.plugins.own_threads import OwnThread
+from agentrl.rollout.adapters.one_place import OnePlace
 from agentrl.rollout.adapters.text_envs import text_env_of
 from agentrl.rollout.coerce import SAMPLING_KEYS, as_observation, as_step_result
 from agentrl.types import Message, Task
@@ -84,7 +84,26 @@ def load_env_class(target: str, *, base: Path | None = None) -> Callable[..., Ag
             "client); it drives its rollout itself, so it can be trained and evaluated, but not be "
             "checked or attacked as an environment"
         )
-    return lambda **args: adapt_env(found(**args))
+    return _FromFunction(found)
+
+
+class _FromFunction:
+    """A factory that calls a function of the user, where the environment lives that it makes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._kind: type | None = None
+        """Class of what it makes, where that lives in a thread of its own."""
+
+    def __call__(self, **args: Any) -> AgentInstance:
+        make = partial(self._function, **args)
+        if self._kind is not None:
+            return DictEnv(self._kind, make=make)
+        made = adapt_env(make())
+        if not isinstance(made, DictEnv) or made.in_loop:
+            return made
+        self._kind = made.kind  # this one was made in the present thread, and is none that is used
+        return DictEnv(self._kind, make=make, tried=True)
 
 
 def is_agent(value: Any) -> bool:
@@ -103,32 +122,46 @@ class DictEnv(AgentInstance):
     Its texts are spliced raw: the first observation is the prompt as the model's template renders
     it (unless the environment changes it), and feedback is appended as it is.
 
-    Its objects may belong to a thread, so all of it runs in one: in the event loop's where its
-    constructor, `reset` or `step` is a coroutine function, else in a thread of its own.
+    All of it runs in one thread: in the event loop's where `reset` and `step` are coroutine
+    functions, else in a thread of its own.
     """
 
     wants_observation_text = True
 
-    def __init__(self, inner: Any, *, make: Callable[[], Any] | None = None) -> None:
-        """Wrap `inner`, an environment, or with `make` a class, whose object that gives later."""
+    def __init__(
+        self, inner: Any, *, make: Callable[[], Any] | None = None, tried: bool = False
+    ) -> None:
+        """Wrap `inner`, an environment, or with `make` a class, whose object that gives later.
+
+        With `tried` it is known that it gives one.
+        """
         self.kind: type = inner if make is not None else type(inner)
         """Class of the environment that it wraps."""
         self._inner = inner
-        self._make = make
-        self._thread = None if _lives_in_loop(self.kind) else OwnThread()
+        self._make, self._tried = make, tried
+        self._place = _place_of(self.kind)
+        self._called = self._place.call
         self._label: Any = None
         self._sampling = SimpleNamespace()
 
     def try_constructor(self) -> None:
         """Construct it now, in the present thread, for its errors alone."""
-        if self._make is not None and self._thread is not None:
+        late = self._make is not None and not self.in_loop and not self._tried
+        if late and self._make is not None and not inspect.iscoroutinefunction(self._make):
             self._make()
+
+    @property
+    def in_loop(self) -> bool:
+        """True if it runs in the event loop."""
+        return self._place.in_loop
 
     async def reset(self, task: Task) -> Observation:
         """Give it the rendered prompt, take its first observation."""
         if self._make is not None:
             make, self._make = self._make, None
             self._inner = await self._called(make)
+            if not callable(getattr(self._inner, "reset", None)):
+                raise EnvError(f"{self.kind.__name__} was expected, got {self._inner!r:.200}")
         prompt = task.prompt
         if isinstance(prompt, str):
             prompt = (Message(role="user", content=prompt),)
@@ -173,14 +206,7 @@ class DictEnv(AgentInstance):
         close = getattr(self._inner, "close", None)
         if callable(close) and self._inner is not self.kind:
             await self._called(close)
-        if self._thread is not None:
-            self._thread.close()
-
-    async def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._thread is not None:
-            return await self._thread.call(function, *args, **kwargs)
-        found = function(*args, **kwargs)
-        return await found if inspect.isawaitable(found) else found
+        self._place.close()
 
     def _overrides(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """What differs from how turns are sampled anyway; the object handed out counts too."""
@@ -205,7 +231,7 @@ def make_dict_env(cls: type, **args: Any) -> DictEnv:
     """
     if not inspect.iscoroutinefunction(cls.__init__):
         make = partial(cls, **args)
-        return DictEnv(make()) if _lives_in_loop(cls) else DictEnv(cls, make=make)
+        return DictEnv(make()) if _place_of(cls).in_loop else DictEnv(cls, make=make)
     instance: Any = object.__new__(cls)
     begin = cast("Callable[..., Any]", cls.__init__)
     inspect.signature(begin).bind(instance, **args)
@@ -217,9 +243,8 @@ def make_dict_env(cls: type, **args: Any) -> DictEnv:
     return DictEnv(cls, make=finish)
 
 
-def _lives_in_loop(cls: type) -> bool:
-    methods = (cls.__init__, getattr(cls, "reset", None), getattr(cls, "step", None))
-    return any(map(inspect.iscoroutinefunction, methods))
+def _place_of(cls: type) -> OnePlace:
+    return OnePlace(cls, ("reset", "step"))
 
 
 def _accepts_seed(function: Callable[..., Any]) -> bool:

@@ -1,8 +1,8 @@
 """Environments of SkyRL-gym and interactions of verl, behind the contract of `AgentInstance`.
 
 Both take the text of a turn, thought included, and give messages and a number back, so chat
-template, tools and limits are ours. Their methods may block: what is not a coroutine runs in a
-thread of the environment.
+template, tools and limits are ours. Their methods may block, so they run in a thread of the
+environment unless all of them are coroutines (`one_place`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import EnvError
 from agentrl.images import words
-from agentrl.plugins.own_threads import OwnThread
+from agentrl.rollout.adapters.one_place import OnePlace
 from agentrl.types import Message, Task
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ class SkyRLEnv(AgentInstance):
         self._cls = cls
         self._config = _Config(args)
         self._inner: Any = None
-        self._thread = OwnThread()
-        self._called = self._thread.call
+        self._place = OnePlace(cls, ("init", "step"))
+        self._called = self._place.call
 
     async def reset(self, task: Task) -> Observation:
         """Make the environment of this task, which may change the prompt."""
@@ -86,7 +87,7 @@ class SkyRLEnv(AgentInstance):
         inner, self._inner = self._inner, None
         if inner is not None:
             await self._called(inner.close)
-        self._thread.close()
+        self._place.close()
 
 
 class VerlInteraction(AgentInstance):
@@ -97,15 +98,23 @@ class VerlInteraction(AgentInstance):
     """
 
     def __init__(self, cls: type, args: Mapping[str, Any]) -> None:
-        self._inner: Any = cls(dict(args))
-        self._thread = OwnThread()
-        self._called = self._thread.call
+        self._make: Callable[[], Any] = partial(cls, dict(args))
+        self._place = OnePlace(cls, ("start_interaction", "generate_response"))
+        self._called = self._place.call
+        self._inner: Any = self._make() if self._place.in_loop else None
         self._id: Any = None
         self._kwargs: dict[str, Any] = {}
         self._said: list[dict[str, Any]] = []
 
+    def try_constructor(self) -> None:
+        """Construct it now, in the present thread, for its errors alone."""
+        if self._inner is None:
+            self._make()
+
     async def reset(self, task: Task) -> Observation:
         """Start the interaction and show the prompt."""
+        if self._inner is None:
+            self._inner = await self._called(self._make)
         info = task.metadata.get("extra_info")
         given = info.get("interaction_kwargs") if isinstance(info, Mapping) else None
         self._kwargs = dict(given) if given else {"ground_truth": task.label}
@@ -148,7 +157,7 @@ class VerlInteraction(AgentInstance):
             takes_any = bool(inspect.signature(finish).parameters)
             given = ((ended,), self._kwargs) if takes_any else ((), {})
             await self._called(finish, *given[0], **given[1])
-        self._thread.close()
+        self._place.close()
 
 
 class _Config(dict[str, Any]):

@@ -80,7 +80,7 @@ def thought_and_words(
     """The thought of a turn and its words outside of these calls, without special tokens."""
     text = chat.decode_raw(ids)
     quotes = () if parser is None else parser.quotes(text)
-    thought, words = split_thought(text, begun=chat.reasoning_prefilled, quotes=quotes)
+    thought, words = split_thought(text, begun=chat.thought_opening, quotes=quotes)
     for call in calls:
         before, _, behind = words.partition(call.raw)
         words = before + behind

@@ -203,6 +203,7 @@ class LoopHistory:
                 text=turn.sampled_text,
                 calls=turn.calls,
                 served=served,
+                thought=turn.thought,
                 truncated=turn.truncated,
                 duration_s=turn.duration_s,
                 temperature=turn.temperature,

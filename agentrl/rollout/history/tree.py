@@ -57,6 +57,8 @@ class SampledText:
     """Every call in it, malformed ones included."""
     served: Message
     """What the agent was given of it."""
+    thought: str
+    """What was thought at its beginning, without the marks."""
     truncated: bool
     """Whether it was cut off at its token limit."""
     duration_s: float

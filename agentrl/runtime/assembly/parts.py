@@ -36,6 +36,7 @@ from agentrl.reward import load_reward_functions
 from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
 from agentrl.rollout.adapters.adapt import DictEnv
+from agentrl.rollout.adapters.text_envs import VerlInteraction
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool
@@ -98,7 +99,7 @@ def make_env_factory(
         # The first one may download or index, and there are no rollouts yet that wait for it.
         with user_code(limit_s=FIRST_CONSTRUCTOR_S, who=f"the constructor of {section.target}"):
             made = make()
-            if isinstance(made, DictEnv):
+            if isinstance(made, DictEnv | VerlInteraction):
                 made.try_constructor()
     except AgentrlError:
         raise
@@ -201,6 +202,8 @@ class TaskSets:
     """How often each training task is drawn, up to a common factor; None for once an epoch."""
     selection: SelectionSection | None = None
     """How outcomes choose training tasks; None for not at all."""
+    notes: tuple[str, ...] = ()
+    """Lines for the log: tasks that were left out or shortened, with their number."""
 
     def by_kind(self) -> dict[str, Sequence[Task]]:
         """Tasks by the kind under which their rollouts are stored, `train` or `eval/NAME`."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.plan import SchedulePlan, TrainerPlan
+from agentrl.config.presets import reward_of_preset
+from agentrl.config.reward import RewardSection
 from agentrl.config.schema import CheckpointSection, EvalSection
 from agentrl.errors import ConfigError
 from agentrl.estimators import find_estimator
@@ -72,6 +74,19 @@ def doubts(trainer: TrainerPlan, plan: SchedulePlan) -> list[str]:
     )
 
 
+def notes(trainer: TrainerPlan, reward: RewardSection) -> list[str]:
+    """Values that a name of the algorithm has brought along and that its blocks do not show."""
+    algorithm = trainer.algorithm
+    found = algorithm.brought_along()
+    usual = reward_of_preset(algorithm.preset, budget=trainer.rollout.max_response_tokens)
+    for key in usual:
+        section = getattr(reward, key)
+        values = {} if section is None else section.model_dump(mode="json", exclude_none=True)
+        shown = ", ".join(f"{name} {value}" for name, value in values.items()) or "off"
+        found.append(f"preset {algorithm.preset}, reward.{key}: {shown}")
+    return found
+
+
 def check_estimator(plan: TrainerPlan) -> None:
     """Find the advantage estimator of a run, and check that it has the groups it needs.
 
@@ -85,7 +100,7 @@ def check_estimator(plan: TrainerPlan) -> None:
         raise ConfigError(
             f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
             f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "
-            "raise it, or declare compares_siblings=False"
+            "raise it, declare compares_siblings=False, or take preset: reinforce++ or ppo"
         )
 
 
@@ -144,7 +159,7 @@ async def algorithm(trainer: TrainerPlan, plan: SchedulePlan) -> Finding | str:
     """The blocks of the algorithm, and doubts about it."""
     found = doubts(trainer, plan)
     blocks = describe_blocks(trainer.algorithm, critic=trainer.critic, train=trainer.train)
-    text = "\n".join([f"preset {trainer.algorithm.preset}", *blocks])
+    text = "\n".join([f"preset {trainer.algorithm.preset}", *blocks, *notes(trainer, plan.reward)])
     if found:
         return Finding(name="algorithm", status=Status.WARN, detail="\n".join([*found, text]))
     return text

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from agentrl.chat import ChatFormat, build_chat
-from agentrl.config.plan import RolloutPlan
+from agentrl.config.plan import Plan, RolloutPlan, TaskPlan
 from agentrl.config.schema import TrainDatasetSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import AgentrlError, DataError, some_of
 from agentrl.models.source import load_tokenizer
 from agentrl.plugins.imports import resolve
-from agentrl.runtime.assembly.parts import TaskSets
+from agentrl.runtime.assembly.parts import TaskSets, eval_name, load_task_sets
 from agentrl.runtime.checks.label_reads import needs_label
 from agentrl.types import Message, Task
 
@@ -37,67 +38,129 @@ class _Long:
     """Of the prompt, generation prompt included."""
 
 
-def limit_prompts(sets: TaskSets, plan: RolloutPlan, dataset: TrainDatasetSection) -> TaskSets:
+def limit_prompts(
+    sets: TaskSets, plan: RolloutPlan, tasks: TaskPlan, *, model_path: str | None = None
+) -> TaskSets:
     """The tasks with no prompt over `dataset.max_prompt_tokens`, as `dataset.long_prompts` asks.
 
-    A prompt is what the row holds, in the chat template of the policy and without tools: what an
-    environment or its tools add comes on top.
+    Both keys hold for the data sets of evaluations, too: a policy is scored on prompts like those
+    that it is trained on. A prompt is what the row holds, in the chat template of the policy and
+    without tools: what an environment or its tools add comes on top.
 
     Args:
-        sets: tasks of the run.
+        sets: tasks of the command; a set that it does not use is empty.
         plan: of its rollouts, for the chat template.
-        dataset: with the limit.
+        tasks: plan of the data sets, with the limit.
+        model_path: policy that takes the place of `model.path`.
 
     Raises:
         DataError: there are longer ones, all of them are, or one cannot be shortened; with their
             number, the longest and the limit.
         AgentrlError: the tokenizer or the chat template cannot be had.
     """
-    most = dataset.max_prompt_tokens
-    if most is None:
+    dataset = tasks.dataset
+    if dataset.max_prompt_tokens is None:
         return sets
-    chat, tokenizer = _chat_of(plan, sets.train)
-    long = _find_long(sets.train, chat, most)
-    if not long:
-        return sets
-    longest = max(one.tokens for one in long)
-    text = (
-        f"{len(long)} of {len(sets.train)} prompts of {dataset.source} have more than "
-        f"{most} tokens (dataset.max_prompt_tokens), the longest {longest}"
+    every = [*sets.train, *chain(*sets.evals.values())]
+    limit = _PromptLimit.open(plan, every, dataset, model_path)
+    train, *notes = limit.hold(dataset.source, sets.train)
+    evals: dict[str, Sequence[Task]] = {}
+    for name, found in sets.evals.items():
+        evals[name], note = limit.hold(f"{tasks.evals[name].source} ({eval_name(name)})", found)
+        notes.append(note)
+    weights = sets.weights
+    if weights is not None:
+        weights = {task.id: weights[task.id] for task in train}
+    return replace(
+        sets, train=train, evals=evals, weights=weights, notes=tuple(filter(None, notes))
     )
-    if dataset.long_prompts == "refuse":
-        named = some_of(
-            (f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long), _NAMED
+
+
+def scored_tasks(plan: Plan, *, model_path: str | None = None) -> TaskSets:
+    """Tasks of the evaluations, or of `dataset` where there is none, within the limit of prompts.
+
+    Raises:
+        DataError, ConfigError: they cannot be read, or hold prompts over the limit.
+    """
+    sets = load_task_sets(plan.tasks)
+    sets = replace(sets, train=()) if sets.evals else sets
+    return limit_prompts(sets, plan.rollouts, plan.tasks, model_path=model_path)
+
+
+def training_tasks(plan: Plan, *, model_path: str | None = None) -> TaskSets:
+    """Tasks of `dataset` alone; otherwise as `scored_tasks`."""
+    sets = replace(load_task_sets(plan.tasks), evals={})
+    return limit_prompts(sets, plan.rollouts, plan.tasks, model_path=model_path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PromptLimit:
+    """The limit of prompts, and the treatment of longer ones."""
+
+    chat: ChatFormat
+    tokenizer: Any
+    most: int
+    treatment: str
+
+    @staticmethod
+    def open(
+        plan: RolloutPlan,
+        tasks: Sequence[Task],
+        dataset: TrainDatasetSection,
+        model_path: str | None,
+    ) -> _PromptLimit:
+        source = model_source(plan.model, path=model_path)
+        tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
+        images = None
+        if any(message.images for task in tasks for message in _messages(task)):
+            from agentrl.models.vision.reader import load_reader
+
+            images = load_reader(source, tokenizer)
+        return _PromptLimit(
+            chat=build_chat(tokenizer, plan.chat, images=images),
+            tokenizer=tokenizer,
+            most=dataset.max_prompt_tokens or 0,
+            treatment=dataset.long_prompts,
         )
-        raise DataError(
-            f"{text}: {named}; raise the limit, shorten "
-            "them, or set dataset.long_prompts to drop or truncate_left"
+
+    def hold(self, name: str, tasks: Sequence[Task]) -> tuple[Sequence[Task], str]:
+        """The tasks of a data set with no longer prompt, and what was done to them in words."""
+        long = _find_long(tasks, self.chat, self.most)
+        if not long:
+            return tasks, ""
+        longest = max(one.tokens for one in long)
+        text = (
+            f"{len(long)} of {len(tasks)} prompts of {name} have more than "
+            f"{self.most} tokens (dataset.max_prompt_tokens), the longest {longest}"
         )
-    if dataset.long_prompts == "truncate_left":
-        cut = {one.place: _truncated(one, chat, tokenizer, most) for one in long}
-        logger.warning("%s; they lose tokens at their beginning", text)
-        return replace(sets, train=[cut.get(place, task) for place, task in enumerate(sets.train)])
-    gone = {one.place for one in long}
-    left = [task for place, task in enumerate(sets.train) if place not in gone]
-    if not left:
-        raise DataError(f"{text}, so none is left; raise the limit")
-    logger.warning("%s; they are left out, and %d are left", text, len(left))
-    return replace(sets, train=left, weights=_of(left, sets.weights))
+        if self.treatment == "refuse":
+            named = some_of(
+                (f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long), _NAMED
+            )
+            raise DataError(
+                f"{text}: {named}; raise the limit, shorten them, or set dataset.long_prompts to "
+                "drop or truncate_left"
+            )
+        if self.treatment == "truncate_left":
+            cut = {one.place: _truncated(one, self.chat, self.tokenizer, self.most) for one in long}
+            left = [cut.get(place, task) for place, task in enumerate(tasks)]
+            return left, _warned(f"{text}; they lose tokens at their beginning")
+        gone = {one.place for one in long}
+        left = [task for place, task in enumerate(tasks) if place not in gone]
+        if not left:
+            raise DataError(f"{text}, so none is left; raise the limit")
+        return left, _warned(f"{text}; they are left out, and {len(left)} are left")
 
 
-def _of(tasks: Sequence[Task], weights: Mapping[str, float] | None) -> dict[str, float] | None:
-    return None if weights is None else {task.id: weights[task.id] for task in tasks}
+def log_notes(sets: TaskSets) -> None:
+    """Repeat in the log of a run what was done to its tasks before it had one."""
+    for note in sets.notes:
+        logger.info("%s", note)
 
 
-def _chat_of(plan: RolloutPlan, tasks: Sequence[Task]) -> tuple[ChatFormat, Any]:
-    source = model_source(plan.model)
-    tokenizer = load_tokenizer(plan.model.model_copy(update={"path": source}))
-    images = None
-    if any(message.images for task in tasks for message in _messages(task)):
-        from agentrl.models.vision.reader import load_reader
-
-        images = load_reader(source, tokenizer)
-    return build_chat(tokenizer, plan.chat, images=images), tokenizer
+def _warned(text: str) -> str:
+    logger.warning("%s", text)
+    return text
 
 
 def _messages(task: Task) -> tuple[Message, ...]:

@@ -115,7 +115,7 @@ class CheckpointKeeper:
         try:
             await run_computing(score_checkpoint, root, state, self._section, keep=keep)
         except OSError as error:
-            logger.exception("scores of the checkpoint of step %d", step)
+            logger.warning("scores of the checkpoint of step %d are not stored: %s", step, error)
             self._progress.note(disk_full(self._run_dir.path, error))
 
     def _state(self, step: int) -> CheckpointState:

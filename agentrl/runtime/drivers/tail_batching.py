@@ -1,9 +1,9 @@
 """The synchronous driver with oversampling: the longest rollouts do not hold a step up.
 
-    plan -> run groups -> the first B of them -> store, batch, train -> sync -> log -> save
-     ^            |                                                               |
-     |            +-- the others are cancelled and deferred                      |
-     +----------------------------------------------------------------------------+
+    plan -> run groups -> the first B that teach -> store, batch, train -> sync -> log -> save
+     ^            |                                                                     |
+     |            +-- the others are cancelled and deferred                             |
+     +----------------------------------------------------------------------------------+
 
 A round begins more groups than it trains; as soon as B have ended the others are cancelled and
 deferred. Once B are deferred, or the epoch has no B new tasks left, a round of their own finishes
@@ -11,8 +11,9 @@ them and cancels none. Strictly on-policy: every token of a step comes from the 
 Every task is trained once an epoch, and the last task of an epoch no later than in the step with
 the first of the next. What was sampled of a cancelled group is thrown away.
 
-With `reward.dynamic_filtering` a step takes further rounds for groups that teach nothing, up to
-`reward.dynamic_filtering.rounds`.
+With `reward.dynamic_filtering` the others of a round go on until B groups that teach have ended:
+they take the places of groups that teach nothing. Where a whole round leaves places open, a step
+takes further rounds, up to `reward.dynamic_filtering.rounds`.
 
 Inside an epoch the order is no longer random: tasks that end soon come early and long ones late.
 
@@ -36,7 +37,12 @@ from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
 from agentrl.runtime.drivers.driver import DriverParts, StepLoop
-from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
+from agentrl.runtime.drivers.filters.dynamic_filter import (
+    is_filtered,
+    missing_groups,
+    most_rounds,
+    note_rounds,
+)
 from agentrl.runtime.drivers.groups import note_rollouts
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import TrajectoryGroup
@@ -163,7 +169,14 @@ class TailBatchingRun(StepLoop):
         claims = [cursor.claim_new() if plan.new else cursor.claim() for _ in range(plan.groups)]
         parts.progress.phase("rollout", size * n)
         finished, surplus = await parts.stop.guard(
-            run_first(self._run_group, claims, wanted=size, n=n, limit=parts.concurrency.limit)
+            run_first(
+                self._run_group,
+                claims,
+                wanted=size,
+                fills=self._fills,
+                n=n,
+                limit=parts.concurrency.limit,
+            )
         )
         parts.pending.remove(item.group for item in surplus)
         note_aborted(
@@ -176,12 +189,19 @@ class TailBatchingRun(StepLoop):
         for claim in deferred:
             cursor.release(claim.index)
         bag.sum("rollout/put_off", len(deferred) * n)
+        if self._reward.dynamic_filtering is not None:
+            bag.sum("rollout/surplus_taken", max(0, len(finished) - size))
         return finished
+
+    def _fills(self, group: GroupHandle) -> bool:
+        """The group takes a place of the step: the filter keeps it."""
+        return not is_filtered(group.report, self._reward)
 
     async def _run_group(self, claim: Claim) -> GroupHandle:
         group = await self._parts.rollouts.run_claim(claim)
         self._parts.pending.add(group)
-        self._parts.progress.advance(self._section.n_samples_per_prompt, group.report.tokens)
+        n = self._section.n_samples_per_prompt
+        self._parts.progress.advance(n if self._fills(group) else 0, group.report.tokens)
         return group
 
 
@@ -202,30 +222,37 @@ async def run_first(
     wanted: int,
     n: int,
     limit: RolloutLimit,
+    fills: Callable[[GroupHandle], bool] = lambda group: True,
 ) -> tuple[list[Finished], list[Finished]]:
-    """The first `wanted` groups to end, in the order of the claims, and those that ended together
-    with the last of them; the others are cancelled.
+    """Groups that end until `wanted` places are filled, in the order of the claims, and those that
+    ended together with the last of them; the others are cancelled.
 
     Cancelled groups have cleaned up before this returns or raises.
 
     Args:
         run_group: makes one group; never raises for a failed rollout.
         claims: what to begin, in this order.
-        wanted: groups to wait for.
+        wanted: places to fill; fewer are filled where too few groups do.
         n: rollouts of a group.
         limit: bounds the rollouts at once; at least one group always runs.
+        fills: decides if a group that has ended takes a place. One that does not is still returned.
     """
     gate = GroupGate(limit, n)
     finished: list[Finished] = []
+    surplus: list[Finished] = []
+    left = wanted
 
     async def one(claim: Claim) -> None:
+        nonlocal left
         async with gate.room():
-            finished.append(Finished(claim=claim, group=await run_group(claim)))
+            item = Finished(claim=claim, group=await run_group(claim))
+        (finished if left else surplus).append(item)
+        left -= bool(left) and fills(item.group)
 
     running = {asyncio.create_task(one(claim)) for claim in claims}
     done: set[asyncio.Task[None]] = set()
     try:
-        while len(finished) < wanted:
+        while left and running:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a worker never raises for a failed rollout: show what did
@@ -234,4 +261,4 @@ async def run_first(
             task.cancel()
         # An outage of all engines ends several at once; the first says so for all.
         await asyncio.gather(*running, *done, return_exceptions=True)
-    return sorted(finished[:wanted], key=lambda item: item.claim.index), finished[wanted:]
+    return sorted(finished, key=lambda item: item.claim.index), surplus

@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl.config.plan import Plan
 from agentrl.fit.rollouts import CheckpointScorer
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.runtime.checks.task_faults import scored_tasks
 from agentrl.runtime.launch import check_parts
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.sampling.sample import score_policy
@@ -27,6 +28,7 @@ class RolloutScorer(CheckpointScorer):
     def check(self, plan: Plan) -> None:
         """`check` as in `CheckpointScorer.check`."""
         check_parts(plan)
+        scored_tasks(plan)
 
     async def score(
         self, plan: Plan, *, model_path: str, run_dir: Path, step: int, stop: StopSwitch

@@ -22,9 +22,8 @@ from agentrl.data.run.paths import RunPaths
 from agentrl.disk.logs import log_to
 from agentrl.errors import RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
-from agentrl.runtime.assembly.parts import load_task_sets
 from agentrl.runtime.checks.fleet import require_engines
-from agentrl.runtime.checks.task_faults import limit_prompts
+from agentrl.runtime.checks.task_faults import log_notes, scored_tasks, training_tasks
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.drivers.concurrency import RolloutLimit
 from agentrl.runtime.drivers.groups import (
@@ -153,6 +152,7 @@ async def score_policy(
         step=step,
         progress=progress,
         stop=stop,
+        model_path=model_path,
     )
 
 
@@ -208,14 +208,16 @@ async def _score(
     step: int,
     progress: Progress,
     stop: StopSwitch,
+    model_path: str | None = None,
 ) -> list[EvalSummary]:
     """Score a policy that is opened for it; `on_end` is called before it is closed."""
-    sets, schedule = load_task_sets(plan.tasks), plan.schedule
+    sets, schedule = scored_tasks(plan, model_path=model_path), plan.schedule
     chosen = sets.evals or {"dataset": sets.train}
     store = TrajectoryStore(out / "trajectories")
     n = schedule.eval.n_samples
     summaries = []
     async with opened as policy:
+        log_notes(sets)
         progress.started(plan_of(policy, out, sum(map(len, chosen.values()))))
         for name, tasks in chosen.items():
             groups = await stop.guard(
@@ -265,7 +267,7 @@ async def collect(
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
         await stop.guard(require_engines(plan.engines, model_path=model_path))
-        sets = limit_prompts(load_task_sets(plan.tasks), plan.rollouts, plan.tasks.dataset)
+        sets = training_tasks(plan, model_path=model_path)
         chosen = sets.train[:tasks]
         n = schedule.rollout.n_samples_per_prompt
         store = TrajectoryStore(out / "trajectories")
@@ -283,6 +285,7 @@ async def collect(
             images=out / "images",
         )
         async with logged(opened, out) as policy:
+            log_notes(sets)
             progress.started(plan_of(policy, out, len(chosen)))
             sampling = policy_sampling(schedule.rollout, policy, schedule.rollout.temperature)
             seed, most = schedule.run.seed, in_flight(plan.engines, schedule.schedule)

@@ -117,17 +117,14 @@ class HarnessTask(ProgramEnv):
         """Grade what the agent left."""
         run = self._run
         found = await self._answer(run.sandbox, action.text)
-        text = found or ""
         words = dataclasses.replace(
-            action,
-            text=text,
-            raw_text=text,
-            whole_text=text,
-            last=True,
-            tool_calls=(),
-            tool_results=(),
-            thought="",
+            action, raw_text=action.whole_text, last=True, tool_calls=(), tool_results=()
         )
+        if self._handover.answer:  # a file, which has no thought
+            text = found or ""
+            words = dataclasses.replace(
+                words, text=text, thought="", whole_text=text, raw_text=text
+            )
         step = await self._inner.step(words)
         logs = {"agent_crashed": float(run.crashed), "agent_stopped": float(run.outcome is None)}
         return dataclasses.replace(

@@ -165,7 +165,7 @@ def make_tasks(
     prompt: str = "You act in an environment.",
     reset: Mapping[str, Any] | None = None,
 ) -> list[Task]:
-    """Episodes by their seeds, as `seeded_tasks`; `reset` has further arguments of the server's reset."""
+    """Episodes by their seeds; `reset` has further arguments of the server's reset."""
     return seeded_tasks("openenv", split, n, seed, prompt, {"reset": dict(reset or {})})
 
 

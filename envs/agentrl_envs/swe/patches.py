@@ -12,6 +12,7 @@ from agentrl_envs.swe.trees import Tree, TreeFile
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _MODE = re.compile(r"^(?:old|new|new file|deleted file) mode 100\d{3}$", re.MULTILINE)
 _NEW_MODE = re.compile(r"^new (?:file )?mode 100(\d{3})$", re.MULTILINE)
+_COPY = re.compile(r"^copy from ", re.MULTILINE)
 _OTHER_KIND = re.compile(r"^new (?:file )?mode ((?!100)\d+)$", re.MULTILINE)
 _BINARY = re.compile(r"^(?:Binary files .+ differ|GIT binary patch)$", re.MULTILINE)
 _NO_NEWLINE = "\\ No newline at end of file\n"
@@ -39,28 +40,41 @@ def changed_lines(patch: str) -> int:
 
 
 def apply_patch(tree: Tree, patch: str) -> dict[str, TreeFile]:
-    """The tree with a diff of `make_patch` applied.
+    """The tree with a diff of `make_patch` or `git diff` applied.
+
+    Renames and copies take a file as it is in `tree`, whatever other sections do, as for git.
 
     Raises:
         DataError: the diff does not fit, or has a link or a file that is not text; names file and
             line.
     """
-    made = dict(tree)
+    made, arrived = dict(tree), set[str]()
     for section in re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]:
         head, *hunks = re.split(r"^(?=@@ )", section, flags=re.MULTILINE)
         old, new = _names(head)
-        path = new if new != "/dev/null" else old
-        before = b"" if old == "/dev/null" else _present(made, old).data
-        lines = _split(before.decode("utf-8"))
-        after = "".join(_patched(lines, hunks, path))
+        moved = "/dev/null" not in (old, new) and old != new
+        before = None if old == "/dev/null" else _present(tree if moved else made, old)
         if new == "/dev/null":
-            del made[path]
-        else:
-            executable = path in made and made[path].executable
-            if mode := _NEW_MODE.search(head):
-                executable = mode[1] == "755"
-            made[path] = TreeFile(data=after.encode(), executable=executable)
+            _changed(before, hunks, old)
+            del made[old]
+            continue
+        executable = before is not None and before.executable
+        if mode := _NEW_MODE.search(head):
+            executable = mode[1] == "755"
+        if moved and not _COPY.search(head) and old not in arrived:
+            del made[old]
+        made[new] = TreeFile(data=_changed(before, hunks, new), executable=executable)
+        arrived.add(new)
     return made
+
+
+def _changed(before: TreeFile | None, hunks: list[str], path: str) -> bytes:
+    """The content behind the hunks; where there are none it may be anything."""
+    data = b"" if before is None else before.data
+    if not hunks:
+        return data
+    lines = _split(_text(path, before) or "")
+    return "".join(_patched(lines, hunks, path)).encode()
 
 
 def _names(head: str) -> tuple[str, str]:
@@ -77,6 +91,7 @@ def _names(head: str) -> tuple[str, str]:
     if not names and (same := same_name(head.split("\n", 1)[0])) and _MODE.search(head):
         made, gone = "\nnew file mode" in head, "\ndeleted file mode" in head
         return "/dev/null" if made else same, "/dev/null" if gone else same
+    names = names or re.findall(r"^(?:rename|copy) (?:from|to) (.*)$", head, flags=re.MULTILINE)
     if len(names) != 2:
         raise DataError(f"patch: expected two file names, got {head[:200]!r}")
     return names[0], names[1]

@@ -108,7 +108,7 @@ def test_older_weights_are_named_with_their_levers(seed: int, config: RunConfig)
     found = found_in(shifted(table, lag > 0, 0.3, lag=lag), config)
     # Rollouts of other weights are few, too.
     assert found[0].name == "stale_weights"
-    assert "0.333 of the tokens are 1 to 3 steps old" in found[0].evidence[0]
+    assert "33.3 % of the tokens are 1 to 3 steps old" in found[0].evidence[0]
     levers = {lever.key: lever.value for lever in found[0].levers}
     assert levers["schedule.staleness_threshold"] == 0.25
     assert levers["algorithm.is_correction_type"] == "seq-mask-tis"

@@ -84,7 +84,7 @@ def test_a_judge_labels_a_step_and_people_agree_or_not(run: Path, server: Script
         word = "bad" if grade < 4 else "good"
         call("label", run, f"r{n}", "--label", word, "--by", "ann")
     listed = call("labels", run)
-    assert "ann and judge:helpful, all words: the same on 0.833 of 6 rollouts" in listed
+    assert "ann and judge:helpful, all words: the same on 83.3 % of 6 rollouts" in listed
     # All rollouts are of one task, which alone says nothing of others: kappa has no interval.
     assert "Cohen's kappa 0.667\n" in listed
     # Another threshold changes the judge's own words, and nobody else's.

@@ -140,3 +140,31 @@ def test_no_link_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert RunPaths(tmp_path / "latest").metrics_file.is_file()
     monkeypatch.setenv(TRUST, "1")
     assert len(list(store.read("train"))) == 1
+
+
+def test_what_we_wrote_is_always_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if many samples of one long prompt, which compress as a bomb does, are left out."""
+    prompt = tuple(range(1, 33)) * 2000
+    rows = [
+        trajectory(rollout_id=f"1-t0-{n}", prompt_ids=prompt, prompt_text="an error; " * 25_600)
+        for n in range(64)
+    ]
+    store = TrajectoryStore(tmp_path / "trajectories")
+    path = store.write(1, "train", [group(*rows)])
+    assert len(list(store.read())) == 64
+    # As a run of sixty-four times as many, of which the bounds are these.
+    monkeypatch.setattr("agentrl.data.store.bounds._SMALL", 2**22)
+    before, bomb = path.stat().st_size, tmp_path / "bomb.parquet"
+    bomb.write_bytes(path.read_bytes())  # no file is judged twice
+    path = store.write(2, "train", [group(*rows)])
+    assert before < path.stat().st_size < 2**21
+    with (
+        pytest.raises(UntrustedFile, match="would take more"),
+        open_parquet(bomb),
+    ):
+        pass
+    with open_parquet(path) as file:
+        read = file.read()
+    assert read.num_rows == 64
+    assert set(read["prompt_text"].to_pylist()) == {"an error; " * 25_600}
+    assert [row.trajectory.prompt_ids for row in store.read(step=2)] == [prompt] * 64

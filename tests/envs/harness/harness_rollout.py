@@ -34,6 +34,15 @@ class Echoes(AgentInstance):
         return StepResult(rewards=float(action.text.strip() == "yes"), done=True)
 
 
+class Thinks(Echoes):
+    """Pays for one turn with a thought, as it was sampled."""
+
+    async def step(self, action: Action) -> StepResult:
+        read = (action.thought, action.text, action.whole_text, action.raw_text)
+        whole = "<think>\nhm\n</think>\n\nyes"
+        return StepResult(rewards=float(read == ("hm", "yes", whole, whole)), done=True)
+
+
 ECHOES = "tests.envs.harness.harness_rollout:Echoes"
 YES = Task(id="echo", prompt="Say yes.", label="yes")
 

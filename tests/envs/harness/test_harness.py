@@ -119,6 +119,16 @@ async def test_any_environment_judges_the_last_words(strongest):
     assert [(row.reward, row.termination) for row in rows] == [(1.0, Termination.ENV_DONE)] * 2
 
 
+async def test_what_was_thought_is_not_what_was_said(strongest):
+    """Fails if an environment behind a program is given no thought, or is given it as words."""
+    (row,) = await rolled_out(
+        strongest, YES, ["<think>\nhm\n</think>\n\nyes"], grade=named("Thinks")
+    )
+    assert row.reward == 1.0
+    (row,) = await rolled_out(strongest, YES, ["<think>\nyes\n</think>\n\nno"])
+    assert row.reward == 0.0
+
+
 ENDS = {
     # The model may have caused these: what there is is judged.
     "CRASHES": (Termination.ENV_DONE, 1.0, "exit status 7"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from agentrl_envs.swe.changes import patched_files, source_changes
@@ -13,7 +16,7 @@ from agentrl_envs.swe.record import REPO_FOLDER
 from agentrl_envs.swe.trees import TreeFile, regular_files
 from agentrl_envs.swe.workspace import put_changes
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, SandboxError
 from agentrl.sandbox import FileTree, SandboxLimits, TreeEntry
 from tests.envs.local_sandbox import LocalSandbox
 from tests.envs.strongest_backend import strongest_backend
@@ -67,6 +70,48 @@ async def test_a_sandbox_of_ones_own_moves_trees_by_tar() -> None:
     await asyncio.gather(one.close(), two.close())
 
 
+TAR = """#!/bin/sh
+test "$1" = -cf || exec {tar} "$@"
+{tar} "$@"
+echo "{said}" >&2
+exit {status}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "reads"),
+    [
+        (1, "tar: ./log: file changed as we read it", True),
+        (1, "tar: ./tmp1: File removed before we read it", True),
+        (1, "tar: can't open './tmp1': No such file or directory\ntar: error exit delayed", True),
+        (1, "tar: can't open './key': Permission denied\ntar: error exit delayed", False),
+        (1, "tar: can't change directory to 'd': No such file or directory", False),
+        (2, "tar: ./key: Cannot open: Permission denied", False),
+    ],
+)
+async def test_a_file_that_changes_while_it_is_read_ends_no_transfer(
+    tmp_path: Path, status: int, said: str, reads: bool
+) -> None:
+    """Fails if the temporary file of a server costs the rollout, or a real error does not."""
+    tar = tmp_path / "tar"
+    tar.write_text(TAR.format(tar=shutil.which("tar"), said=said, status=status))
+    tar.chmod(0o755)
+
+    class WithTar(LocalSandbox):
+        async def exec(self, command, **given):
+            return await super().exec(("env", f"PATH={tmp_path}:/usr/bin:/bin", *command), **given)
+
+    one = WithTar()
+    assert (await one.exec(("sh", "-c", "mkdir d && echo x > d/a"))).exit_code == 0
+    if reads:
+        tree = await one.download_tree("d", max_bytes=100)
+        assert tree.files()["a"].data == b"x\n"
+    else:
+        with pytest.raises(SandboxError, match="tar cannot read"):
+            await one.download_tree("d", max_bytes=100)
+    await one.close()
+
+
 OLD = {"bin/run": TreeFile(data=b"#!/bin/sh\n"), "lib/core.py": TreeFile(data=b"x\n")}
 NEW = {
     "bin/run": TreeFile(data=b"#!/bin/sh\n", executable=True),
@@ -89,6 +134,47 @@ def test_a_mode_and_a_new_script_are_a_change() -> None:
     mode = "diff --git a/a/z b/a/z\nold mode 100644\nnew mode 100755\n"
     lines = "diff --git a/b/w b/b/w\n--- a/b/w\n+++ b/b/w\n@@ -1 +1 @@\n-x\n+y\n"
     assert patched_files(moved + mode + lines) == ["a/x", "b/y", "a/z", "b/w"]
+
+
+def test_renames_and_copies_take_the_file_as_git_does(tmp_path: Path) -> None:
+    """Fails if a renamed file stays where it was, or two that change places are one."""
+    text = "".join(f"line {n}\n" for n in range(200))
+    old = {
+        "lib/a.py": TreeFile(data=text.encode()),
+        "lib/b.py": TreeFile(data=text.upper().encode(), executable=True),
+        "lib/blob": TreeFile(data=bytes(range(256)) * 8),
+        "lib/tool": TreeFile(data=(text * 2).encode()),
+        "lib/keep": TreeFile(data=text.replace("l", "k").encode()),
+    }
+    new = {
+        "lib/b.py": TreeFile(data=text.replace("line 3", "line three").encode()),
+        "lib/a.py": TreeFile(data=text.upper().encode(), executable=True),
+        "bin/blob": old["lib/blob"],
+        "bin/tool": TreeFile(data=(text * 2).encode(), executable=True),
+        "lib/keep": old["lib/keep"],
+        "lib/copy": TreeFile(data=old["lib/keep"].data + b"more\n"),
+    }
+
+    def git(*words: str) -> str:
+        told = subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+        return told.stdout.decode()
+
+    git("init", "-q")
+    for tree in (old, new):
+        for path in (*old, *new):
+            (tmp_path / path).unlink(missing_ok=True)
+        for path, entry in tree.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_bytes(entry.data)
+            (tmp_path / path).chmod(0o755 if entry.executable else 0o644)
+        git("add", "-A")
+        git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x")
+    patch = git("diff", "-B", "-M", "-C", "-C", "HEAD~", "HEAD")
+    assert patch.count("rename from ") == 4
+    assert patch.count("copy from ") == 1
+    assert apply_patch(old, patch) == new
+    back = git("diff", "-M", "HEAD", "HEAD~")
+    assert apply_patch(new, back) == old
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_what_is_held_out_decides_and_else_the_training_score(
     assert found.status is status, found.detail
     if status is not Status.OK:
         assert found.evidence[0].metric == "rewards/style/mean"
-        assert found.levers[0].key == "reward.functions.NAME.weight"
+        assert found.levers[0].key == "reward.functions.style.weight"
         assert found.levers[0].value == 0.5
 
 
@@ -115,4 +115,4 @@ def test_judges_are_known_by_the_config() -> None:
         assert found.status is status
     config = flat_config(parse_config(base | {"reward": {"models": {"style": "rm"}}}))
     found = said(config, style=PLEASED, score=FLAT, reward=both(FLAT))
-    assert (found.status, found.levers[0].key) == (Status.WARN, "reward.models.NAME.weight")
+    assert (found.status, found.levers[0].key) == (Status.WARN, "reward.models.style.weight")

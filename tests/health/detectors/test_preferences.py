@@ -197,7 +197,7 @@ def test_members_that_part_while_their_reward_rises(mean, between, score, status
     assert said("members_disagree", listed, metrics) == found
     assert found.status is status, found.detail
     if status is not Status.OK:
-        assert found.levers[0].key == "reward.models.NAME.disagreement"
+        assert found.levers[0].key == "reward.models.rm.disagreement"
         assert found.levers[0].value == 1.0
     del metrics["rewards/rm/std_between/mean"]
     assert said("members_disagree", MODEL, metrics).status is Status.UNKNOWN

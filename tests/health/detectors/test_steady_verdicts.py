@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.health import DASHBOARD, THRESHOLDS, History, Verdict, diagnose
+from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Verdict, diagnose, limits
 from agentrl.health.findings import share
 from agentrl.health.measures.curves import difference
 from agentrl.metrics.intervals import score_interval
@@ -48,18 +48,22 @@ def test_single_tokens_that_are_far_apart_are_named(metric: str) -> None:
 
 def test_bands_and_detectors_call_the_same_numbers_red() -> None:
     """Fails if a curve is red on the page where its detector has another bound."""
-    red = {band.metric: band.red for band in DASHBOARD}
-    bounds = {one.name: one.value for one in THRESHOLDS}
+    bounds = limits({"kl_too_large/bound": 5.0})
+    red = {band.metric: band.at(bounds).red for band in DASHBOARD}
     assert red["rollout_corr/ratio_min"][0] == bounds["sampler_learner_gap/ratio_min"]
     assert red["rollout_corr/ratio_max"][1] == bounds["sampler_learner_gap/ratio_max"]
     assert red["sampling/sampling_logp_difference/mean"][1] == bounds["sampler_learner_gap/bound"]
     assert red["completions/clipped_ratio"][1] == bounds["truncation/bound"]
     assert red["frac_reward_zero_std"][1] == bounds["empty_gradient/bound"]
-    assert red["kl"][1] == bounds["kl_too_large/bound"]
+    assert red["kl"][1] == 5.0, "what a run sets for its detector moves the band, too"
     assert red["entropy"] == (
         bounds["entropy_collapse/floor"], bounds["entropy_explosion/ceiling"]
     )  # fmt: skip
     assert red["clip_ratio/region_mean"][1] == bounds["clip_fraction/bound"]
+    assert red["critic/vf_explained_var"][0] == bounds["value_divergence/explained"]
+    for band in (*DASHBOARD, *FIT_DASHBOARD):
+        ends = (*band.at(bounds).healthy, *band.at(bounds).red)
+        assert all(end is None or isinstance(end, float) for end in ends), band.metric
 
 
 def test_shares_and_their_intervals_read_as_shares() -> None:
@@ -70,3 +74,11 @@ def test_shares_and_their_intervals_read_as_shares() -> None:
     assert score_interval([-3.0, 5.0]).low < -3
     moved = difference([0.0, 0.3], [1.0, 0.7])
     assert -1 <= moved.low <= moved.high <= 1
+
+
+def test_a_share_that_moves_is_written_in_percent_with_its_interval() -> None:
+    """Fails if `cut off: 0.1 -> 1` stands where all rollouts are cut off."""
+    moved = difference([0.1, 0.1, 0.12], [1.0, 1.0, 1.0]).text(share)
+    assert moved.startswith("10.7 % -> 100 % (+89.3 % [+")
+    found = said("clip_fraction", clip_ratio__region_mean=[0.4] * 20)
+    assert "above 30 % for 20 steps" in found.evidence[0].text

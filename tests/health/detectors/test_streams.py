@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import re
 import sys
 from pathlib import Path
 
@@ -72,9 +73,11 @@ def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> Non
             assert verdict.first_step is None or 0 <= verdict.first_step <= verdict.last_step, where
             assert all(e.text for e in verdict.evidence), where
             assert {r for e in verdict.evidence for r in e.rollout_ids} <= ids, where
-            assert {lever.key for lever in verdict.levers} <= keys, where
+            assert {_NAMED_PART.sub(r"\1NAME.", x.key) for x in verdict.levers} <= keys, where
 
 
+_NAMED_PART = re.compile(r"(reward\.(?:functions|models)\.)[^.]+\.")
+"""A section that the run has named."""
 SETTINGS = (
     [],
     ["algorithm.preset=grpo", "algorithm.kl_coef=0.05", "train.epochs_per_batch=4"],

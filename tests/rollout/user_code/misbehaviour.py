@@ -168,6 +168,10 @@ def many_files() -> None:
             FILES.append(os.open(os.devnull, os.O_RDONLY))
 
 
+def set_variable() -> None:
+    os.environ["ODD_VARIABLE"] = "1"
+
+
 def no_logging() -> None:
     logging.disable(logging.CRITICAL)
 
@@ -204,6 +208,7 @@ WAYS: dict[str, Callable[[], Any]] = {
         unpicklable,
         patch_clock,
         no_logging,
+        set_variable,
     )
 }
 HARMLESS = frozenset(
@@ -218,6 +223,7 @@ HARMLESS = frozenset(
         "patch_clock",
         "many_files",
         "no_logging",
+        "set_variable",
     }
 )
 """Those that cost not even their own rollout."""

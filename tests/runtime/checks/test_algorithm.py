@@ -48,6 +48,18 @@ def doubts_of(project: Path, *overrides: str) -> list[str]:
     return doubts(plan.trainer, plan.schedule)
 
 
+async def test_the_report_names_what_a_preset_and_a_loss_bring(project: Path) -> None:
+    checks = await check(project, "algorithm.preset=dapo", "algorithm.policy_loss=gspo")
+    text = checks["algorithm"].detail
+    assert "policy_loss gspo beside preset dapo brings eps_clip_low 0.0003" in text
+    assert "preset dapo, reward.dynamic_filtering: keep [0.0, 1.0], rounds 10" in text
+    assert "preset dapo, reward.overlong: buffer_len" in text
+    off = await check(project, "algorithm.preset=dapo", "reward.overlong=null")
+    assert "preset dapo, reward.overlong: off" in off["algorithm"].detail
+    plain = await check(project, "algorithm.preset=grpo")
+    assert "\npreset" not in plain["algorithm"].detail
+
+
 async def test_the_report_shows_blocks_and_rewards(project: Path) -> None:
     checks = await check(
         project,

@@ -173,6 +173,39 @@ async def test_no_round_where_none_is_wanted(tmp_path: Path) -> None:
     assert any(line.get("rollout/groups_missing") for line in lines(config))
 
 
+async def test_surplus_fills_places_before_it_is_cancelled(tmp_path: Path) -> None:
+    """Fails if a step cancels groups while the filter leaves places open (it did, and rolled out
+    others in a further round), or takes more of them than it has places."""
+    config = config_with(
+        tmp_path,
+        {"dynamic_filtering": {"keep": (0.15, 0.45), "rounds": 0}},
+        schedule={"oversample": 2.0},
+        steps=12,
+    )
+    worker = StreamingWorker(Fuse())
+    await drive(config, worker=worker)
+    store = TrajectoryStore(tmp_path / "fake" / "trajectories")
+    taken = put_off = 0
+    for step, line in enumerate(training_lines(config), 1):
+        groups = stored_groups(store, "train", step)
+        kept = sum(0.15 < score_of(group) < 0.45 for group in groups)
+        assert kept <= 3
+        assert line["rollout/groups_missing"] == 3 - kept
+        assert not line["rollout/put_off"] or kept == 3
+        assert line["rollout/surplus_taken"] == max(0, len(groups) - 3)
+        taken += line["rollout/surplus_taken"]
+        put_off += line["rollout/put_off"]
+    assert min(taken, put_off) > 0
+    begun = [name for name in worker.started if name.startswith("stream/")]
+    assert 3 * len(begun) == 3 * sum(map(len, trained_tasks(config).values())) + put_off
+    assert_nothing_lost_or_doubled(config)
+
+
+def training_lines(config: RunConfig) -> list[dict[str, float]]:
+    """Metrics of the steps, in their order."""
+    return [line for line in lines(config) if "rollout/groups_missing" in line]
+
+
 AHEAD: dict[str, dict[str, Any]] = {
     "trigger 2": {"schedule": {"trigger_parameter_sync_step": 2}, "engine": "vllm"},
     "one step off": {"schedule": {"staleness_threshold": 1.0}, "engine": "vllm"},

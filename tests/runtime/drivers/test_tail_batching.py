@@ -109,6 +109,34 @@ async def test_exactly_as_many_as_wanted_though_more_end_together() -> None:
     assert {item.claim.index for item in finished + surplus} == set(range(5))
 
 
+async def test_others_take_the_places_of_groups_that_teach_nothing() -> None:
+    """Fails if groups that the filter drops take a place, or are no longer returned."""
+    cut: list[int] = []
+    ends = {0: 30.0, 1: 0.0, 2: 0.02, 3: 0.04, 4: 30.0}
+    finished, surplus = await run_first(
+        runner(ends, cut),
+        claims_of(5),
+        wanted=2,
+        fills=lambda group: group.report.group_id != "1",
+        n=1,
+        limit=RolloutLimit(9),
+    )
+    assert [item.claim.index for item in finished] == [1, 2, 3]
+    assert (surplus, sorted(cut)) == ([], [0, 4])
+
+
+async def test_a_round_of_groups_that_teach_nothing_ends() -> None:
+    finished, surplus = await run_first(
+        runner({0: 0.02, 1: 0.0, 2: 0.0}),
+        claims_of(3),
+        wanted=2,
+        fills=lambda group: group.report.group_id == "0",
+        n=1,
+        limit=RolloutLimit(9),
+    )
+    assert ([item.claim.index for item in finished], surplus) == ([0, 1, 2], [])
+
+
 async def test_what_does_not_fit_waits() -> None:
     ends = {0: 0.03, 1: 0.0, 2: 0.0}
     # Fails (0 is among the first two) if the gate is not there, or lets one in too few.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunConfig
+from agentrl.config.reward import DynamicFilter, RewardSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_names
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
@@ -27,14 +28,17 @@ MODES: dict[str, dict[str, Any]] = {
     "asynchronous": {"staleness_threshold": 1.0, "max_version_lag": 0},
     "masking": {"staleness_threshold": 1.0, "max_version_lag": {"mask": 0}},
     "tail": {"oversample": 1.5},
+    "tail filtered": {"oversample": 2.0},
 }
+FILTER = RewardSection(dynamic_filtering=DynamicFilter(keep=(0.15, 0.45)))
 SERVED = ("one step off", "asynchronous", "masking")
 """Modes whose engines do not share the trainer's weights."""
 
 
 def config_of(tmp_path: Path, mode: str) -> RunConfig:
     engine = "vllm" if mode in SERVED else "embedded"
-    return fake_config(tmp_path, schedule=MODES[mode], engine=engine)
+    config = fake_config(tmp_path, schedule=MODES[mode], engine=engine)
+    return config.model_copy(update={"reward": FILTER}) if "filtered" in mode else config
 
 
 class Meter(StreamingWorker):
@@ -133,7 +137,8 @@ async def test_the_uses_of_every_step_add_up(mode: str, tmp_path: Path) -> None:
             if row.termination is Termination.SANDBOX_FAILED
         )
         assert uses["infrastructure"] == lost > 0
-    if mode == "tail":
+    assert (sum(uses["filtered"] for uses in told.values()) > 0) == ("filtered" in mode)
+    if mode.startswith("tail"):
         # What ended together with the last group that was wanted is paid for as well.
         ended = [group for group in worker.rolled_out if not group.group_id.startswith("eval-")]
         paid = sum(row.num_action_tokens for group in ended for row in group.trajectories)

@@ -37,7 +37,7 @@ def check_pairs(pairs: LoadedPairs, against: LoadedPairs | None = None) -> list[
         _duplicates(pairs),
         _contradictions(pairs),
         _negative(pairs),
-        _length(pairs),
+        length_bias(pairs),
     ]
     if against is not None:
         findings.append(_leaks(pairs, against))
@@ -149,7 +149,7 @@ def _negative(pairs: Sequence[PreferencePair]) -> Finding:
     return _counted("scores against labels", found, pairs, text, fix, status)
 
 
-def _length(pairs: Sequence[PreferencePair]) -> Finding:
+def length_bias(pairs: Sequence[PreferencePair]) -> Finding:
     """See if length alone gives the label away: a model would learn that first."""
     lengths = [(pair.chosen.length, pair.rejected.length) for pair in pairs]
     different = [(chosen, rejected) for chosen, rejected in lengths if chosen != rejected]
@@ -173,7 +173,8 @@ def _length(pairs: Sequence[PreferencePair]) -> Finding:
         both = correlation(*zip(*margins, strict=True))
         detail += f"; margin and difference in length correlate by {both:+.2f}"
     if interval and (interval[0] > 0.5 + LONGER_WARNS or interval[1] < 0.5 - LONGER_WARNS):
-        return warn("length", detail, "balance the lengths, or expect a model that likes length")
+        fix = "balance the lengths: agentrl prefs balance SOURCE --out FILE"
+        return warn("length", detail, fix)
     return Finding(name="length", status=Status.OK, detail=detail)
 
 

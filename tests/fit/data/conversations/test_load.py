@@ -29,7 +29,7 @@ CALL = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 2}'}}
 RESULT = {"role": "tool", "content": "4", "tool_call_id": "c1"}
 
 
-def said(text: str, **keys: Any) -> dict[str, Any]:
+def said(text: Any, **keys: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **keys}
 
 
@@ -188,6 +188,10 @@ def test_reasoning_of_its_own_key_is_kept(tmp_path: Path) -> None:
             tmp_path, {"messages": [USER, said(content, reasoning_content="Two.")]}
         )
         assert conversation.completion.messages[0].content == text
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Two."}]}  # Mistral's
+    row = {"messages": [USER, said([thinking, {"type": "text", "text": "4"}])]}
+    (conversation,) = load(tmp_path, row)
+    assert conversation.completion.messages[0].content == "<think>\nTwo.\n</think>\n\n4"
     row = {"messages": [USER, said("4", reasoning_content="Not </think> yet.")]}
     (conversation,) = load(tmp_path, row)
     assert split_thought(conversation.completion.messages[0].content)[1] == "4"
