@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.health import diagnose, read_history
+from agentrl.health.levers import fit
 
 
 def _levers(make_run, kind: str) -> set[str]:
@@ -62,3 +63,22 @@ def test_a_server_that_died_leads_to_its_log(make_run) -> None:
     found = next(v for v in diagnose(read_history(run)) if v.name == "infrastructure")
     assert any("logs/" in item.text for item in found.evidence)
     assert {lever.key for lever in found.levers} == {"rollout.retries"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "advised"),
+    [
+        ({}, True),
+        ({"schedule.staleness_threshold": 1.0}, False),
+        ({"schedule.oversample": 1.5}, False),
+        ({"reward.models.rm.path": ["a", "b"]}, False),
+        ({"train.steps": 1}, False),
+        ({"reward.refresh.every_steps": 5}, False),
+    ],
+)
+def test_a_reward_model_is_refreshed_where_the_run_can(changes, advised: bool) -> None:
+    """Fails if a refresh is named that the run's schedule, or its ensemble, refuses."""
+    config = {"reward.models.rm.path": ["a"], "train.steps": 100} | changes
+    levers = {x.key: x.value for x in fit.refreshed_model(config, "rm", judged=True)}
+    assert bool(levers) == advised
+    assert not levers or levers["reward.refresh.labeller"] == "verifier"

@@ -16,8 +16,8 @@ from agentrl.disk.checkpoint import (
 from agentrl.disk.full_disk import disk_full
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.compute_threads import run_computing
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.position import RunPosition
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.scoring.score_book import ScoreBook

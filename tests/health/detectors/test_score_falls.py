@@ -89,8 +89,8 @@ def test_a_rise_that_wrong_answers_earn_is_one_while_the_score_stays(
     full: float | None, amounts: tuple[float, ...], status: Status
 ) -> None:
     """Fails if a swayed judge is well since as many are right as before, or partial credit ill."""
-    steps = range(1, 13)
-    paid = [0.3 if step < 5 else amounts[step % len(amounts)] for step in steps]
+    steps = range(1, 25)
+    paid = [0.3 if step < 9 else amounts[step % len(amounts)] for step in steps]
     facts = [
         RolloutFacts(
             step=step, kind="train", task_id=f"{step}-{task}", group_id=f"{step}-{task}",
@@ -104,7 +104,7 @@ def test_a_rise_that_wrong_answers_earn_is_one_while_the_score_stays(
     rewards = [((full or wrong) + 2 * wrong) / 3 for wrong in paid]
     metrics = {
         "reward": curve(rewards),
-        "score": curve([0.33] * 12),
+        "score": curve([0.33] * 24),
         "rewards/length/mean": curve(rewards),
     }
     verdicts = diagnose(History(metrics=metrics, rollouts=facts, config=WEIGHTED))
@@ -112,5 +112,5 @@ def test_a_rise_that_wrong_answers_earn_is_one_while_the_score_stays(
     assert found.status is status, found.detail
     if status is Status.WARN:
         assert found.detail.startswith("the reward rises by wrong answers: they earn 0.3 -> 0.8 ")
-        assert found.levers[0].key == "reward.functions.NAME.weight"
+        assert found.levers[0].key == "reward.functions.length.weight"
         assert found.evidence[1].rollout_ids
