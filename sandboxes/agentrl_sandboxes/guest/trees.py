@@ -161,7 +161,7 @@ def fetch_tree(root: bytes, top: bytes, left: int, unlocked: Unlocked, whole: bo
 def entries_at(
     root: bytes, top: bytes, left: int, unlocked: Unlocked, whole: bool
 ) -> Iterator[Entry]:
-    """What is below a directory, with `whole` after itself; a single file under its own name."""
+    """Entries below a directory, with `whole` after itself; a single file under its own name."""
     info = os.stat(top)
     mode = stat.S_IMODE(info.st_mode)
     if stat.S_ISDIR(info.st_mode):
