@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agentrl.config import leaves
+from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.explain import OTHER_NAMES
 from agentrl.config.keys import sections_at
 from agentrl.config.presets import IS_BOUNDS, PRESETS
@@ -46,7 +47,7 @@ def test_every_default_is_that_of_the_schema() -> None:
 
 def test_every_block_is_that_of_the_preset() -> None:
     rows = table("Blocks by preset")
-    assert len(rows) >= 9
+    assert {name.strip("`") for name, *_ in rows} == set(PRESETS)
     for name, *cells in rows:
         blocks = PRESETS[name.strip("`")]
         place = "loss" if blocks["use_kl_loss"] else "reward"
@@ -61,6 +62,9 @@ def test_every_block_is_that_of_the_preset() -> None:
 
 
 def test_every_correction_has_the_bounds_of_the_page() -> None:
+    for name in IS_BOUNDS:
+        section = AlgorithmSection(is_correction_type=name)  # type: ignore[arg-type]
+        assert section.resolved(horizon=1).old_log_probs == "recompute"
     found = {row[0].strip("`"): row[1] for row in table("Corrections for the sampler")}
     assert found == {name: f"{low:g}, {high:g}" for name, (low, high) in IS_BOUNDS.items()}
     assert f"a product of {math.exp(1000 * 0.01):.0f}," in PAGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.health import History, diagnose, read_history
+from agentrl.health.levers import fit
 from tests.health.detectors.test_shapes import curve
 from tests.health.detectors.test_unscored_pay import facts
 
@@ -83,3 +84,22 @@ def test_loops_that_end_before_the_limit_get_no_penalty_near_it(
     keys = {lever.key for lever in found.levers}
     assert ("reward.stop_properly_penalty_coef" in keys) == penalties
     assert "algorithm.kl_coef" in keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "advised"),
+    [
+        ({}, True),
+        ({"schedule.staleness_threshold": 1.0}, False),
+        ({"schedule.oversample": 1.5}, False),
+        ({"reward.models.rm.path": ["a", "b"]}, False),
+        ({"train.steps": 1}, False),
+        ({"reward.refresh.every_steps": 5}, False),
+    ],
+)
+def test_a_reward_model_is_refreshed_where_the_run_can(changes, advised: bool) -> None:
+    """Fails if a refresh is named that the run's schedule, or its ensemble, refuses."""
+    config = {"reward.models.rm.path": ["a"], "train.steps": 100} | changes
+    levers = {x.key: x.value for x in fit.refreshed_model(config, "rm", judged=True)}
+    assert bool(levers) == advised
+    assert not levers or levers["reward.refresh.labeller"] == "verifier"
