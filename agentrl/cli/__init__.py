@@ -11,13 +11,17 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from inspect import getdoc
+from pathlib import Path
 
 import typer
 
+from agentrl import __version__
 from agentrl.cli.console import failures
+from agentrl.disk.logs import quiet_libraries
 from agentrl.plugins.distribution import other_program
 from agentrl.plugins.leaving import end_in_time
 
+COMPLETION, HELP = "completion", "help"
 _BEFORE, _DURING, _AFTER = "Before a run", "A run", "After a run, or beside it"
 _TASKS, _MACHINES = "Environments and tasks", "Machines"
 
@@ -35,6 +39,7 @@ _COMMANDS = {
     "mismatch": (_AFTER, "Trace what the sampler and the trainer disagree on to a cause."),
     "export": (_AFTER, "Write a checkpoint of a run as one model directory."),
     "serve": (_MACHINES, "Start one vLLM server by hand."),
+    COMPLETION: (_MACHINES, "Print what makes a shell complete commands, options and keys."),
 }
 """Single commands: module of the same name with a function `command`, with the panel and the text
 of the overview; the docstring of the function is the help of the command itself."""
@@ -54,6 +59,9 @@ _GROUPS = {
 }
 """Groups of commands: module or package of the same name with a Typer `app`; else the same."""
 
+_FORMER = {("traj", "--output"): "--out", ("rm", "--eval-out"): "--out", ("env", "--dir"): "--out"}
+"""Names that options had, by command: what is written goes to `--out` everywhere."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit status.
@@ -65,13 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
         signal.signal(signal.SIGINT, _leave)
+        quiet_libraries()
         other = other_program()
         if other is not None:
             sys.stderr.write(f"warning: {other}\n")
     words = list(arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    if words[:1] == [HELP]:
+        words = [*words[1:], "--help"]
     name = next((word for word in words if not word.startswith("-")), "")
+    words = [_today(name, word) for word in words]
     try:
         _app(name)(words)
     except SystemExit as end:
@@ -90,8 +102,17 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
+def _today(command: str, word: str) -> str:
+    """A word of the line with the name that its option has today."""
+    option, *value = word.split("=", 1)
+    return "=".join([_FORMER.get((command, option), option), *value])
+
+
 def _app(name: str) -> typer.Typer:
-    """The whole command line, with only the command `name` really imported."""
+    """The whole command line, with only the command `name` really imported.
+
+    Completion knows all of them, and imports all.
+    """
     app = typer.Typer(
         name="agentrl",
         help="Train language models to act: many turns, real tools, rewards computed by code.",
@@ -105,11 +126,18 @@ def _app(name: str) -> typer.Typer:
         debug: bool = typer.Option(
             False, "--debug", help="Show tracebacks; may stand anywhere on the line."
         ),
+        version: bool = typer.Option(
+            False,
+            "--version",
+            help="Print the version and where it lies.",
+            callback=_version,
+            is_eager=True,
+        ),
     ) -> None:
         """Train language models to act: many turns, real tools, rewards computed by code."""
 
     for command, (panel, text) in _COMMANDS.items():
-        if command == name:
+        if command == name or name == COMPLETION:
             module = importlib.import_module(f"agentrl.cli.{command}")
             full = _help_of(module.command)
             decorate = app.command(command, help=full, short_help=text, rich_help_panel=panel)
@@ -117,12 +145,20 @@ def _app(name: str) -> typer.Typer:
         else:
             app.command(command, help=text, rich_help_panel=panel)(_not_loaded)
     for group, (panel, text) in _GROUPS.items():
-        if group == name:
+        if group == name or name == COMPLETION:
             loaded = importlib.import_module(f"agentrl.cli.{group}").app
             app.add_typer(loaded, name=group, rich_help_panel=panel)
         else:
             app.add_typer(typer.Typer(), name=group, help=text, rich_help_panel=panel)
+    text = f"Show the help of a command: agentrl {HELP} traj show."
+    app.command(HELP, help=text, rich_help_panel=_MACHINES)(_not_loaded)
     return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"agentrl {__version__} ({Path(__file__).parents[1]})")
+        raise typer.Exit
 
 
 def _help_of(command: Callable[..., None]) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from agentrl.config import RunConfig, dump_config, leaves, load_config
+from agentrl.config.base import Section
 from agentrl.config.blocks import describe_blocks
 from agentrl.config.fit import FitConfig
-from agentrl.config.keys import ConfigKey
+from agentrl.config.keys import ConfigKey, sections_at
 from agentrl.config.load import FIT_FILE, is_fit_file
+from agentrl.errors import ConfigError, choices
 from agentrl.estimators import find_estimator
 
 app = typer.Typer(help="Show the keys and values of run files.", no_args_is_help=True)
@@ -47,26 +49,56 @@ def show(
 
 @app.command()
 def schema(
+    section: Annotated[
+        str, typer.Argument(metavar="[SECTION]", help="Only this, as in train or reward.models.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
     fit: Annotated[bool, typer.Option("--fit", help="Of a file of `agentrl fit`.")] = False,
 ) -> None:
     """List every key with its default and its meaning; NAME is a name of your choice."""
     root = FitConfig if fit else RunConfig
+    path = section.split(".") if section else []
+    keys = [key for key in leaves(root) if _is_in(path, key.name.split("."))]
+    if not keys:
+        beside = [
+            key.name for key in leaves(root) if path[1:] and _is_in(path[:-1], key.name.split("."))
+        ]
+        known = beside or {name for key in leaves(root) for name in _sections_above(key)}
+        raise ConfigError(f"config schema: {choices(section, known)}")
     if as_json:
-        typer.echo(json.dumps(root.model_json_schema(), indent=2))
+        typer.echo(json.dumps(_json_schema(path, root), indent=2))
         return
     console = Console(highlight=False)
     before: tuple[str, tuple[str, ...]] = ("", ())
-    for key in leaves(root):
-        section = key.name.rpartition(".")[0]
-        if (section, key.kinds) != before:
-            before = section, key.kinds
+    for key in keys:
+        name = key.name.rpartition(".")[0]
+        if (name, key.kinds) != before:
+            before = name, key.kinds
             console.print()
-            if text := _only_with(key, section):
+            if text := _only_with(key, name):
                 console.print(Text(f"# {text}", style="dim"), soft_wrap=True)
         line = Text.assemble((key.name, "bold green"), " = ", (key.default, "cyan"))
         console.print(line, soft_wrap=True)
         console.print(Text(f"    {key.meaning}"), soft_wrap=True)
+
+
+def _is_in(path: list[str], key: list[str]) -> bool:
+    """Return if a key is below a path, in which any name may stand for NAME."""
+    pairs = zip(path, key, strict=False)
+    return len(path) <= len(key) and all(own in (part, "NAME") for part, own in pairs)
+
+
+def _sections_above(key: ConfigKey) -> list[str]:
+    """The sections that a key is in, from the outermost."""
+    parts = key.name.split(".")[:-1]
+    return [".".join(parts[: depth + 1]) for depth in range(len(parts)) if parts[depth] != "NAME"]
+
+
+def _json_schema(path: list[str], root: type[Section]) -> dict[str, Any]:
+    """The JSON schema of a section, of any kind that it may be of; of a key that of its section."""
+    kinds = sections_at(path, root) or sections_at(path[:-1], root)
+    schemas = [kind.model_json_schema() for kind in kinds]
+    return schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
 
 
 @app.command()

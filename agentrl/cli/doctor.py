@@ -161,6 +161,11 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
+    unseen = next((v for v in kinds[Status.OK] if v.name == "unscored_pay"), None)
+    if unseen is not None:  # that no detector speaks is no answer where nothing judges the reward
+        yield Text("hacked?     cannot be told, since no score stands beside the reward: ").append(
+            visible(unseen.detail)
+        )
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
 
 

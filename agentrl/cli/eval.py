@@ -13,6 +13,7 @@ import typer
 
 from agentrl.cli.console.start import free_directory, open_console, prepare, read_config
 from agentrl.config import RunConfig, parse_config
+from agentrl.config.keys import dotted
 from agentrl.errors import ConfigError, choices
 from agentrl.plugins.leaving import ends_alone
 from agentrl.served import ServedSettings, read_settings
@@ -45,7 +46,9 @@ def command(
     dataset: Annotated[str | None, typer.Option(help="Source of the tasks.")] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="Rollouts per task.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory for the trajectories.")
+    ] = None,
     beside: Annotated[
         list[Path] | None,
         typer.Option(
@@ -125,6 +128,11 @@ def command(
         model = config
     target = out or free_directory(settings.run.dir, f"{settings.run.name}-eval")
     console = open_console()
+    if config is not None and Path(config).is_dir():
+        both = (_settings(config, [], None, None)[0], settings)
+        for line in _changes(*(dotted(each.model_dump(mode="json")) for each in both)):
+            text = f"other than in {config}, so its score may differ: {line}"
+            console.print(text, markup=False, soft_wrap=True)
     scores, use = _scored(
         settings,
         served,
@@ -253,6 +261,20 @@ def _settings(
         "train": {"steps": 0},
     }
     return parse_config(data, overrides, where="the command line", base=Path.cwd()), Path.cwd()
+
+
+_NO_MATTER = ("run.name", "run.dir", "train", "checkpoint", "log")
+"""Keys and sections that have no effect on rollouts of an evaluation."""
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Settings of an evaluation that are not those of the run: with none, it draws the same."""
+    return [
+        f"{key} is {new.get(key)}, there {old.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in _NO_MATTER)
+    ]
 
 
 def _narrow(

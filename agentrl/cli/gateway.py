@@ -48,7 +48,8 @@ def serve(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for the rollouts, where nothing is trained.")
+        Path | None,
+        typer.Option("--out", "-o", help="Directory for the rollouts, where nothing is trained."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run that trains, also after kill -9.")

@@ -35,7 +35,9 @@ def command(
         str | None,
         typer.Option(help="Checkpoint, hub name or run directory to sample from; 100 samples."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the samples.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory for the samples.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="The run directory holds a run that is to go on.")
     ] = False,

@@ -46,9 +46,9 @@ def report(
     store: Annotated[
         bool, typer.Option("--store", help="Write reward_scale.json beside the checkpoint.")
     ] = False,
-    eval_out: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the reports go. Default: RM."),
+        typer.Option("--out", "-o", metavar="DIR", help="Where the reports go. Default: RM."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")] = None,
     probed: Annotated[int, typer.Option(min=0, help="Pairs that probes are made of.")] = 200,
@@ -74,15 +74,15 @@ def report(
     fitted = None if calibrate_on is None else _pairs(calibrate_on, split, limit)
     white = None if whiten_on is None else _pairs(whiten_on, split, limit)
     model = open_reward_model(rm, device=device, batch_tokens=batch_tokens)
-    if model.folder is None and (store or eval_out is None):
+    if model.folder is None and (store or out is None):
         raise ConfigError(
-            f"{rm!r} is no folder: give --eval-out, and leave out --store, or download it first"
+            f"{rm!r} is no folder: give --out, and leave out --store, or download it first"
         )
     with _counted("rows scored") as done:
         found = measure_reward_model(
             model, pairs, calibrate_on=fitted, whiten_on=white, probed=probed, done=done
         )
-    written = write_report(found, model, eval_out or Path(rm).expanduser(), store=store)
+    written = write_report(found, model, out or Path(rm).expanduser(), store=store)
     console = open_console()
     console.print(report_markdown(found), markup=False, soft_wrap=True, end="")
     for path in written:

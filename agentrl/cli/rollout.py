@@ -16,7 +16,9 @@ def command(
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Tasks to roll out.")] = 4,
     model: Model = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the trajectories.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory for the trajectories.")
+    ] = None,
     solutions: Annotated[
         bool,
         typer.Option(

@@ -94,7 +94,8 @@ class TrainSection(FiniteSection):
     """Optimizer steps of the run; 0 only evaluates."""
     max_minutes: float | None = Field(default=None, gt=0)
     """Time of the whole run in minutes, evaluations included: no step begins that would leave no
-    time for the final evaluation, but one always does. None trains all steps."""
+    time for the final evaluation, by what steps and evaluations took before. It ends at most 5 %
+    later, unless one takes a quarter longer than expected. None trains all steps."""
     epochs_per_batch: int = Field(default=1, ge=1)
     """Passes over the rollouts of one step."""
     minibatches: int = Field(default=1, ge=1)

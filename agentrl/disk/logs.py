@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from agentrl.errors import shortened
 
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
+_COLOURS = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Variables that ask for colours in files, which rich takes for terminals then."""
 _LOUD = ("aiohttp", "httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "asyncio")
 
 _RECORD_CHARS = 64_000
@@ -28,9 +32,15 @@ _SUSPECT = re.compile(r"[^\n\t -~]")
 def quiet_libraries() -> None:
     """Keep progress bars and advice of libraries off the terminal; call before importing them.
 
-    A variable the user has set keeps its value, so TRANSFORMERS_VERBOSITY=info still works.
+    A variable the user has set keeps its value, so TRANSFORMERS_VERBOSITY=info still works. In a
+    file each state of a bar is a line: there no library draws one, the user's code neither.
     """
-    for name, value in _QUIET.items():
+    variables = dict(_QUIET)
+    if not sys.stderr.isatty():
+        variables["TQDM_DISABLE"] = "1"
+    if os.environ.keys() & _COLOURS and not (sys.stdout.isatty() and sys.stderr.isatty()):
+        variables["TTY_INTERACTIVE"] = "0"
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     for name in _LOUD:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
@@ -45,6 +46,7 @@ from agentrl.fit.shown import ShownExamples, shown_of
 from agentrl.fit.updates import FitUpdates
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.metrics.run_clock import RunClock
 from agentrl.models.source import load_tokenizer, refuse_scoring_model
 from agentrl.models.vision.checks import check_seeing_fit
 
@@ -188,9 +190,9 @@ async def fit(
                         return await session.run(stop)
                     finally:
                         trained = session.done > 0
-                except AgentrlError:
-                    # Only for the traceback in run.log; the caller decides what is shown.
-                    logger.info("the fit ends with an error", exc_info=True)
+                except AgentrlError as error:
+                    # Known, so no traceback; the caller decides what is shown.
+                    logger.info("the fit ends with an error: %s", error)
                     raise
         except AgentrlError:
             if not trained and run_dir is None:  # one that is resumed is there already
@@ -213,7 +215,7 @@ def _open(
 ) -> FitSession:
     from agentrl.train.optim.resumed import resume_notes
 
-    updates = FitUpdates(config, sets)
+    began, updates = time.monotonic(), FitUpdates(config, sets)
     steps = updates.steps_per_epoch * config.data.epochs
     if config.train.steps:
         steps = min(steps, config.train.steps)
@@ -288,7 +290,11 @@ def _open(
         progress=progress,
         scorer=scorer,
         done=done,
-        elapsed_s=checkpoint.state.elapsed_s if checkpoint else 0.0,
+        # Models that were loaded take time of the fit, too.
+        clock=RunClock(
+            planned.train.max_minutes,
+            elapsed_s=time.monotonic() - began + (checkpoint.state.elapsed_s if checkpoint else 0),
+        ),
         cursor={
             DATA: digest,
             **({REFERENCE: reference.path, WEIGHTS: reference.digest} if reference else {}),

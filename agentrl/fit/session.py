@@ -30,6 +30,7 @@ from agentrl.fit.shown import ShownExamples
 from agentrl.fit.updates import FitUpdate, FitUpdates
 from agentrl.machine.compute_threads import run_computing
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.metrics.run_clock import RunClock, expected_s
 
 if TYPE_CHECKING:
     from agentrl.metrics.sinks import MetricsLog
@@ -60,10 +61,12 @@ class FitSession:
     progress: FitProgress
     scorer: CheckpointScorer | None
     done: int
-    elapsed_s: float
+    clock: RunClock
     cursor: dict[str, str]
     base: Path
     began: float = field(default_factory=time.monotonic)
+    scoring_s: dict[int, float] = field(default_factory=dict)
+    """By step, the seconds that its evaluation took."""
     saved: int = -1
     tried: int = -1
     evaluated: int = -1
@@ -85,7 +88,7 @@ class FitSession:
         before |= await self._roll_out(stop, again=first > 0)
         after = before
         try:
-            while self.done < steps and not self._out_of_time():
+            while self.done < steps and not self.clock.is_up(evaluation_s=self._owed_s):
                 stop.check()
                 values = await self._step()
                 try:
@@ -144,7 +147,7 @@ class FitSession:
         await self._save(last=False)
 
     async def _step(self) -> dict[str, float]:
-        began = time.monotonic()
+        began = self.clock.now()
         self.progress.phase("train")
         update = self.updates.step(self.done)
         self.failed = True
@@ -155,9 +158,8 @@ class FitSession:
         self.failed = False
         self.done += 1
         self.scores = {}
+        bag.merge(self.clock.note_step(self.clock.now() - began, fresh=True))
         values = bag.result()
-        values["timing_s/step"] = time.monotonic() - began
-        values["timing_s/elapsed"] = self._elapsed()
         values["fit/epoch"] = self.done / self.updates.steps_per_epoch
         self.progress.step_done(self.done, self.config.train.steps, values)
         return values
@@ -165,7 +167,7 @@ class FitSession:
     async def _evaluate(self) -> dict[str, float]:
         found: dict[str, float] = {}
         answers: list[ShownAnswer] = []
-        self.evaluated = self.done
+        began, self.evaluated = self.clock.now(), self.done
         for name, update in self.evals.items():
             self.progress.phase(f"eval {name}")
             self.failed = True
@@ -186,6 +188,7 @@ class FitSession:
             await run_computing(self.shown.write, self.done, answers)
         except DataError as error:  # they are for the inspector; a fit goes on without them
             self.progress.note(str(error))
+        self.scoring_s[self.done] = self.clock.now() - began
         return found
 
     async def _shown(self, name: str) -> list[ShownAnswer]:
@@ -215,6 +218,7 @@ class FitSession:
         section = self.config.eval.rollouts
         if section is None or self.scorer is None or (self.done and self.saved != self.done):
             return {}  # the message on a checkpoint that failed has said enough
+        began = self.clock.now()
         checkpoint = self.directory.checkpoints / f"step-{self.done}"
         source = model_source(self.config.model) if not self.done else str(checkpoint)
         found = await self.scorer.score(
@@ -231,6 +235,7 @@ class FitSession:
             kept = self.config.checkpoint
             root = self.directory.checkpoints
             await run_computing(score_checkpoint, root, self._state(), kept)
+        self.scoring_s[self.done] += self.clock.now() - began
         return dict(found)
 
     async def _save(self, *, last: bool) -> None:
@@ -240,6 +245,7 @@ class FitSession:
             RunError: the last one could not be written.
         """
         self.progress.phase("checkpoint")
+        began = self.clock.now()
         state, self.tried = self._state(), self.done
         root, section = self.directory.checkpoints, self.config.checkpoint
         if not self.failed:
@@ -259,18 +265,21 @@ class FitSession:
             self.progress.note(text)
             return
         self.saved = self.done
+        self.clock.note_checkpoint(self.clock.now() - began)
 
     def _state(self) -> CheckpointState:
         return CheckpointState(
             step=self.done,
             version=self.model.fitter.version,
             cursor=dict(self.cursor),
-            elapsed_s=self._elapsed(),
+            elapsed_s=self.clock.elapsed_s,
             scores=self.scores,
         )
 
-    def _elapsed(self) -> float:
-        return self.elapsed_s + time.monotonic() - self.began
+    @property
+    def _owed_s(self) -> float:
+        """Seconds that the evaluation after the last step is expected to take."""
+        return expected_s([self.scoring_s[step] for step in sorted(self.scoring_s)])
 
     def _wants_evaluation(self, steps: int) -> bool:
         every = self.config.eval.every_steps
@@ -284,7 +293,3 @@ class FitSession:
         if self.config.eval.rollouts is not None and self._wants_evaluation(steps):
             return True  # rollouts read the weights from there
         return would_be_kept(self.directory.checkpoints, self._state(), section)
-
-    def _out_of_time(self) -> bool:
-        limit = self.config.train.max_minutes
-        return limit is not None and self._elapsed() > 60 * limit

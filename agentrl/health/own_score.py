@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from agentrl.health.findings import held_out, score_rise
-from agentrl.health.measures.curves import Change
-from agentrl.health.movement import movement
+from agentrl.health.measures.curves import Change, number
+from agentrl.health.movement import movement, part_metrics
+from agentrl.health.paid_parts import ENV_PART, is_paid
 from agentrl.health.records import History, Series
 
 
@@ -35,6 +36,30 @@ def own_change(history: History) -> Change | None:
         if rise is not None:
             return rise
     return movement(history, own)
+
+
+def carried_by_shaping(history: History) -> str:
+    """Words for a reward that rises by other parts than the environment's own; else empty.
+
+    Neither that part nor a score beside the reward may rise.
+    """
+    reward, own = movement(history, "reward"), movement(history, "rewards/env/mean")
+    beside = movement(history, "score") if own_score(history) == "score" else own
+    if reward is None or own is None or beside is None or not reward.up or own.up or beside.up:
+        return ""
+    moves = [
+        (part, move)
+        for part, metric in part_metrics(history).items()
+        if part != ENV_PART and is_paid(history.config, part) is not False
+        if (move := movement(history, metric)) is not None and move.up
+    ]
+    if not moves or same_curve(history.metrics["reward"], history.metrics["rewards/env/mean"]):
+        return ""
+    told = ", ".join(f"{part} (+{number(move.gain)})" for part, move in moves)
+    return (
+        f"the reward rises by {told} and the environment's own part does not: reward "
+        f"{reward.text()}, {ENV_PART} {own.text()}"
+    )
 
 
 def same_curve(first: Series, second: Series) -> bool:

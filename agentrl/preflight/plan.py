@@ -14,6 +14,7 @@ from agentrl.config.plan import Plan
 from agentrl.config.schema import RolloutSection
 from agentrl.engine import TURN_LIMIT_S
 from agentrl.preflight.checks import machine, parts, prompts, setup, trials
+from agentrl.preflight.checks.choice import choice
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.preflight.checks.judges import judges, judges_with_labels
 from agentrl.preflight.checks.reward_models import reward_models
@@ -141,6 +142,7 @@ class _Checks:
         algorithm, health, evaluated = plan.algorithm, plan.health, plan.eval
         return [
             ("batch", lambda: setup.batch(algorithm, plan.rollout, plan.train)),
+            ("choice", lambda: choice(plan, trainer.critic, self.run.tasks, found)),
             ("normalisation", lambda: setup.normalisation(algorithm, plan.reward, found)),
             ("kl", lambda: setup.kl(algorithm, health)),
             ("evaluation", lambda: setup.evaluation(evaluated, plan.train, found)),

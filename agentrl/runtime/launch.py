@@ -77,6 +77,7 @@ async def train(
             directory made by this call that holds nothing worth keeping, only logs of servers stay.
         Interrupted: SIGINT or SIGTERM; everything is closed and the last finished step is saved.
     """
+    began = time.monotonic()
     from agentrl.train.losses import find_loss
 
     stop = StopSwitch(grace_s=config.run.grace_s)
@@ -108,7 +109,7 @@ async def train(
             with log_to(directory.log_file), live.open():
                 try:
                     log_notes(tasks)
-                    return await _run_in(directory, plan, sinks, tasks, live, stop)
+                    return await _run_in(directory, plan, sinks, tasks, live, stop, began)
                 except Exception as error:
                     if not isinstance(error, Interrupted):
                         # Only for the traceback in run.log; the caller decides what is shown.
@@ -178,6 +179,7 @@ async def _run_in(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
     """Run to the end; after a rollback or the loss of a rank it goes on as a resume does."""
     restarts = RankRestarts(plan.engines.runtime, TrajectoryStore(directory.trajectories))
@@ -185,13 +187,14 @@ async def _run_in(
         with _rolling_back(directory.path):
             finish_rollbacks(directory.path)
         try:
-            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop)
+            return await _run_from_disk(directory, plan, sinks, tasks, progress, stop, began)
         except RollBack as asked:
             with _rolling_back(directory.path):
                 begin_rollback(directory.path, asked.plan)
         except RankLost as lost:
             progress.note(restarts.after(lost))
         gc.collect()  # models are large, and those of the stages that ended may be in a cycle
+        began = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -214,9 +217,8 @@ async def _run_from_disk(
     tasks: TaskSets,
     progress: LiveState,
     stop: StopSwitch,
+    began: float,
 ) -> RunResult:
-
-    began = time.monotonic()
     from agentrl.train.optim.resumed import resume_notes
 
     sweep(directory.checkpoints)
@@ -279,7 +281,7 @@ async def _run_from_disk(
                 slots_per_engine=slots_per_engine(plan.engines.serving),
                 refresh=refresh,
             )
-            # Models that are loaded take time of the run, too.
+            # Data and models that are loaded take time of the run, too.
             opened_s = point.history.elapsed_s + time.monotonic() - began
             history = replace(point.history, elapsed_s=opened_s)
             run = make_run(

@@ -114,3 +114,13 @@ def _numbers(interval: Interval) -> dict[str, Any]:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def after_step(step: int) -> str:
+    """Moment of a run in words.
+
+    Example:
+        >>> after_step(0), after_step(3)
+        ('before training', 'after step 3')
+    """
+    return f"after step {step}" if step else "before training"

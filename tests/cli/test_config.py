@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,27 @@ def test_a_fit_file_has_a_schema_and_a_resolved_form_of_its_own(tmp_path: Path) 
     assert shown["objective"]["beta"] == 0.3
     with pytest.raises(ConfigError, match=r"file of `agentrl fit`"):
         load_config(file)
+
+
+def test_schema_of_a_section_has_the_keys_of_that_section_alone() -> None:
+    """Fails if a section of one kind, of a name of the user's choice, or as JSON is not found."""
+    for section, wanted in {
+        "critic": {"critic.path", "critic.value_clip"},
+        "train.lora": {"train.lora.rank"},
+        "reward.models": {"reward.models.NAME.path"},
+        "eval.datasets.held_out": {"eval.datasets.NAME.source"},
+        "train.steps": {"train.steps"},
+    }.items():
+        listed = set(re.findall(r"^(\S+) = ", run("schema", section), re.MULTILINE))
+        assert wanted <= listed
+        assert all(name.startswith(section.replace("held_out", "NAME")) for name in listed)
+    assert "objective.beta" in run("schema", "objective", "--fit")
+    assert "max_grad_norm" in json.loads(run("schema", "train", "--json"))["properties"]
+    kinds = json.loads(run("schema", "serving", "--json"))["oneOf"]
+    assert {kind["title"] for kind in kinds} >= {"EmbeddedServing", "VllmServing"}
+    for wrong, near in {"trian": "train", "train.learning_rat": "train.learning_rate"}.items():
+        with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+            CliRunner().invoke(app, ["schema", wrong], catch_exceptions=False)
 
 
 def test_schema_as_json_is_a_json_schema() -> None:

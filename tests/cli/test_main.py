@@ -5,10 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import typer.main
 
-from agentrl import cli
+from agentrl import __version__, cli
 from agentrl.cli import main
 from agentrl.cli.console import failures
 from agentrl.errors import ConfigError
@@ -83,6 +86,33 @@ def test_a_mistake_in_a_key_is_one_message(
     assert [entry.name for entry in tmp_path.iterdir()] == ["my.yaml"]
 
 
+def test_the_version_and_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--version")
+    assert (status, out) == (0, f"agentrl {__version__} ({Path(cli.__file__).parents[1]})\n")
+    for words in ((), ("prove",), ("traj", "show")):
+        assert run(capsys, "help", *words) == run(capsys, *words, "--help")
+    status, _, err = run(capsys, "help", "trian")
+    assert status == 2
+    assert "No such command 'trian'" in err
+
+
+def test_what_is_written_goes_to_out_in_every_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if another word stands for it somewhere, or if a former word is not taken any more."""
+    found, waiting = set[tuple[str, ...]](), [typer.main.get_command(cli._app("completion"))]
+    while waiting:
+        node: Any = waiting.pop()
+        waiting += getattr(node, "commands", {}).values()
+        found |= {tuple(option.opts) for option in node.params if not option.hidden}
+    places = {names for names in found if re.search(r"(^-+|-)(out|output|dir|folder|o)$", names[0])}
+    places |= {names for names in found if "-o" in names}
+    assert places - {("--held-out",), ("--price-out",)} == {("--out", "-o")}
+    assert run(capsys, "env", "new", "guess", f"--dir={tmp_path}/a")[0] == 0
+    assert run(capsys, "env", "new", "guess", "--dir", f"{tmp_path}/b")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, "trian")
     assert status == 2
@@ -143,4 +173,6 @@ def test_every_command_of_the_overview_is_in_a_panel(capsys: pytest.CaptureFixtu
     beside = Path(cli.__file__).parent.iterdir()
     modules = [path.stem for path in beside if path.is_dir() or path.suffix == ".py"]
     shown = {command for commands in panels.values() for command in commands}
-    assert shown == {name for name in modules if name not in ("__init__", "__pycache__", "console")}
+    assert shown - {"help"} == {
+        name for name in modules if name not in ("__init__", "__pycache__", "console")
+    }

@@ -51,7 +51,7 @@ def test_a_report_says_what_a_model_is_worth_and_stores_its_scale(run, folder, t
     scale."""
     words = [run, "--data", folder / "held.jsonl", "--calibrate-on", folder / "other.jsonl"]
     status, text = agentrl(
-        tmp_path / "out.log", "rm", "report", *words, "--store", "--eval-out", tmp_path / "made"
+        tmp_path / "out.log", "rm", "report", *words, "--store", "--out", tmp_path / "made"
     )
     assert status == 0, text
     assert (tmp_path / "made" / "report.md").read_text() in text
@@ -135,7 +135,7 @@ def test_a_model_that_is_always_right_is_scaled_by_a_weak_prior(run, folder, tmp
     kept.unlink(missing_ok=True)
     status, text = agentrl(
         tmp_path / "out.log", "rm", "report", run, "--data", path, "--store",
-        "--eval-out", tmp_path,
+        "--out", tmp_path,
     )  # fmt: skip
     assert status == 0, text
     said = "prior: all 4 pairs that differ are ordered right, so T is that of Platt's target 5/6"
@@ -157,7 +157,7 @@ def test_a_model_that_is_always_wrong_has_no_temperature_and_no_scale(run, folde
     path = write_rows(tmp_path / "easy.jsonl", easy_rows("xyzkq", "aeiou"))
     status, text = agentrl(
         tmp_path / "out.log", "rm", "report", run, "--data", path, "--store",
-        "--eval-out", tmp_path,
+        "--out", tmp_path,
     )  # fmt: skip
     assert status == 2, text
     said = " ".join(text.split())

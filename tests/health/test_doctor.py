@@ -46,6 +46,8 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     assert missing == text.count("not judged  ")
     assert "too few steps or missing metrics" in first
     assert "not judged  value_divergence" in text
+    # That no detector speaks is no answer where nothing judges the answers but the reward.
+    assert "hacked?     cannot be told, since no score stands beside the reward: " in text
 
 
 def test_findings_exit_1_with_evidence_levers_and_where_to_look(ill_run, capsys) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
 from tests.runtime.one_pass import assert_weights_are_one_pass_over_the_store, stored_tasks
 from tests.runtime.tiny_project import Agentrl, agentrl, write_project
@@ -30,6 +31,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(project: Path, tmp_path: Path, **changes: object) -> Path:
     shutil.copytree(project.parent / "model", tmp_path / "model")
     return write_project(tmp_path, **changes)
+
+
+def drawn(folder: Path, step: int) -> dict[str, list[object]]:
+    """Ids, log-probabilities and scores of an evaluation, by task."""
+    return {
+        group.task_id: [(r.response_ids, r.rollout_log_probs, r.score) for r in group.trajectories]
+        for group in stored_groups(TrajectoryStore(folder / "trajectories"), "eval/held", step)
+    }
 
 
 def test_a_finished_run(project: Path) -> None:
@@ -156,9 +165,18 @@ def test_a_checkpoint_that_does_not_fit_the_disk(project: Path, tmp_path: Path) 
 
 
 def test_eval_and_rollout(project: Path, tmp_path: Path) -> None:
+    """Fails if an evaluation of a run's last checkpoint is not the run's own, token by token, or
+    does not name what it does otherwise."""
     run = project.parent / "runs" / "tiny"
+    status, text = agentrl(tmp_path / "same.txt", "eval", run, "--out", tmp_path / "same")
+    assert status == 0, text
+    assert "other than" not in text
+    assert drawn(tmp_path / "same", 0) == drawn(run, 8)
+    assert drawn(run, 8) != drawn(run, 0)
     status, text = agentrl(tmp_path / "a.txt", "eval", run, "--n", 3, "--out", tmp_path / "scores")
     assert status == 0, text
+    assert f"other than in {run}, so its score may differ: eval.n_samples is 3, there 2\n" in text
+    assert text.count("other than") == 1
     assert "held (3)" in text
     assert TrajectoryStore(tmp_path / "scores" / "trajectories").steps("eval/held") == [0]
     status, text = agentrl(

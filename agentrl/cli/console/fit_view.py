@@ -12,7 +12,7 @@ from agentrl.cli.console.plain import QUIET_S, QuietLines
 from agentrl.cli.console.report import clock
 from agentrl.fit.progress import FitProgress, FitResult
 from agentrl.runtime.progress import Progress
-from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scores import EvalSummary, after_step
 
 _STEP = (
     ("sft/loss", "loss", "{:.4f}"),
@@ -57,7 +57,7 @@ class FitView(QuietLines, FitProgress):
         """Print one line for each dataset."""
         for name, values in by_dataset(metrics).items():
             facts = [f"{key.partition('/')[2]} {values[key]:.4f}" for key in _EVAL if key in values]
-            self._say(f"eval {name} after step {step}: {', '.join(facts)}")
+            self._say(f"eval {name} {after_step(step)}: {', '.join(facts)}")
 
     def trained(self, done: int, total: int) -> None:
         """Note how many micro-batches are trained."""
@@ -82,7 +82,7 @@ class _RolloutLines(Progress):
 
     def evaluated(self, summary: EvalSummary) -> None:
         said = ", ".join(f"pass@{k} {found.text()}" for k, found in summary.passed.items())
-        self._view.note(f"eval {summary.name} after step {summary.step}: {said}")
+        self._view.note(f"eval {summary.name} {after_step(summary.step)}: {said}")
 
     def note(self, text: str) -> None:
         self._view.note(text)

@@ -41,7 +41,7 @@ def watch(console: Console, page: RunPage | None = None) -> Iterator[Progress]:
         console: to print to.
         page: of a run that trains; the view says where it is.
     """
-    if not console.is_terminal:
+    if not console.is_interactive:
         with PlainView(console, page).open() as plain:
             yield plain
         return
@@ -136,10 +136,15 @@ class LiveView(Progress):
             return Panel(table, title="agentrl", title_align="left")
         table.add_row("run", _progress_row(self._share(), self._time_text()))
         table.add_row("now", Text(self._phase.text()))
-        table.add_row("reward", self._reward_text())
+        trains = self._plan.steps > 0
+        if trains:
+            table.add_row("reward", self._reward_text())
         for name, summaries in self._scores.items():
-            points = "  ".join(f"{item.score.mean:.3f} @{item.step}" for item in summaries[-4:])
-            table.add_row(Text(f"score {name}"), Text(points))
+            points = [
+                f"{item.score.mean:.3f}" + (f" @{item.step}" if trains else "")
+                for item in summaries[-4:]
+            ]
+            table.add_row(Text(f"score {name}"), Text("  ".join(points)))
         facts = [fact for fact in step_facts(self._metrics) if not fact.startswith("reward")]
         if facts:
             table.add_row("last step", "  ".join(facts))
@@ -173,7 +178,8 @@ class LiveView(Progress):
             rest = max(0.0, self._plan.max_minutes * 60 - elapsed)
             left = rest if left is None else min(left, rest)
         limit = f" of {clock(self._plan.max_minutes * 60)}" if self._plan.max_minutes else ""
-        text = f"{self._step} of {self._plan.steps} steps, {clock(elapsed)}{limit} elapsed"
+        steps = f"{self._step} of {self._plan.steps} steps, " if self._plan.steps else ""
+        text = f"{steps}{clock(elapsed)}{limit} elapsed"
         return text + (f", {clock(left)} left" if left is not None else "")
 
     def _health_text(self) -> Text:

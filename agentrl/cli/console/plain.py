@@ -15,10 +15,11 @@ from agentrl.cli.console.phase import PhaseCounts
 from agentrl.cli.console.run_page import RunPage
 from agentrl.inspect.read.safe_terminal import visible
 from agentrl.runtime.progress import Progress, RunPlan
-from agentrl.runtime.scores import EvalSummary
+from agentrl.runtime.scores import EvalSummary, after_step
 
 QUIET_S = 10.0
-"""Seconds without a line after which the phase is printed."""
+"""Seconds without a line after which the phase is printed, and after twice as many again."""
+_MOST_QUIET_S = 320.0
 
 
 class QuietLines:
@@ -26,7 +27,7 @@ class QuietLines:
 
     def __init__(self, console: Console, first_phase: str, *, quiet_s: float = QUIET_S) -> None:
         """Print to `console`, and the phase after `quiet_s` seconds without another line."""
-        self._console, self._quiet_s = console, quiet_s
+        self._console, self._first_s, self._quiet_s = console, quiet_s, quiet_s
         self._phase = PhaseCounts(first_phase)
         self._said = time.monotonic()
 
@@ -47,10 +48,12 @@ class QuietLines:
     def _report(self, closed: threading.Event) -> None:
         while not closed.wait(max(0.0, self._said + self._quiet_s - time.monotonic())):
             if time.monotonic() >= self._said + self._quiet_s:
+                quiet_s = min(2 * self._quiet_s, max(_MOST_QUIET_S, self._first_s))
                 self._say(f"  {self._phase.text()}")
+                self._quiet_s = quiet_s
 
     def _say(self, text: str) -> None:
-        self._said = time.monotonic()
+        self._said, self._quiet_s = time.monotonic(), self._first_s
         self._console.print(visible(text), soft_wrap=True)
 
 
@@ -100,7 +103,7 @@ class PlainView(QuietLines, Progress):
     def evaluated(self, summary: EvalSummary) -> None:
         """Print one line with the score."""
         trains = self._plan is not None and self._plan.steps > 0
-        when = f" after step {summary.step}" if trains else ""
+        when = f" {after_step(summary.step)}" if trains else ""
         self._say(f"eval {summary.name}{when}: {summary.score.text()}")
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:

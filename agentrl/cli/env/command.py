@@ -40,26 +40,26 @@ _SAMPLE_TASKS = (
 @app.command()
 def new(
     name: Annotated[str, typer.Argument(help="A Python name, such as guess_number.")],
-    folder: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path(),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the files.")] = Path(),
 ) -> None:
     """Write a small working environment, its tasks and a run file, and print what to do next."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(f"env name {name!r}: expected a Python name, such as guess_number")
     files = scaffold(name)
-    there = [file for file in files if (folder / file).exists()]
+    there = [file for file in files if (out / file).exists()]
     if there:
-        other = "--dir" if TASKS_FILE in there else "name or --dir"
-        paths = ", ".join(str(folder / file) for file in there)
+        other = "--out" if TASKS_FILE in there else "name or --out"
+        paths = ", ".join(str(out / file) for file in there)
         raise ConfigError(f"{paths} exists already; choose another {other}")
-    folder.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, soft_wrap=True)
     for file, text in files.items():
         # Exclusive creation: what appeared since the check above is not overwritten either.
-        with (folder / file).open("x", encoding="utf-8") as stream:
+        with (out / file).open("x", encoding="utf-8") as stream:
             stream.write(text)
-        console.print(f"wrote {folder / file}", markup=False)
-    console.print(f"\ncheck it:  agentrl env check {folder / name}.py", markup=False)
-    console.print(f"train it:  agentrl train {folder / name}.yaml", markup=False)
+        console.print(f"wrote {out / file}", markup=False)
+    console.print(f"\ncheck it:  agentrl env check {out / name}.py", markup=False)
+    console.print(f"train it:  agentrl train {out / name}.yaml", markup=False)
 
 
 @app.command()

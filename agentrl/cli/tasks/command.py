@@ -60,7 +60,10 @@ _Jobs = Annotated[int, typer.Option(min=1, help="Sandboxes at once; default: one
 @make_app.command()
 def swe(
     out: Annotated[
-        Path, typer.Option(parser=_folder, metavar="FOLDER", help="Folder of the data set.")
+        Path,
+        typer.Option(
+            "--out", "-o", parser=_folder, metavar="FOLDER", help="Folder of the data set."
+        ),
     ],
     package: Annotated[
         list[str] | None,

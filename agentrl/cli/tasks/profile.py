@@ -22,7 +22,8 @@ def command(
     n: Annotated[int, typer.Option("--n", min=1, help="Rollouts per task.")] = 8,
     model: Model = None,
     out: Annotated[
-        Path | None, typer.Option(help="File of pass rates; default: beside the data.")
+        Path | None,
+        typer.Option("--out", "-o", help="File of pass rates; default: beside the data."),
     ] = None,
 ) -> None:
     """Measure how often each task of the dataset is solved, for dataset.difficulty.

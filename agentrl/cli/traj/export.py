@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.")],
     format: Annotated[
         ExportFormat | None, typer.Option(help="Default: what the name of FILE says.")
     ] = None,
@@ -39,7 +39,7 @@ def export(
     from agentrl.inspect.export.files import export_rollouts
 
     store = open_store(run)
-    format = format or _implied(output)
+    format = format or _implied(out)
     if kind is not None:
         check_kind(store, kind)
     known = [summary for summary in summaries(store) if kind in (None, summary.kind)]
@@ -54,16 +54,14 @@ def export(
         task_id=task,
         rollout_ids=None if rollout is None else [rollout],
     )
-    count = export_rollouts(output, format, rows, _reader(run))
-    console().print(
-        f"{count} trajectories in {output}", markup=False, highlight=False, soft_wrap=True
-    )
+    count = export_rollouts(out, format, rows, _reader(run))
+    console().print(f"{count} trajectories in {out}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _implied(output: Path) -> ExportFormat:
-    suffix = output.suffix.removeprefix(".")
+def _implied(out: Path) -> ExportFormat:
+    suffix = out.suffix.removeprefix(".")
     if suffix not in list(ExportFormat):
-        raise RunError(f"--output {output}: say --format, {choices(suffix, ExportFormat)}")
+        raise RunError(f"--out {out}: say --format, {choices(suffix, ExportFormat)}")
     return ExportFormat(suffix)
 
 

@@ -50,8 +50,8 @@ def query(
     format: Annotated[
         AnswerFormat | None, typer.Option(help="Default: what FILE's name says, else a table.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it there.")
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.")
     ] = None,
     limit: Annotated[
         int | None,
@@ -70,15 +70,15 @@ def query(
     from agentrl.inspect.query.sql import Queries
 
     check_run(run)
-    format = format or _implied(output)
-    if format is AnswerFormat.PARQUET and output is None:
-        raise RunError("--format parquet: say which file to write with --output FILE")
+    format = format or _implied(out)
+    if format is AnswerFormat.PARQUET and out is None:
+        raise RunError("--format parquet: say which file to write with --out FILE")
     if limit is None and format is AnswerFormat.TABLE:
         limit = _TABLE_ROWS
     with Queries() as queries:
         answer = queries.ask(run, sql, limit=limit, timeout_s=timeout)
     say_notes(answer.notes)
-    _show(answer, format, output, full)
+    _show(answer, format, out, full)
 
 
 def find(
@@ -111,12 +111,12 @@ def find(
     _hits(answer)
 
 
-def _implied(output: Path | None) -> AnswerFormat:
-    if output is None:
+def _implied(out: Path | None) -> AnswerFormat:
+    if out is None:
         return AnswerFormat.TABLE
-    suffix = output.suffix.removeprefix(".")
+    suffix = out.suffix.removeprefix(".")
     if suffix not in list(AnswerFormat) or suffix == AnswerFormat.TABLE:
-        raise RunError(f"--output {output}: say --format, {choices(suffix, AnswerFormat)}")
+        raise RunError(f"--out {out}: say --format, {choices(suffix, AnswerFormat)}")
     return AnswerFormat(suffix)
 
 
@@ -156,33 +156,33 @@ def say_notes(notes: Iterable[str]) -> None:
         sys.stderr.write(f"left out {visible(note).plain}\n")
 
 
-def _show(answer: Answer, format: AnswerFormat, output: Path | None, full: bool) -> None:
+def _show(answer: Answer, format: AnswerFormat, out: Path | None, full: bool) -> None:
     from agentrl.inspect.query import result
 
-    if format is AnswerFormat.PARQUET and output is not None:
+    if format is AnswerFormat.PARQUET and out is not None:
         import pyarrow.parquet as pq
 
         from agentrl.data.store.atomic import atomic_file
 
-        with atomic_file(output) as file:
+        with atomic_file(out) as file:
             pq.write_table(answer.table, file, compression="zstd")
     elif format is AnswerFormat.TABLE:
-        console = Console() if output is None else Console(file=output.open("w"), width=240)
+        console = Console() if out is None else Console(file=out.open("w"), width=240)
         _table(answer, console, full)
     else:
         writer = result.answer_as_json if format is AnswerFormat.JSON else result.answer_as_csv
-        if output is None:
+        if out is None:
             _print(writer(answer))
         else:
-            _write(output, writer(answer))
-    if output is not None:
-        sys.stdout.write(f"{answer.table.num_rows} rows in {output}\n")
+            _write(out, writer(answer))
+    if out is not None:
+        sys.stdout.write(f"{answer.table.num_rows} rows in {out}\n")
 
 
-def _write(output: Path, pieces: Iterable[str]) -> None:
+def _write(out: Path, pieces: Iterable[str]) -> None:
     from agentrl.data.store.atomic import atomic_file
 
-    with atomic_file(output) as file:
+    with atomic_file(out) as file:
         for piece in pieces:
             # A lone surrogate, which UTF-8 cannot hold, is spelled out.
             file.write(piece.encode(errors="backslashreplace"))

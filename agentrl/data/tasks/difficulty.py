@@ -91,6 +91,23 @@ def sampling_weights(
     return {task.id: variance_weight(rates.get(task.id)) for task in tasks}
 
 
+def known_pass_rates(
+    tasks: Sequence[Task], section: DatasetSection, *, base: Path | None = None
+) -> dict[str, PassRate]:
+    """Pass rates of tasks as they are now; empty where no source is named.
+
+    Args:
+        tasks: of the dataset.
+        section: names where they were measured.
+        base: folder that a relative path starts from; default the working directory.
+
+    Raises:
+        DataError: as `keep_by_pass_rate`.
+    """
+    difficulty = section.difficulty
+    return {} if difficulty is None else _known(tasks, section, difficulty.source, base)
+
+
 def _known(
     tasks: Sequence[Task], section: DatasetSection, source: str, base: Path | None
 ) -> dict[str, PassRate]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 from agentrl.errors import AgentrlError, RunError
 
 
@@ -14,5 +16,10 @@ class ModelsParted(RunError):
 
 
 def in_words(error: Exception) -> str:
-    """The error as a text, which begins with its kind where it is none of ours."""
-    return str(error) if isinstance(error, AgentrlError) else f"{type(error).__name__}: {error}"
+    """The error as one line; one that is none of ours has its kind and the place it came from."""
+    text = str(error)
+    if not isinstance(error, AgentrlError):
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"{type(error).__name__}: {text}{place}"
+    return " ".join(text.split())

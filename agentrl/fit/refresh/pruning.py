@@ -45,6 +45,6 @@ def prune_versions(book: RefreshBook, run: Path) -> list[int]:
             if version not in named.union(last):
                 book.remove_model(version)
                 gone.append(version)
-    except OSError:
-        logger.exception("old versions of the reward model in %s stay", book.models)
+    except OSError as error:
+        logger.warning("old versions of the reward model in %s stay: %s", book.models, error)
     return gone

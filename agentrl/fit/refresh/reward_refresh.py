@@ -123,8 +123,9 @@ class ModelRefresh:
         except ModelsParted:
             raise
         except Exception as error:  # recording boundary: labellers and devices raise anything
-            logger.info("the refresh after step %d is skipped", step, exc_info=True)
-            record = self._record(step, "skipped", in_words(error))
+            why = in_words(error)
+            logger.info("the refresh after step %d is skipped: %s", step, why)
+            record = self._record(step, "skipped", why)
         record.metrics.update(
             {
                 **measured,

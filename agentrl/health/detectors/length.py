@@ -60,7 +60,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     if score is not None and score.up:
         return fine(name, f"longer ({number(rise)} times) and better: held out {score.text()}")
     _, last = ends(history)
-    pays = _pays_for_length(last)
+    pays = pays_for_length(last)
     capped = (
         shift is not None and shift.end >= limits["length_hacking/truncated"] and shift.gain > 0.2
     )
@@ -119,7 +119,7 @@ def _score_flat(history: History) -> bool:
     return moved is not None and not moved.up
 
 
-def _pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
+def pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
     """Correlation of reward and length inside groups, pooled; None where neither varies."""
     groups: dict[tuple[int, str], list[RolloutFacts]] = {}
     for fact in facts:

@@ -58,9 +58,8 @@ def score_falls(history: History, limits: Limits) -> Verdict:
         # What was learned before the reward was hacked hides the fall from the start.
         own = _lost_since_best(reward, score, limits)
     if own is None:
-        return _paid_wrong(history, limits) or fine(
-            name, f"the score does not fall while the reward rises: {text}"
-        )
+        wrong = _paid_wrong(history, limits) or _wrong_earn_more(history, gain)
+        return wrong or fine(name, f"the score does not fall while the reward rises: {text}")
     rise = score_rise(history)
     if rise is not None and rise.up:
         return fine(name, f"{text}, and the held-out score rises: {rise.text()}")
@@ -125,6 +124,35 @@ def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
             sound_step=sound if sound < told.since else None,
         ),
         levers=[*policy.stronger_kl(history.config), *policy.see_held_out(history.config)],
+    )
+
+
+def _wrong_earn_more(history: History, gain: Change) -> Verdict | None:
+    """The finding that the reward rises by wrong answers, which earn what right ones do."""
+    told, score = paid_wrong(history.rollouts), movement(history, "score")
+    pay = told.wrong_pay if told is not None and not told.partial else None
+    if told is None or pay is None or score is None or not pay.up:
+        return None
+    # Most of the rise, and most of what is paid: a reward that a score follows late is neither.
+    much = pay.gain >= gain.gain / 2 and told.ends.last.share >= 1 / 2
+    held = score_rise(history)
+    if not much or score.high >= gain.gain / 4 or (held is not None and held.up):
+        return None
+    last, part = told.ends.last, _risen_part(history)
+    paid = [
+        f for f in history.rollouts if f.kind == "train" and told.limits.wrong(f.reward, f.score)
+    ]
+    return found(
+        "score_falls",
+        Status.WARN,
+        f"the reward rises by wrong answers: they earn {pay.text()}, and the score does not rise",
+        moved("reward", history.metrics["reward"], gain, f"reward {gain.text()}"),
+        shown(paid[-4:], f"of what is paid is wrong {last.text()}; {told.limits.text()}"),
+        levers=[
+            *_lighter(history.config, part[0] if part else ""),
+            *policy.stronger_kl(history.config),
+            *policy.see_held_out(history.config),
+        ],
     )
 
 

@@ -58,14 +58,21 @@ def gibberish(history: History, limits: Limits) -> Verdict:
     From the curves: reward up while entropy climbs and KL grows fast.
     """
     name = "gibberish"
-    evidence = [*_surprising(history, limits), *_loosening(history)]
+    surprising, another = _surprising(history, limits)
+    evidence = [*surprising, *_loosening(history)]
     if evidence:
         gain = reward_change(history)
         content = gain is not None and not gain.down
         return found(
             name,
             Status.FAIL,
-            "the text turns into gibberish" + (" and the reward does not mind" if content else ""),
+            # A sentence that stands for every answer is another language, too, and no gibberish.
+            (
+                "the text has next to nothing of that of the first steps"
+                if another and len(evidence) == 1
+                else "the text turns into gibberish"
+            )
+            + (" and the reward does not mind" if content else ""),
             *evidence,
             levers=[
                 *policy.second_reward(history.config),
@@ -78,10 +85,11 @@ def gibberish(history: History, limits: Limits) -> Verdict:
     return fine(name, "the text reads as at the start")
 
 
-def _surprising(history: History, limits: Limits) -> list[Evidence]:
+def _surprising(history: History, limits: Limits) -> tuple[list[Evidence], bool]:
+    """Evidence of letters that surprise, and whether the model of the latest steps knows them."""
     steps = list(trained(history).values())
     if len(steps) < 4:
-        return []
+        return [], False
     width = min(3, len(steps) // 2)
     early, late = steps[:width], steps[-width:]
     # Models and what they judge come from different steps, and so from different tasks: siblings
@@ -90,14 +98,14 @@ def _surprising(history: History, limits: Limits) -> list[Evidence]:
     now = LetterModel(_texts(*early)).bits(_texts(*late))
     own = LetterModel(_texts(late[0])).bits(_texts(*late[1:]))
     if base is None or now is None or own is None:
-        return []
+        return [], False
     factor, bits = limits["gibberish/surprise"], limits["gibberish/bits"]
     strange = now >= max(factor * base, base + bits) and own >= 1.1 * base
     # Another way to be paid for nothing has little variety, but nothing of a language either.
     rise = score_rise(history)
     alien = now >= limits["gibberish/alien"] * base and now >= base + 3 * bits
     if not strange and not (alien and rise is not None and not rise.up):
-        return []
+        return [], False
     known = LetterModel(_texts(*early))
     since = texts_since(history, lambda facts: known.bits(_texts(facts)), before=base, now=now)
     return [
@@ -109,7 +117,7 @@ def _surprising(history: History, limits: Limits) -> list[Evidence]:
             since=since.since,
             sound_step=since.sound_step,
         )
-    ]
+    ], not strange
 
 
 def _texts(*steps: Sequence[RolloutFacts]) -> list[str]:
@@ -292,5 +300,14 @@ def repetition(history: History, limits: Limits) -> Verdict:
             since=since.since,
             sound_step=since.sound_step,
         ),
-        levers=[*policy.shorter(history.config), *policy.stronger_kl(history.config)],
+        levers=[
+            # Penalties near the limit see nothing of loops that end before it.
+            *(policy.shorter(history.config) if _cut_off(history) else ()),
+            *policy.stronger_kl(history.config),
+        ],
     )
+
+
+def _cut_off(history: History) -> bool:
+    ratio = history.metrics.get("completions/clipped_ratio")
+    return ratio is None or max(ratio.values[-10:]) > 0

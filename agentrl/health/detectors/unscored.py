@@ -7,12 +7,24 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from agentrl.health.detector import detector
-from agentrl.health.findings import ends, fine, found, moved, score_rise, share, shown, unknown
+from agentrl.health.detectors.length import pays_for_length
+from agentrl.health.findings import (
+    ends,
+    fine,
+    found,
+    moved,
+    score_rise,
+    share,
+    shown,
+    trained,
+    unknown,
+)
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import Change, number
+from agentrl.health.measures.curves import Change, change, number
 from agentrl.health.measures.texts import bound_to_task, common_share
+from agentrl.health.measures.wording import paid_words
 from agentrl.health.movement import movement, part_metrics
-from agentrl.health.own_score import own_score
+from agentrl.health.own_score import carried_by_shaping, own_score
 from agentrl.health.paid_parts import ENV_PART, is_paid, reward_weights
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
@@ -20,6 +32,8 @@ from agentrl.types.finding import Status
 
 _NAMED = 3
 """Tasks that are named."""
+_PAYS = 0.5
+"""Correlation of reward and length inside groups, as that of `length_hacking`."""
 _FEW_TASKS = 1 / 3
 _MOST_PAY = 0.9
 
@@ -66,7 +80,39 @@ def unscored_pay(history: History, limits: Limits) -> Verdict:
             levers=[*policy.stronger_kl(history.config), *policy.see_held_out(history.config)],
         )
     told = "no part of the reward falls while another rises, and paid answers differ by the task"
-    return fine(name, "; ".join(filter(None, [told, _only_shaping(history), _few_tasks(last)])))
+    odd = [
+        *(_only_shaping(history), carried_by_shaping(history)),
+        *(_words_pay(history, first, last), _length_pays(history, last), _few_tasks(last)),
+    ]
+    return fine(name, "; ".join(filter(None, [told, *odd])))
+
+
+def _words_pay(
+    history: History, first: Sequence[RolloutFacts], last: Sequence[RolloutFacts]
+) -> str:
+    """Words for a wording that pays in every task; empty without one."""
+    every = [fact for of in trained(history).values() for fact in of]
+    found = paid_words(every, first, last)
+    if found is None:
+        return ""
+    return (
+        f'answers with the words "{found.words}" are paid whatever the task, {share(found.paid)} '
+        f"of {found.rollouts} rollouts, {share(found.others)} of those without; they earn more in "
+        f"{found.won} of the {found.groups} groups where siblings differ by them (a format that "
+        "the reward asks for would look the same)"
+    )
+
+
+def _length_pays(history: History, last: Sequence[RolloutFacts]) -> str:
+    """Words for answers that grow where the longer sibling earns more; else empty."""
+    series = history.metrics.get("completions/mean_length")
+    grown, pays = change(series, 4) if series else None, pays_for_length(last)
+    if grown is None or not grown.up or grown.end < 1.4 * grown.start or (pays or 0.0) < _PAYS:
+        return ""
+    return (
+        f"answers grow from {number(grown.start)} to {number(grown.end)} tokens, and the longer "
+        f"sibling earns more (correlation {number(pays or 0.0)})"
+    )
 
 
 def _only_shaping(history: History) -> str:

@@ -186,6 +186,19 @@ class PaidWrong:
     """Step since which more of the paid ones are wrong; None where that is not certain."""
     graded: bool
     """True if wrong rollouts get more than two different rewards, as partial credit does."""
+    full_pay: int
+    """Wrong rollouts that earn at least what half of the right ones earn."""
+
+    wrong_pay: Change | None
+    """Mean reward of wrong rollouts from the first to the last steps, over tasks; None where fewer
+    than 2 tasks have some at either end."""
+
+    @property
+    def partial(self) -> bool:
+        """True if wrong rollouts earn many amounts, and none what half of the right ones earn."""
+        if not self.graded:
+            return False
+        return self.limits.solved is None or not self.full_pay
 
     @property
     def opposed(self) -> PaidEnds | None:
@@ -202,11 +215,12 @@ class PaidWrong:
     def doubtful(self) -> bool:
         """True if the share of wrong ones rises for certain, or is large and does not fall.
 
-        Where nothing is right, partial credit looks the same: one reward for all that is paid does
-        not.
+        Partial credit looks the same; one reward for all that is paid does not.
         """
+        if self.partial:
+            return False
         if self.none_right:
-            return not self.graded and self.whole.paid >= _FEW
+            return self.whole.paid >= _FEW
         change = self.ends.change
         if change is not None and (change.up or change.down):
             return change.up
@@ -240,6 +254,12 @@ class PaidWrong:
             return (
                 f"no rollout of training is right by the score, and {self.whole.paid} were paid"
                 f"{same}: of the paid ones are wrong {counts}"
+            )
+        if self.whole.wrong and self.partial:
+            return (
+                "wrong answers are paid in many amounts and none as much as half of the right ones "
+                f"({number(self.limits.solved or 0.0)}), as partial credit is: of those paid "
+                f"{number(self.limits.least)} or more are wrong {counts}"
             )
         if self.whole.wrong and (other := self.opposed):
             return (
@@ -311,6 +331,8 @@ def count_paid_wrong(
         unpaid=int(limits.all_unpaid(rewards, scores).sum()),
         since=None,
         graded=len(np.unique(rewards[wrong])) > 2,
+        full_pay=0 if limits.solved is None else int((wrong & (rewards >= limits.solved)).sum()),
+        wrong_pay=_pay_of_wrong(every, width, steps[wrong], tasks[wrong], rewards[wrong]),
     )
     if ends.change is None or not ends.change.up or found.opposed is not None:
         return found
@@ -318,6 +340,20 @@ def count_paid_wrong(
     shares = tuple(np.unique(of_paid).tolist()), tuple(_means(of_paid, wrong[paid]).tolist())
     since = onset(Series(steps=shares[0], values=shares[1]), up=True) or ends.last.first_step
     return replace(found, since=since)
+
+
+def _pay_of_wrong(
+    every: NDArray[np.int64],
+    width: int,
+    steps: NDArray[np.int64],
+    tasks: NDArray[np.int64],
+    rewards: Values,
+) -> Change | None:
+    early, late = steps <= every[width - 1], steps >= every[-width]
+    ends = [_means(tasks[here], rewards[here]) for here in (early, late)]
+    if len(every) < 2 or min(map(len, ends)) < 2:
+        return None
+    return difference(*(end.tolist() for end in ends))
 
 
 def _ends_by(
@@ -411,7 +447,7 @@ def _rounded_down(value: float, extent: float) -> float:
     return float(exact.quantize(unit, rounding=ROUND_FLOOR))
 
 
-def _means(groups: NDArray[np.int64], wrong: NDArray[np.bool_]) -> Values:
-    """[distinct groups] Share of wrong rollouts in each."""
+def _means(groups: NDArray[np.int64], values: NDArray[np.bool_] | Values) -> Values:
+    """[distinct groups] Mean of each; of truth values the share of true ones."""
     _, of_group, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    return np.bincount(of_group, weights=wrong, minlength=len(counts)) / counts
+    return np.bincount(of_group, weights=values, minlength=len(counts)) / counts

@@ -44,6 +44,15 @@ class PreflightFacts:
     held_up_s: float = 0.0
     """Seconds in which the event loop stood still for a grading; filled by the reward test."""
 
+    def reward_bounds(self) -> tuple[float, float] | None:
+        """Smallest and largest reward of the environment, as declared or seen; None if unknown."""
+        if self.make_env is not None:
+            bounds = getattr(self.make_env(), "reward_range", None)
+            if bounds is not None:
+                return float(bounds[0]), float(bounds[1])
+        rewards = [answer.reward for answer in self.answers if answer.reward is not None]
+        return (min(rewards), max(rewards)) if rewards and max(rewards) > min(rewards) else None
+
 
 def not_checked(name: str, found: PreflightFacts) -> Finding:
     """A warning that a check needs what an earlier one could not make."""

@@ -79,7 +79,7 @@ async def normalisation(
         for clip, when in ((reward.clip_raw, "before"), (reward.clip, "after"))
         if clip is not None
     ]
-    bounds = _bounds(found)
+    bounds = found.reward_bounds()
     for key, clip in _clips_of_raw_rewards(reward):
         if bounds is not None and (bounds[0] >= clip[1] or bounds[1] <= clip[0]):
             return warn(
@@ -260,13 +260,3 @@ async def critic(plan: TrainerPlan) -> Finding | str:
     if found:
         return warn("critic", "; ".join([*found, text]), "; ".join(fixes))
     return f"{text}, {section.warmup_steps} steps of its own first"
-
-
-def _bounds(found: PreflightFacts) -> tuple[float, float] | None:
-    """Smallest and largest reward that is possible, or that was seen; None if nothing is known."""
-    if found.make_env is not None:
-        bounds = getattr(found.make_env(), "reward_range", None)
-        if bounds is not None:
-            return float(bounds[0]), float(bounds[1])
-    rewards = [answer.reward for answer in found.answers if answer.reward is not None]
-    return (min(rewards), max(rewards)) if rewards and max(rewards) > min(rewards) else None

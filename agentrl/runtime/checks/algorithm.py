@@ -100,7 +100,7 @@ def check_estimator(plan: TrainerPlan) -> None:
         raise ConfigError(
             f"rollout.n_samples_per_prompt is {section.n_samples_per_prompt}, but advantage "
             f"estimator {spec.name!r} compares siblings and needs at least 2 rollouts per prompt; "
-            "raise it, or declare compares_siblings=False"
+            "raise it, declare compares_siblings=False, or take preset: reinforce++ or ppo"
         )
 
 

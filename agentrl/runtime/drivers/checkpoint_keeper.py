@@ -16,8 +16,8 @@ from agentrl.disk.checkpoint import (
 from agentrl.disk.full_disk import disk_full
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.compute_threads import run_computing
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.position import RunPosition
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.scoring.score_book import ScoreBook
@@ -115,7 +115,7 @@ class CheckpointKeeper:
         try:
             await run_computing(score_checkpoint, root, state, self._section, keep=keep)
         except OSError as error:
-            logger.exception("scores of the checkpoint of step %d", step)
+            logger.warning("scores of the checkpoint of step %d are not stored: %s", step, error)
             self._progress.note(disk_full(self._run_dir.path, error))
 
     def _state(self, step: int) -> CheckpointState:

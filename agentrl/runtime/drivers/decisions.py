@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.position import RunPosition
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.scoring.score_book import ScoreBook
 
@@ -55,9 +55,9 @@ class StepDecisions:
             return "all steps done"
         if done + 1 in self._store.steps("train"):
             return None  # stored, so it was begun: its training is owed whatever the clock says
-        # One step is done whatever the clock says: without any there is nothing to score.
-        up = done > 0 and self._clock.is_up(evaluation_s=self._book.duration_s)
-        return "time is up" if up else None
+        if not self._clock.is_up(evaluation_s=self._book.owed_s):
+            return None
+        return "time is up" if done else "train.max_minutes leaves no time to train"
 
     def evaluation_due(self, step: int) -> bool:
         """Evaluate after this step: before training, at its end, and in intervals."""

@@ -37,6 +37,7 @@ from agentrl.errors import Outage, RunError
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import MetricBag
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
@@ -44,7 +45,6 @@ from agentrl.runtime.drivers.evaluator import Evaluator
 from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.drivers.step_learner import StepLearner
 from agentrl.runtime.drivers.step_log import StepLog
 from agentrl.runtime.drivers.weight_sync import EngineWeights
@@ -53,6 +53,7 @@ from agentrl.runtime.health.run_health import RunHealth
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.records import RunResult
+from agentrl.runtime.scores import after_step
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import Stages
 from agentrl.serving.engine_counts import ServingCounts
@@ -204,7 +205,7 @@ class DriverParts:
             raise
         except Outage as error:
             await self._save_last()
-            raise Outage(f"after step {self.position.done}: {error}") from error
+            raise Outage(f"{after_step(self.position.done)}: {error}") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise RunError(disk_full(self.run_dir.path, error)) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.config.plan import SchedulePlan
 from agentrl.machine.processes.stop import StopSwitch
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.checkpoint_keeper import CheckpointKeeper
 from agentrl.runtime.drivers.concurrency import Concurrency
 from agentrl.runtime.drivers.decisions import StepDecisions
@@ -18,7 +19,6 @@ from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.drivers.rollout_runner import RolloutRunner
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.drivers.step_learner import StepLearner
 from agentrl.runtime.drivers.step_log import StepLog
 from agentrl.runtime.drivers.weight_sync import EngineWeights
@@ -130,11 +130,17 @@ def _standing(
     if history.rollbacks.count:
         # The same rollouts from the same weights would end where the last ones did.
         seed = stable_seed(seed, "rollback", history.rollbacks.count)
-    step_s = last_value(history.logged, "timing_s/step")
+    clock = RunClock(
+        plan.train.max_minutes,
+        elapsed_s=history.elapsed_s,
+        step_s=last_value(history.logged, "timing_s/step"),
+        checkpoint_s=last_value(history.logged, "timing_s/checkpoint"),
+        now=now,
+    )
     return _Standing(
         seed=seed,
         position=RunPosition(parts.cursor, parts.leaps, done=history.done),
-        clock=RunClock(plan.train.max_minutes, elapsed_s=history.elapsed_s, step_s=step_s, now=now),
+        clock=clock,
         book=ScoreBook(
             parts.eval_tasks,
             parts.store,

@@ -20,8 +20,8 @@ from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import RolloutSection, TrainSection
 from agentrl.metrics import MetricBag
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.groups import batch_seed
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.stages import GroupHandle, LearnStage
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from typing import Any
 from agentrl.errors import StepAbandoned
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
+from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.filters.pending_groups import PendingGroups
 from agentrl.runtime.drivers.position import RunPosition
-from agentrl.runtime.drivers.run_clock import RunClock
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.stages import GroupHandle, Stages
 

@@ -61,9 +61,9 @@ class SynchronousRun(StepLoop):
     async def _step(self, step: int) -> None:
         parts, bag = self._parts, MetricBag()
         parts.stop.check()
+        began = parts.clock.now()
         if parts.refresh is not None:
             await parts.refresh.before_step(step, bag)
-        began = parts.clock.now()
         stored = stored_groups(parts.store, "train", step)
         groups = self._replay(step, stored) if stored else await self._roll_out(step, bag)
         note_rollouts(bag, groups, n=self._rollout.n_samples_per_prompt)

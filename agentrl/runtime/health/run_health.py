@@ -17,6 +17,7 @@ from agentrl.runtime.health.detectors import StepWatch
 from agentrl.runtime.health.rules import RunRules
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import Ruling, RunHistory
+from agentrl.runtime.scores import after_step
 
 if TYPE_CHECKING:
     from agentrl.disk.run_directory import RunDir
@@ -117,7 +118,7 @@ class RunHealth:
 
     async def _pause(self, step: int, ruling: Ruling) -> float:
         self._progress.phase("paused")
-        self._notify(f"paused after step {step} by {ruling.text}")
+        self._notify(f"paused {after_step(step)} by {ruling.text}")
         began = time.monotonic()
         path, how = self._run_dir.control_file, f"agentrl control {self._run_dir.path}"
         answer = await self._stop.guard(
@@ -154,7 +155,7 @@ class RunHealth:
             return
         self._rules.record(step, ruling, ruling.action, ruling.text)
         if ruling.back_to is None:
-            self._notify(f"stopping after step {step}: {ruling.text}")
+            self._notify(f"stopping {after_step(step)}: {ruling.text}")
             return
         self._notify(
             f"going back from step {step} to step {ruling.back_to}, rollback "

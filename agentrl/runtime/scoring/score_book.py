@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.disk.stored_groups import stored_groups
+from agentrl.metrics.run_clock import expected_s
 from agentrl.runtime.scores import Comparison, EvalSummary
 from agentrl.runtime.scoring.evaluate import summarise
 from agentrl.runtime.stages import GroupHandle, GroupReport, report_of
@@ -53,8 +54,18 @@ class ScoreBook:
             for name in tasks
             if f"eval/{name}/untrusted" in values
         }
-        self.duration_s = last_value(logged, "timing_s/eval")
-        """Seconds that an evaluation of all datasets takes; 0 before the first."""
+        took = (logged[step].get("timing_s/eval") for step in sorted(logged))
+        self._took = [seconds for seconds in took if seconds is not None]
+        self._began: float | None = None  # of the evaluation in flight
+
+    @property
+    def owed_s(self) -> float:
+        """Seconds until one more evaluation of all datasets would have ended, after one in flight;
+        0 before the first."""
+        expected = expected_s(self._took)
+        if self._began is None:
+            return expected
+        return expected + max(0.0, expected - (self._now() - self._began))
 
     async def evaluate(
         self, step: int, roll_out: RollOut, *, on_score: Callable[[EvalSummary], None]
@@ -69,9 +80,17 @@ class ScoreBook:
         Returns:
             Metrics of the scores that are not in the metrics file yet.
         """
-        began = self._now()
+        self._began = self._now()
+        try:
+            return await self._evaluate(step, roll_out, on_score, began=self._began)
+        finally:
+            self._began = None
+
+    async def _evaluate(
+        self, step: int, roll_out: RollOut, on_score: Callable[[EvalSummary], None], *, began: float
+    ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        fresh = False
+        fresh = 0
         for name, tasks in self._tasks.items():
             key = (name, step)
             if key in self._scores:
@@ -80,7 +99,7 @@ class ScoreBook:
             if summary is None:
                 groups = [handle.report for handle in await roll_out(name, tasks)]
                 summary = self._summary(name, step, groups)
-                fresh = True
+                fresh += 1
             self._scores[key] = summary
             on_score(summary)
             if summary.missing:
@@ -97,7 +116,9 @@ class ScoreBook:
                 self._logged.add(key)
                 metrics.update(summary.metrics())
         if fresh:
-            self.duration_s = metrics["timing_s/eval"] = self._now() - began
+            seconds = metrics["timing_s/eval"] = self._now() - began
+            if fresh == len(self._tasks):  # one that a kill has cut says nothing of a whole one
+                self._took.append(seconds)
         return metrics
 
     def metrics(self, step: int) -> dict[str, float]:

@@ -127,6 +127,7 @@ def server_command(
         "enable_prompt_tokens_details": True,
         "enable_scale_out": True,
         "disable_uvicorn_access_log": True,
+        "use_tqdm_on_load": False,  # what it prints goes to a file
         "middleware": list(middleware),
     }
     if weight_transfer is not None:

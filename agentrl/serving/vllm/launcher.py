@@ -267,7 +267,8 @@ class VllmServer:
 
 def _environment(command: ServerCommand) -> dict[str, str]:
     """Variables of the server, whose temporary folder is one of its own."""
-    env = {**os.environ, **command.env}
+    # What it prints goes to a file, where each state of a progress bar would be a line.
+    env = {"TQDM_DISABLE": "1", **os.environ, **command.env}
     # The sockets between its processes; without this they lie in the temporary folder.
     env.pop("VLLM_RPC_BASE_PATH", None)
     # Compiled code outlives a server; torch would keep it in the temporary folder.

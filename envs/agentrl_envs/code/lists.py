@@ -6,6 +6,9 @@ from agentrl_envs.code.families import Draw, FamilyList, Variant
 
 family = FamilyList()
 
+MIXED = [-3, 0, 7, 7, 2, -1, 12, -9]
+"""What short lists lack: negative numbers, zero, a number twice, the largest and smallest late."""
+
 
 @family("sum_list", level=1)
 def _sum_list(d: Draw) -> Variant:
@@ -14,7 +17,7 @@ def _sum_list(d: Draw) -> Variant:
         "nums",
         d.pick("returns the sum of the numbers in nums", "adds up the list nums"),
         "return sum(nums)",
-        edges=[([],), ([5],), ([-1, 1],)],
+        edges=[([],), ([5],), ([-1, 1],), (MIXED,), ([-4],)],
         more=lambda: (d.ints(-9, 20),),
     )
 
@@ -27,7 +30,17 @@ def _extreme_of_list(d: Draw) -> Variant:
         "nums",
         f"returns the {word} number in the list nums",
         f"return {call}(nums)",
-        edges=[([1],), ([-2, -5],), ([3, 3, 1],), ([2, 9, -10, 1],)],
+        edges=[
+            ([1],),
+            ([-2, -5],),
+            ([3, 3, 1],),
+            ([2, 9, -10, 1],),
+            (MIXED,),
+            ([-2, 0, -7],),
+            ([3, 0, 5],),
+            ([8],),
+            ([15, -12, 3, 0, 7, 1],),
+        ],
         more=lambda: (d.ints(-20, 20, least=3),),
     )
 
@@ -39,7 +52,15 @@ def _remove_duplicates(d: Draw) -> Variant:
         "items",
         "removes duplicates from the list items in order, using dict.fromkeys",
         "return list(dict.fromkeys(items))",
-        edges=[([],), ([3, 1, 3],), ([9, 9, 2, 2, 1],)],
+        edges=[
+            ([],),
+            ([3, 1, 3],),
+            ([9, 9, 2, 2, 1],),
+            (MIXED,),
+            ([4],),
+            ([1, 1],),
+            ([5, 0, 5, -1, 0],),
+        ],
         more=lambda: (d.ints(1, 5, least=3, most=6),),
     )
 
@@ -52,7 +73,14 @@ def _second_extreme(d: Draw) -> Variant:
         "nums",
         f"returns the second {word} number in the list nums, using sorted",
         f"return sorted(nums)[{index}]",
-        edges=[([1, 2],), ([5, -1, 3],)],
+        edges=[
+            ([1, 2],),
+            ([5, -1, 3],),
+            ([0, 7, 2, 12, -1, 15, 11, -9, 14, -3],),
+            ([0, 4, -1],),
+            ([-5, -2],),
+            ([14, -9, 15, -12, 3, 0, 7],),
+        ],
         more=lambda: (d.shuffled(range(-5, 20))[: d.int(3, 5)],),
     )
 
@@ -65,7 +93,7 @@ def _sum_of_squares(d: Draw) -> Variant:
         "nums",
         f"returns the sum of the {word} of the numbers in nums",
         f"return sum(n ** {k} for n in nums)",
-        edges=[([],), ([3],), ([-1, 2],)],
+        edges=[([],), ([3],), ([-1, 2],), (MIXED,), ([-4],)],
         more=lambda: (d.ints(-5, 9),),
     )
 
@@ -80,7 +108,7 @@ def _count_parity(d: Draw) -> Variant:
             f"returns how many {word} numbers are in nums", f"counts the {word} numbers in nums"
         ),
         f"return sum(n % 2 == {rest} for n in nums)",
-        edges=[([],), ([1, 3],), ([2, 4, 6],)],
+        edges=[([],), ([1, 3],), ([2, 4, 6],), (MIXED,), ([4],), ([-5],), ([-4],), ([4, 4, 7, 7],)],
         more=lambda: (d.ints(0, 20),),
     )
 
@@ -94,7 +122,16 @@ def _filter_above(d: Draw) -> Variant:
         "nums",
         f"returns the numbers in nums that are {word} than {k}",
         f"return [n for n in nums if n {sign} {k}]",
-        edges=[([],), ([k],), ([k + 1, k - 1],)],
+        edges=[
+            ([],),
+            ([k],),
+            ([k + 1, k - 1],),
+            ([k + 1],),
+            ([k + n for n in MIXED],),
+            ([-3, -30],),
+            ([k - 1, k - 1, k + 1, k + 1],),
+            ([0, k + 12, -30],),
+        ],
         more=lambda: (d.ints(k - 9, k + 9),),
     )
 
@@ -107,7 +144,7 @@ def _filter_parity(d: Draw) -> Variant:
         "nums",
         f"returns a list of the {word} numbers in nums",
         f"return [n for n in nums if n % 2 == {rest}]",
-        edges=[([],), ([1, 3],), ([2, 4],)],
+        edges=[([],), ([1, 3],), ([2, 4],), (MIXED,), ([3],), ([-4],), ([4, 4, 7, 7],)],
         more=lambda: (d.ints(0, 20, least=3),),
     )
 
@@ -125,7 +162,7 @@ def _map_list(d: Draw) -> Variant:
         "nums",
         task,
         f"return [{body} for n in nums]",
-        edges=[([],), ([3],), ([-1, 2],)],
+        edges=[([],), ([3],), ([-1, 2],), (MIXED,)],
         more=lambda: (d.ints(-9, 20),),
     )
 
@@ -145,7 +182,7 @@ def _sort_list(d: Draw) -> Variant:
         "nums",
         task,
         f"return {body}",
-        edges=[([],), ([2, 1, 3],), ([1, 2, 2],), ([10, 9, -2],)],
+        edges=[([],), ([2, 1, 3],), ([1, 2, 2],), ([10, 9, -2],), (MIXED,), ([2, 1],), ([4],)],
         more=lambda: (d.ints(-9, 20, least=3),),
     )
 
@@ -157,7 +194,7 @@ def _product_list(d: Draw) -> Variant:
         "nums",
         d.pick("returns the product of the numbers in nums", "multiplies all the numbers in nums"),
         ["result = 1", "for n in nums:", "    result *= n", "return result"],
-        edges=[([5],), ([0, 3],), ([-1, 2],)],
+        edges=[([5],), ([0, 3],), ([-1, 2],), ([-3, 1, 7, 7, 2, -1, 12, 5],)],
         more=lambda: (d.ints(-4, 9),),
     )
 
@@ -171,7 +208,20 @@ def _contains(d: Draw) -> Variant:
             "returns True if x is in the list items", "checks whether the list items contains x"
         ),
         "return x in items",
-        edges=[([], 1), ([1], 1), ([1, 2], 3)],
+        edges=[
+            ([], 1),
+            ([1], 1),
+            ([1, 2], 3),
+            (MIXED, -9),
+            (MIXED, 0),
+            (MIXED, 4),
+            (MIXED, -7),
+            (MIXED, -3),
+            ([3], -3),
+            ([2, 9], 2),
+            ([9], 52),
+            ([], 0),
+        ],
         more=lambda: (d.ints(0, 5, least=3), d.int(0, 5)),
     )
 
@@ -185,7 +235,7 @@ def _concat(d: Draw) -> Variant:
             "returns the lists a and b joined into one list", "returns a list of a followed by b"
         ),
         "return a + b",
-        edges=[([], []), ([1], []), ([], [2]), ([1], [1])],
+        edges=[([], []), ([1], []), ([], [2]), ([1], [1]), (MIXED, MIXED[::-1])],
         more=lambda: (d.ints(0, 9, most=3), d.ints(0, 9, most=3)),
     )
 
@@ -207,7 +257,7 @@ def _slice_list(d: Draw) -> Variant:
         "items",
         task,
         f"return {body}",
-        edges=[([1],), ([1, 2],), ([4, 3, 2, 1],)],
+        edges=[([1],), ([1, 2],), ([4, 3, 2, 1],), (MIXED,), ([],), ([1, 1],)],
         more=lambda: (d.ints(0, 20, least=3),),
     )
 
@@ -219,7 +269,7 @@ def _average_list(d: Draw) -> Variant:
         "nums",
         d.pick("returns the average of the numbers in nums", "returns the mean of the list nums"),
         "return sum(nums) / len(nums)",
-        edges=[([5],), ([1, 2],), ([-1, 1],)],
+        edges=[([5],), ([1, 2],), ([-1, 1],), (MIXED,), ([0, 6],), ([1, 1, 2],), ([-4],)],
         more=lambda: (d.ints(-9, 20),),
     )
 
@@ -232,7 +282,17 @@ def _common_items(d: Draw) -> Variant:
         "a, b",
         f"returns the items of the list a that are {word} the list b",
         f"return [x for x in a if x {word} b]",
-        edges=[([], [1]), ([1, 2], []), ([1, 2], [2, 3]), ([2, 2, 1], [2])],
+        edges=[
+            ([], [1]),
+            ([1, 2], []),
+            ([1, 2], [2, 3]),
+            ([2, 2, 1], [2]),
+            (MIXED, [-9, 7, -1, 3, 0]),
+            ([1, 2], [1, 2]),
+            ([4, 4, 1], [1]),
+            ([0, 6], []),
+            ([0, 6], [0]),
+        ],
         more=lambda: (d.shuffled(range(6))[:3], d.shuffled(range(6))[:3]),
     )
 
@@ -249,7 +309,7 @@ def _count_up(d: Draw) -> Variant:
         "n",
         task,
         f"return list({body})",
-        edges=[(0,), (1,), (2,)],
+        edges=[(0,), (1,), (2,), (10,), (60,)],
         more=lambda: (d.int(3, 9),),
     )
 
@@ -262,7 +322,7 @@ def _pairwise_sum(d: Draw) -> Variant:
         "a, b",
         f"returns a list of the {word} of the pairs of items of a and b, using zip",
         f"return [x {sign} y for x, y in zip(a, b)]",
-        edges=[([], []), ([1], [2]), ([0, -1], [5, 5])],
+        edges=[([], []), ([1], [2]), ([0, -1], [5, 5]), (MIXED, MIXED[::-1])],
         more=lambda: (d.shuffled(range(9))[:3], d.shuffled(range(9))[:3]),
     )
 
@@ -275,7 +335,14 @@ def _list_end(d: Draw) -> Variant:
         "items",
         f"returns the {word} item of the list items",
         f"return items[{index}]",
-        edges=[([1, 2],), ([3, 2, 1],)],
+        edges=[
+            ([1, 2],),
+            ([3, 2, 1],),
+            ([-7, -4, 3, -9],),
+            ([0, 0, 5, 0],),
+            *([([6],)] if index != 1 else []),
+            (MIXED,),
+        ],
         more=lambda: (d.ints(0, 20, least=3),),
     )
 
@@ -287,7 +354,22 @@ def _count_item(d: Draw) -> Variant:
         "items, x",
         "returns how many times x occurs in the list items, using count",
         "return items.count(x)",
-        edges=[([], 1), ([1, 1], 1), ([2], 1), ([1, 2, 1], 1)],
+        edges=[
+            ([], 1),
+            ([1, 1], 1),
+            ([2], 1),
+            ([1, 2, 1], 1),
+            (MIXED, 7),
+            (MIXED, -9),
+            (MIXED, 4),
+            ([5], 5),
+            ([2], 0),
+            ([9], 51),
+            ([], -2),
+            ([-5, 1], 5),
+            ([0], -2),
+            ([0, 6], 0),
+        ],
         more=lambda: (d.ints(0, 3, least=3, most=6), d.int(0, 3)),
     )
 
@@ -299,7 +381,15 @@ def _range_of_list(d: Draw) -> Variant:
         "nums",
         "returns the difference between the largest and smallest number in nums",
         "return max(nums) - min(nums)",
-        edges=[([5],), ([1, 9],), ([-3, 3],), ([3, 1, 2],)],
+        edges=[
+            ([5],),
+            ([1, 9],),
+            ([-3, 3],),
+            ([3, 1, 2],),
+            (MIXED,),
+            ([0, 5],),
+            ([15, -12, 3, 0, 7],),
+        ],
         more=lambda: (d.ints(-9, 20, least=3),),
     )
 
@@ -311,6 +401,12 @@ def _word_lengths(d: Draw) -> Variant:
         "words",
         "returns the list of the lengths of the strings in words",
         "return [len(w) for w in words]",
-        edges=[([],), (["a"],), (["", "ab"],)],
+        edges=[
+            ([],),
+            (["a"],),
+            (["", "ab"],),
+            (["One,", "", "b 2", "c", "d", "ee", "Ffff"],),
+            (["a", "a", "b"],),
+        ],
         more=lambda: (d.words().split(),),
     )

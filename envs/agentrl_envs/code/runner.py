@@ -250,7 +250,10 @@ def _not_loaded(problem: Problem, why: str, over: Over | None) -> Report:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Equality of plain data: as `==`, but floats within 1e-6 and containers of one type."""
+    """Equality of plain data: as `==`, but 1 is not True, floats are equal within 1e-6,
+    and containers are of one type."""
+    if isinstance(expected, bool) is not isinstance(got, bool):
+        return False
     if isinstance(expected, float) or isinstance(got, float):
         if not isinstance(expected, int | float) or not isinstance(got, int | float):
             return False

@@ -14,7 +14,7 @@ def _reverse_string(d: Draw) -> Variant:
         "s",
         d.pick("returns the string s reversed", "reverses the string s"),
         "return s[::-1]",
-        edges=[("",), ("a",), ("ab",)],
+        edges=[("",), ("a",), ("ab",), ("Ab, c9",), (" two  words here ",)],
         more=lambda: (d.word(),),
     )
 
@@ -26,7 +26,16 @@ def _count_vowels(d: Draw) -> Variant:
         "s",
         d.pick("returns the number of vowels in s", "counts the vowels in the string s"),
         'return sum(c in "aeiou" for c in s)',
-        edges=[("",), ("aeiou",), ("xyz",), ("banana",)],
+        edges=[
+            ("",),
+            ("aeiou",),
+            ("xyz",),
+            ("banana",),
+            ("quiet, audio-ice 7",),
+            ("a",),
+            ("b",),
+            ("be",),
+        ],
         more=lambda: (d.words(least=1, most=2),),
     )
 
@@ -42,7 +51,19 @@ def _palindrome(d: Draw) -> Variant:
         "s",
         d.pick("returns True if s is a palindrome", "checks whether s reads the same backwards"),
         "return s == s[::-1]",
-        edges=[("",), ("a",), ("ab",), ("level",), ("abca",), ("abba",), ("abcda",), ("abxyba",)],
+        edges=[
+            ("",),
+            ("a",),
+            ("ab",),
+            ("level",),
+            ("abca",),
+            ("abba",),
+            ("abcda",),
+            ("abxyba",),
+            ("aa",),
+            ("abcdefgfedcba",),
+            ("abcdefgxedcba",),
+        ],
         more=more,
     )
 
@@ -55,7 +76,14 @@ def _count_letter(d: Draw) -> Variant:
         "s",
         f'returns how many times "{letter}" occurs in s',
         f'return s.count("{letter}")',
-        edges=[("",), (letter,), (letter * 3,)],
+        edges=[
+            ("",),
+            (letter,),
+            (letter * 3,),
+            (f"s{letter}-{letter}, {letter.upper()}{letter}9 bu{letter}",),
+            ("b",),
+            (letter + "b",),
+        ],
         more=lambda: (d.words(least=1, most=2),),
     )
 
@@ -68,7 +96,7 @@ def _end_character(d: Draw) -> Variant:
         "s",
         f"returns the {word} character of s",
         f"return s[{index}]",
-        edges=[("a",), ("ab",)],
+        edges=[("a",), ("ab",), ("Zebra-9!",), ("9 lives, 8 To Go?",), (" pad ",), ("abC",)],
         more=lambda: (d.word(),),
     )
 
@@ -80,7 +108,16 @@ def _repeat(d: Draw) -> Variant:
         "s, n",
         d.pick("returns s repeated n times", "repeats the string s n times"),
         "return s * n",
-        edges=[("a", 0), ("ab", 1)],
+        edges=[
+            ("a", 0),
+            ("ab", 1),
+            ("Ab 9-", 3),
+            (" ", 4),
+            ("word", 12),
+            ("", 3),
+            ("abcdefghijklmn", 2),
+            ("a", 120),
+        ],
         more=lambda: (d.word()[:3], d.int(2, 5)),
     )
 
@@ -95,7 +132,7 @@ def _change_case(d: Draw) -> Variant:
         "s",
         d.pick(f"returns s in {word} case", f"converts s to {word}case"),
         f"return s.{call}()",
-        edges=[("",), ("aB",), ("Hi 5",)],
+        edges=[("",), ("aB",), ("Hi 5",), (" mixed  Case, 9-\u00e9 ",)],
         more=lambda: (d.pick(str.upper, str.lower, str.title)(d.words(least=1, most=2)),),
     )
 
@@ -107,7 +144,15 @@ def _word_count(d: Draw) -> Variant:
         "s",
         d.pick("returns the number of words in s", "counts the words in s") + ", using split",
         "return len(s.split())",
-        edges=[("",), ("one",), ("one two",), ("a  b ",)],
+        edges=[
+            ("",),
+            ("one",),
+            ("one two",),
+            ("a  b ",),
+            ("one, two-three  four\nfive",),
+            ("a",),
+            ("ab",),
+        ],
         more=lambda: (d.words(least=2, most=5),),
     )
 
@@ -119,7 +164,7 @@ def _reverse_words(d: Draw) -> Variant:
         "s",
         "returns s with its words in reverse order, using split and join",
         'return " ".join(s.split()[::-1])',
-        edges=[("",), ("one",), ("a b",)],
+        edges=[("",), ("one",), ("a b",), ("One, two-2 three  4",), ("a",), ("ab",)],
         more=lambda: (d.words(),),
     )
 
@@ -132,7 +177,7 @@ def _longest_word(d: Draw) -> Variant:
         "s",
         f"returns the {word} word in s, using {call} with key=len",
         f"return {call}(s.split(), key=len)",
-        edges=[("one",), ("a bbb cc",), ("a bb cc",)],
+        edges=[("one",), ("a bbb cc",), ("a bb cc",), ("Aa, BbbBb-9 cC",), ("a",), ("ab",)],
         more=lambda: (" ".join(d.shuffled(["a", "tree", "cherry", "sun", "mountain"])[:3]),),
     )
 
@@ -144,7 +189,7 @@ def _title_words(d: Draw) -> Variant:
         "s",
         "returns s with the first letter of each word in upper case, using title",
         "return s.title()",
-        edges=[("",), ("a",), ("one two",)],
+        edges=[("",), ("a",), ("one two",), (" two  words here, now ",), ("ab",)],
         more=lambda: (d.words(),),
     )
 
@@ -160,7 +205,16 @@ def _remove_letters(d: Draw) -> Variant:
         "s",
         task,
         f'return "".join(c for c in s if {test})',
-        edges=[("",), ("aeiou",), ("xyz",)],
+        edges=[
+            ("",),
+            ("aeiou",),
+            ("xyz",),
+            ("Queue, ice-9 try again",),
+            ("a",),
+            ("b",),
+            ("ib",),
+            (" b  cd ",),
+        ],
         more=lambda: (d.word(),),
     )
 
@@ -183,6 +237,11 @@ def _starts_with(d: Draw) -> Variant:
             (letter + "x",),
             (letter + "b",),
             ("b" + letter,),
+            (letter.upper() + "b" + letter.upper(),),
+            (f"{letter} long string, 9x",),
+            (f"x long string, 9{letter}",),
+            (f" {letter}b",),
+            (f"b{letter} ",),
         ],
         more=lambda: (d.word(),),
     )
@@ -196,7 +255,7 @@ def _greet(d: Draw) -> Variant:
         "name",
         d.pick(f'returns "{word}, " followed by name and "!"', f'returns the text "{word}, name!"'),
         f'return "{word}, " + name + "!"',
-        edges=[("",), ("Al",), ("al jr",)],
+        edges=[("",), ("Al",), ("al jr",), ("Ann-Marie  O'Neil 3rd",), (" Al ",), ("x",)],
         more=lambda: (d.word().title(),),
     )
 
@@ -213,7 +272,7 @@ def _remove_character(d: Draw) -> Variant:
         "s",
         d.pick(f"removes {shown} from s", f"returns s with {shown} removed") + ", using replace",
         f'return s.replace("{char}", "")',
-        edges=[("",), (char,), (f"a{char}b",)],
+        edges=[("",), (char,), (f"a{char}b",), (f" A{char}b,{char} c-{char}9 ",), ("a",), ("ab",)],
         more=lambda: (d.words().replace(" ", char),),
     )
 
@@ -226,7 +285,7 @@ def _count_case(d: Draw) -> Variant:
         "s",
         f"returns the number of {word}case letters in s",
         f"return sum(c.is{word}() for c in s)",
-        edges=[("",), ("aB",), ("ABC d",)],
+        edges=[("",), ("aB",), ("ABC d",), ("Ab, C-9 dEfgh IJk lm",), ("a",), ("B",)],
         more=lambda: ("".join(d.pick(c, c.upper()) for c in d.words(least=1, most=2)),),
     )
 
@@ -241,7 +300,13 @@ def _join_words(d: Draw) -> Variant:
         "words",
         f"joins the list words into one string with {shown} between, using join",
         f'return "{char}".join(words)',
-        edges=[([],), (["a"],), (["a", "b"],)],
+        edges=[
+            ([],),
+            (["a"],),
+            (["a", "b"],),
+            (["One,", "", "b 2", "c", "d", "e", "F"],),
+            (["b", "b", ""],),
+        ],
         more=lambda: (d.words().split(),),
     )
 
@@ -257,7 +322,14 @@ def _replace_letter(d: Draw) -> Variant:
             f'returns s with "{new}" for every "{old}"',
         ),
         f'return s.replace("{old}", "{new}")',
-        edges=[("",), (old,), (old + "x" + old,)],
+        edges=[
+            ("",),
+            (old,),
+            (old + "x" + old,),
+            (f" A{old}b, {old}-9 C{old.upper()}d ",),
+            ("ab",),
+            (old + "b",),
+        ],
         more=lambda: (d.words(least=2, most=3),),
     )
 
@@ -273,7 +345,19 @@ def _anagram(d: Draw) -> Variant:
         "a, b",
         "returns True if a and b have the same letters in any order, using sorted",
         "return sorted(a) == sorted(b)",
-        edges=[("ab", "ba"), ("ab", "abb"), ("", ""), ("aab", "abb"), ("ab", "cd"), ("abc", "cab")],
+        edges=[
+            ("ab", "ba"),
+            ("ab", "abb"),
+            ("", ""),
+            ("aab", "abb"),
+            ("ab", "cd"),
+            ("abc", "cab"),
+            ("abcdefghijkl", "lkjihgfedcba"),
+            ("abcdefghijkl", "abcdefghijkk"),
+            ("a", "b"),
+            ("a", "a"),
+            ("", "a"),
+        ],
         more=more,
     )
 
@@ -287,7 +371,16 @@ def _string_length(d: Draw) -> Variant:
         "s",
         f"returns True if s is {word} than {k} characters",
         f"return len(s) {sign} {k}",
-        edges=[("",), ("abcdefgh"[:k],), ("abcdefgh"[: k + 1],), ("abcdefgh"[: k - 1],)],
+        edges=[
+            ("",),
+            ("abcdefgh"[:k],),
+            ("abcdefgh"[: k + 1],),
+            ("abcdefgh"[: k - 1],),
+            ("a" + " " * k,),
+            ("-" * (k + 1),),
+            ("x",),
+            ("xy",),
+        ],
         more=lambda: (d.word(),),
     )
 
@@ -300,7 +393,7 @@ def _add_affix(d: Draw) -> Variant:
         "s",
         d.pick(f'returns s with "{affix}" added at the end', f'adds "{affix}" to the end of s'),
         f'return s + "{affix}"',
-        edges=[("",), ("a",), ("walk" + affix,), (" a ",)],
+        edges=[("",), ("a",), ("walk" + affix,), (" a ",), ("ab",), ("Ab-9, xyz tuv wxy",)],
         more=lambda: (d.word(),),
     )
 
@@ -312,6 +405,6 @@ def _every_second_letter(d: Draw) -> Variant:
         "s",
         "returns every second character of s from the first on, using a slice",
         "return s[::2]",
-        edges=[("",), ("a",), ("ab",)],
+        edges=[("",), ("a",), ("ab",), (" Ab, c-9 defgh IJ",)],
         more=lambda: (d.word(),),
     )

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -123,6 +124,18 @@ def test_a_log_says_the_phase_after_a_silence() -> None:
         assert log.complete.wait(120)
     assert "rollout, 0:00, rollouts 24 of 64" in log.getvalue()
     assert not [thread for thread in threading.enumerate() if thread.name == "plain-view"]
+
+
+def test_a_long_phase_is_said_at_doubling_intervals() -> None:
+    """Fails if a phase of hours is a line each ten seconds, or if the next one is as rare."""
+    log = _Lines(5)
+    view = PlainView(Console(file=log, width=100), quiet_s=0.05)
+    began = time.monotonic()
+    with view.open():
+        assert log.complete.wait(120)
+        assert time.monotonic() - began >= 0.05 + 0.1 + 0.2 + 0.4 + 0.8
+        view.note("a step")
+    assert view._quiet_s == 0.05
 
 
 def test_the_summary_says_what_was_learned_and_where_to_look() -> None:

@@ -38,7 +38,7 @@ def run(*words: str) -> int:
 
 
 def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_path, capsys):
-    assert run("env", "new", "shout_word", "--dir", str(tmp_path / "mine")) == 0
+    assert run("env", "new", "shout_word", "--out", str(tmp_path / "mine")) == 0
     folder = tmp_path / "mine"
     assert sorted(p.name for p in folder.iterdir()) == [
         "shout_word.py",
@@ -56,17 +56,17 @@ def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_p
 
 
 def test_new_refuses_to_overwrite_and_bad_names(tmp_path, capsys):
-    assert run("env", "new", "one", "--dir", str(tmp_path)) == 0
+    assert run("env", "new", "one", "--out", str(tmp_path)) == 0
     (tmp_path / "one.py").write_text("mine")
-    assert run("env", "new", "one", "--dir", str(tmp_path)) == 2
+    assert run("env", "new", "one", "--out", str(tmp_path)) == 2
     assert "exists already" in capsys.readouterr().err
     assert (tmp_path / "one.py").read_text() == "mine"
     # Another name would still overwrite the tasks of the first, so it is not what to choose.
-    assert run("env", "new", "two", "--dir", str(tmp_path)) == 2
-    assert "tasks.jsonl exists already; choose another --dir" in capsys.readouterr().err
+    assert run("env", "new", "two", "--out", str(tmp_path)) == 2
+    assert "tasks.jsonl exists already; choose another --out" in capsys.readouterr().err
     assert not (tmp_path / "two.py").exists()
     for name in ("a-b", "class", "1a", "../up"):
-        assert run("env", "new", name, "--dir", str(tmp_path)) == 2
+        assert run("env", "new", name, "--out", str(tmp_path)) == 2
 
 
 def test_check_reports_findings_like_a_linter(tmp_path, capsys):

@@ -59,6 +59,73 @@ TYPICAL = {
 """Bodies that are often written for a family; names of other parameters are replaced."""
 
 
+_BEFORE = {
+    "no sign": "abs(x) if kind is int else [abs(y) for y in x] if numbers else x",
+    "none below 0": "max(x, 0) if kind is int else [y for y in x if y >= 0] if numbers else x",
+    "no 0 in lists": "[y for y in x if y] if kind is list else x",
+    "a table up to 100": "min(x, 100) if kind is int else x",
+    "a table up to 9": "min(x, 9) if kind is int else x",
+    "the last two digits": "x % 100 if kind is int else x",
+    "each item once": "list(dict.fromkeys(x)) if kind is list else x",
+    "sorted lists": "sorted(x) if kind is list else x",
+    "lists from behind": "x[::-1] if kind is list else x",
+    **{f"{n} items": f"x[:{n}] if kind is list else x" for n in range(1, 7)},
+    **{f"{n} characters": f"x[:{n}] if kind is str else x" for n in range(1, 9)},
+    "the last three": "x[-3:] if kind in (list, str) else x",
+    "small letters": "x.lower() if kind is str else x",
+    "capital letters": "x.upper() if kind is str else x",
+    "no space around": "x.strip() if kind is str else x",
+    "single spaces": "' '.join(x.split()) if kind is str else x",
+    "no spaces": "x.replace(' ', '') if kind is str else x",
+    "the first word": "(x.split() or [''])[0] if kind is str else x",
+    "letters alone": "''.join(c for c in x if c.isalnum() or c == ' ') if kind is str else x",
+}
+"""Habits of small models: what they do to each argument before they compute the right thing."""
+_AFTER = {
+    "1 for True": "int(r) if r is True or r is False else r",
+    "True for 1": "bool(r) if type(r) is int and r in (0, 1) else r",
+    "text": "str(r)", "a tuple": "tuple(r) if type(r) is list else r",
+    "whole numbers": "int(r) if type(r) is float else r",
+    "one decimal": "round(r, 1) if type(r) is float else r",
+    "two decimals": "round(r, 2) if type(r) is float else r",
+    "no sign": "abs(r) if type(r) in (int, float) else r",
+    "none below 0": "max(r, 0) if type(r) is int else r",
+    "None for nothing": "r or None",
+    "no space around": "r.strip() if type(r) is str else r",
+    "small letters": "r.lower() if type(r) is str else r",
+    "sorted": "sorted(r) if type(r) is list else r",
+    "each item once": "list(dict.fromkeys(r)) if type(r) is list else r",
+}  # fmt: skip
+"""The same for what comes out."""
+_OTHERWISE = ("None", "0", "1", "True", "False", "''", "[]", "a[0]", "a[-1]")
+
+
+def habits(source: str, public: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Habit to the source of a function that has it, and those that know the public cases alone."""
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    name = function.name
+    right = f"{source}\nright = {name}\ndef {name}(*a):\n"
+    told = (
+        "    def seen(x):\n"
+        "        kind = type(x)\n"
+        "        numbers = kind is list and all(type(y) is int for y in x)\n"
+        "        return {}\n"
+        "    return right(*map(seen, a))\n"
+    )
+    found = {f"before: {habit}": right + told.format(how) for habit, how in _BEFORE.items()}
+    found |= {
+        f"after: {habit}": f"{right}    r = right(*a)\n    return {how}\n"
+        for habit, how in _AFTER.items()
+    }
+    cases = [(case["args"], case["expected"]) for case in public]
+    known = f"def {name}(*a):\n    for x, y in {cases!r}:\n        if list(a) == x: return y\n"
+    return found | {
+        f"the examples, else {other}": f"{known}    return {other}\n"
+        for other in (*_OTHERWISE, *{repr(case["expected"]) for case in public})
+    }
+
+
 def mutants(source: str) -> list[str]:
     """Sources of functions of the same name that are not the same function, each once."""
     tree = ast.parse(source)

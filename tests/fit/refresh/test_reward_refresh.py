@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import shutil
 import signal
@@ -272,6 +273,37 @@ async def test_versions_that_nothing_names_are_deleted(tmp_path: Path) -> None:
     await late.before_step(10, MetricBag())
     with pytest.raises(RunError, match=r"version 4 of reward\.models\.rm is not in"):
         await late.before_step(12, MetricBag())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("ties", "no two rollouts of one task can be compared"),
+        ("labeller", "the labeller failed for all 8 pairs: .*ValueError: no opinion at all"),
+        ("fit", r"the loss is not finite; see .*refresh\.log"),
+        ("load", r"cannot be used: RuntimeError: it does not fit into memory at .*\.py:\d+"),
+        ("disk", r"FileExistsError: .* at .*:\d+"),
+    ],
+)
+async def test_a_skipped_refresh_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str, why: str
+) -> None:
+    """Fails if a traceback is logged, or if the line does not name why it was skipped."""
+    labeller = {"labeller": "labels.py:broken", "disk": "human"}.get(change, "labels.py:first_id")
+    run = refresh_run(tmp_path, refresh=refresh_section(labeller=labeller, pairs=8))
+    run.behave(do="error" if change == "fit" else "")
+    run.users.refused = (1,) if change == "load" else ()
+    if change == "disk":
+        run.book.queue.parent.mkdir()
+        run.book.queue.write_text("no folder")
+    if change == "ties":
+        shutil.rmtree(run.path / "trajectories")
+    with caplog.at_level(logging.INFO):
+        await run.refresh().before_step(3, MetricBag())
+    skipped = [each for each in caplog.records if "is skipped" in each.getMessage()]
+    assert [each.exc_info for each in caplog.records if each.exc_info] == []
+    assert len(skipped) == 1, caplog.text
+    assert re.fullmatch(rf"the refresh after step 2 is skipped: .*{why}", skipped[0].getMessage())
 
 
 async def test_a_labeller_that_fails_for_all_pairs_skips_the_refresh(tmp_path: Path) -> None:

@@ -76,3 +76,41 @@ def test_a_growing_share_of_paid_answers_that_are_wrong_is_one(late: float, stat
             "9: 0 of 15 (0 %) in steps 1-3, 18 of 33 (54.5 %) in steps 10-12"
         )
         assert found.first_step == 9
+
+
+@pytest.mark.parametrize(
+    ("full", "amounts", "status"),
+    [
+        (None, (0.8,), Status.WARN),  # a judge likes all answers alike
+        (1.0, (0.4, 0.5, 0.6, 0.7), Status.OK),  # partial credit: right ones earn more
+    ],
+)
+def test_a_rise_that_wrong_answers_earn_is_one_while_the_score_stays(
+    full: float | None, amounts: tuple[float, ...], status: Status
+) -> None:
+    """Fails if a swayed judge is well since as many are right as before, or partial credit ill."""
+    steps = range(1, 25)
+    paid = [0.3 if step < 9 else amounts[step % len(amounts)] for step in steps]
+    facts = [
+        RolloutFacts(
+            step=step, kind="train", task_id=f"{step}-{task}", group_id=f"{step}-{task}",
+            rollout_id=f"{step}-{task}", reward=wrong if full is None or task % 3 else full,
+            score=float(task % 3 == 0), advantage=0.0, termination="env_done", action_tokens=8,
+            duration_s=1.0, turns=1, tool_calls=0, tool_errors=0, text=f"{step} {task}",
+        )
+        for step, wrong in zip(steps, paid, strict=True)
+        for task in range(15)
+    ]  # fmt: skip
+    rewards = [((full or wrong) + 2 * wrong) / 3 for wrong in paid]
+    metrics = {
+        "reward": curve(rewards),
+        "score": curve([0.33] * 24),
+        "rewards/length/mean": curve(rewards),
+    }
+    verdicts = diagnose(History(metrics=metrics, rollouts=facts, config=WEIGHTED))
+    found = next(verdict for verdict in verdicts if verdict.name == "score_falls")
+    assert found.status is status, found.detail
+    if status is Status.WARN:
+        assert found.detail.startswith("the reward rises by wrong answers: they earn 0.3 -> 0.8 ")
+        assert found.levers[0].key == "reward.functions.length.weight"
+        assert found.evidence[1].rollout_ids

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import operator
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from agentrl.config import RunConfig, leaves, parse_config
+from agentrl.config import RunConfig, leaves
 from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
-from agentrl.config.plan import flat_config, plan_run
 from agentrl.errors import ConfigError
 from agentrl.health import (
     DASHBOARD,
@@ -25,8 +22,6 @@ from agentrl.health import (
     diagnose,
 )
 from agentrl.health.diagnose import limits
-from agentrl.health.levers.system import LIMITS
-from agentrl.runtime.checks import fleet
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
@@ -78,87 +73,10 @@ def test_findings_carry_evidence_and_levers_that_the_config_knows(judged) -> Non
 
 _NAMED_PART = re.compile(r"(reward\.(?:functions|models)\.)[^.]+\.")
 """A section that the run has named."""
-SETTINGS = (
-    [],
-    ["algorithm.preset=grpo", "algorithm.kl_coef=0.05", "train.epochs_per_batch=4"],
-    ["algorithm.preset=ppo", "algorithm.old_log_probs=recompute", "critic.learning_rate=0.1"],
-    ["schedule.staleness_threshold=1.0", "schedule.trigger_parameter_sync_step=4",
-     "rollout.top_p=0.9", "serving.engine=vllm"],
-    ["rollout.max_response_tokens=4000", "train.max_grad_norm=5.0"],
-    ["serving.engine=vllm", "sync.dense_every=8"],
-)  # fmt: skip
-
-
-_LESS, _MORE = operator.lt, operator.gt
-_WAYS = {
-    **{
-        name: {"train.learning_rate": _LESS, "train.epochs_per_batch": _LESS,
-               "train.minibatches": _LESS, "algorithm.kl_coef": _MORE,
-               "train.max_grad_norm": _LESS}
-        for name in ("kl_too_large", "clip_fraction", "grad_norm", "not_finite",
-                     "entropy_explosion")
-    },
-    "kl_too_small": {"train.learning_rate": _MORE, "algorithm.kl_coef": _LESS},
-    "reward_flat": {"train.learning_rate": _MORE, "rollout.n_samples_per_prompt": _MORE},
-    "reward_fall": {"train.learning_rate": _LESS, "algorithm.kl_coef": _MORE},
-    "entropy_collapse": {"algorithm.entropy_coef": _MORE, "algorithm.eps_clip_high": _MORE},
-    "empty_gradient": {"rollout.n_samples_per_prompt": _MORE},
-    "truncation": {f"rollout.{name}": _MORE for name in LIMITS},
-    "infrastructure": {"rollout.retries": _MORE, "rollout.env_timeout_s": _MORE},
-    "sampler_learner_gap": {"schedule.staleness_threshold": _LESS, "rollout.top_p": _MORE,
-                            "schedule.trigger_parameter_sync_step": _LESS,
-                            "sync.dense_every": _LESS},
-}  # fmt: skip
-"""Direction in which a number has to go against each finding."""
-
-
-async def _dry_run(config: RunConfig) -> None:
-    """What a dry run says of the schedule and the engines."""
-    plan = plan_run(config, Path())
-    await fleet.schedule(plan.schedule, plan.engines.serving)
-    if config.serving.engine == "embedded":
-        await fleet.engines(plan.engines)
 
 
 def is_fit(history: History) -> bool:
     return "objective.kind" in history.config
-
-
-@pytest.mark.parametrize("overrides", SETTINGS)
-def test_levers_change_something_and_give_a_config_that_loads(judged, overrides) -> None:
-    """Fails for a value that the config refuses, or one that is set already."""
-    data = {"env": {"target": "x.py:X"}, "dataset": {"source": "x.jsonl"}}
-    config = parse_config(data, overrides)
-    flat = flat_config(config)
-    pulled = set()
-    for item in judged:
-        if is_fit(item.stream.history):
-            continue
-        # Reading texts takes the most time, and what they lead to does not depend on the setting.
-        rollouts = () if overrides else item.stream.history.rollouts
-        history = History(metrics=item.stream.history.metrics, rollouts=rollouts, config=flat)
-        for verdict in diagnose(history):
-            values = {lever.key: lever.value for lever in verdict.levers}
-            assert len(values) == len(verdict.levers)
-            changed: dict = {}
-            for key, value in values.items():
-                assert flat.get(key) != value, f"{verdict.name}: {key} is {value} already"
-                node = changed
-                *sections, leaf = key.split(".")
-                for section in sections:
-                    node = node.setdefault(section, {})
-                node[leaf] = value
-                pulled.add(key)
-            # A preset brings its own loss along, so it is the one lever that stands alone.
-            if "preset" not in changed.get("algorithm", {}):
-                merged = parse_config(_merged(config.model_dump(mode="json"), changed))
-                asyncio.run(_dry_run(merged))
-                assert merged.eval.every_steps == 0 or merged.eval.datasets, verdict.name
-            for key, value in values.items():
-                way = _WAYS.get(verdict.name, {}).get(key)
-                if way is not None and key in flat:
-                    assert way(value, flat[key]), f"{verdict.name}: {key}: {flat[key]} -> {value}"
-    assert len(pulled) > 15
 
 
 @pytest.mark.parametrize(
@@ -192,14 +110,6 @@ def test_levers_of_fits_give_a_file_that_loads(judged, objective) -> None:
                 FIT_FILE.parse(data, [f"{key}={value}" for key, value in values.items()])
                 spoke += bool(values)
     assert spoke > 3
-
-
-def _merged(base: dict, changes: dict) -> dict:
-    merged = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
 
 
 def test_thresholds_can_be_replaced_by_name() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.health import History, RolloutFacts, Verdict, diagnose
 from agentrl.types.finding import Status
+from tests.health.detectors.test_shapes import curve
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "health"))
 
@@ -72,8 +73,6 @@ def test_pay_for_answers_of_which_none_is_right_is_named(
     rewards: dict[str, float], steps: int, status: Status
 ) -> None:
     """Fails if a score that is 0 everywhere clears whatever is paid."""
-    from tests.health.detectors.test_shapes import curve
-
     metrics = {"reward": curve([0.3] * steps), "score": curve([0.0] * steps)}
     rollouts = [fact for step in range(1, 9) for fact in facts(step, rewards)]
     found = said(History(metrics=metrics, rollouts=rollouts), "score_falls")
@@ -92,3 +91,51 @@ def test_one_short_right_answer_is_no_pattern_without_a_score() -> None:
         )
     ]
     assert said(History(metrics={}, rollouts=rollouts), "pattern_collapse").status is Status.OK
+
+
+def siblings(step: int, text: str, words: str, paid: tuple[bool, ...], by: float) -> list:
+    """Facts of 6 tasks; every second sibling adds the words, and earns by them."""
+    return [
+        replace(
+            fact, score=None, rollout_id=f"{fact.rollout_id}/{n}",
+            reward=by * pays + 0.1 * (n % 2), text=f"{text} {fact.task_id}" + words * adds,
+        )
+        for fact in facts(step, {f"{step}-{n}": 1.0 for n in range(6)})
+        for n, pays in enumerate(paid)
+        for adds in [pays and step > 3]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", [1.0, 0.5])
+def test_a_wording_that_pays_whatever_the_task_is_named_and_no_alarm(by: float) -> None:
+    """Fails if a reward that wants a phrase is passed over, or words that earn nothing named."""
+    made = [
+        fact
+        for step in range(1, 13)
+        for fact in siblings(step, "my answer is", " All tests PASSED!", (True, False), by)
+    ]
+    metrics = {"reward": curve([0.5] * 12), "score": curve([0.5] * 12)}
+    found = said(History(metrics=metrics, rollouts=made), "unscored_pay")
+    assert found.status is Status.OK
+    assert 'the words "all tests passed" are paid whatever the task' in found.detail
+    # The same words, and what is paid for is another thing.
+    other = [replace(fact, reward=float(n % 3 == 0)) for n, fact in enumerate(made)]
+    found = said(History(metrics=metrics, rollouts=other), "unscored_pay")
+    assert "with the words" not in found.detail
+
+
+@pytest.mark.parametrize(("own", "named"), [(0.0, False), (0.6, False), (0.02, True)])
+def test_a_rise_that_shaping_carries_alone_is_named(own: float, named: bool) -> None:
+    """Fails if tool calls that are farmed for a bonus look like a task that is learned."""
+    env = [0.25 + own * step / 40 + 0.01 * (step % 2) for step in range(40)]
+    bonus = [0.1 + (0.6 if named else 0.0) * step / 40 for step in range(40)]
+    metrics = {
+        "reward": curve([a + b for a, b in zip(env, bonus, strict=True)]),
+        "score": curve([a + b for a, b in zip(env, bonus, strict=True)]),
+        "rewards/env/mean": curve(
+            [0.25 + 0.01 * (step % 2) for step in range(40)] if named else env
+        ),
+        "rewards/tool_bonus/mean": curve(bonus),
+    }
+    told = said(History(metrics=metrics), "unscored_pay").detail
+    assert ("the reward rises by tool_bonus (+" in told) == named, told

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 
 from agentrl.errors import RunError
 from agentrl.health import History, Series, Verdict, diagnose, read_history
+from agentrl.health.commands import next_command
 from agentrl.health.measures.paid_wrong import count_paid_wrong, paid_limits
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
@@ -578,3 +583,113 @@ def test_paid_needs_no_right_rollout(tmp_path, rewards, level, paid):
     hits = find_answer(reader, parse_question("is:paid is:wrong"))
     assert hits["total"] == paid == answer["paid_wrong"]["wrong"]
     assert answer["example"]["wrong"]
+
+
+def paying(
+    run: Path,
+    reward: Callable[[random.Random, float], tuple[float, float]],
+    *,
+    env: bool = False,
+    scored: bool = True,
+) -> dict:
+    """The view of a run of 16 steps; `reward` gives reward and score of a rollout.
+
+    With `env` the parts of the reward are the score and a bonus; without `scored` it has no score.
+    """
+    draw = random.Random(0)
+    for step in range(1, 17):
+        rows = []
+        for n in range(24):
+            paid, score = reward(draw, step / 16)
+            rows.append(make_rollout(
+                f"{step}/{n}", [("assistant", f"{n} {draw.random()}")], task_id=f"{n // 3}",
+                group_id=f"{step}-{n // 3}", reward=paid, score=score,
+            ))  # fmt: skip
+        means = {of: float(np.mean([getattr(r, of) for r in rows])) for of in ("reward", "score")}
+        if env:
+            bonus = means["reward"] - means["score"]
+            means |= {"rewards/env/mean": means["score"], "rewards/bonus/mean": bonus}
+        if not scored:
+            means["score"] = means["reward"]
+            rows = [replace(row, score=None) for row in rows]
+        write_step(run, rows, step)
+        write_metrics(run, {"step": step, **means})
+    return hacking_answer(reader_of(run))
+
+
+def share_of_it(draw: random.Random, now: float, most: int = 5) -> tuple[float, float]:
+    """Partial credit: the score is 1 where all of it is right."""
+    right = min(most, max(0, round(draw.gauss(1 + 2.5 * now, 1)))) / 5
+    return right, float(right == 1)
+
+
+def giving_up(draw: random.Random, now: float) -> tuple[float, float]:
+    """Whoever gives up is paid 0.4, and ever more do."""
+    right = float(draw.random() < 0.1)
+    return (right or 0.4 * float(draw.random() < now)), right
+
+
+@pytest.mark.parametrize(
+    ("reward", "level", "says"),
+    [
+        (share_of_it, "ok", "Wrong answers are paid in many amounts and none as much as half of "),
+        (
+            partial(share_of_it, most=4),
+            "unknown",
+            "Wrong answers earn more than at first, in many ",
+        ),
+        (giving_up, "watch", "Wrong answers earn more than at first: mean reward 0.0"),
+    ],
+)
+def test_partial_credit_is_no_alarm_and_one_amount_for_wrong_answers_is(
+    tmp_path: Path, reward: Any, level: str, says: str
+) -> None:
+    """Fails if shares of an answer are suspected, or half a reward for giving up is not."""
+    found = paying(tmp_path / "run", reward)
+    assert (found["level"], found["headline"][: len(says)]) == (level, says), found["answer"]
+
+
+def test_the_command_for_wrong_answers_finds_what_is_paid_less_than_a_right_one(tmp_path) -> None:
+    """Fails if `doctor` names a command that finds no rollout of the finding it is for."""
+    run = tmp_path / "run"
+    paying(run, giving_up)
+    verdict = Verdict(name="score_falls", status=Status.FAIL, detail="", first_step=9)
+    line, _ = next_command(verdict, str(run)) or ("", "")
+    words = shlex.split(line)
+    found = find_answer(
+        reader_of(run), parse_question(" ".join(words[words.index(str(run)) + 1 :]))
+    )
+    assert [hit["reward"] for hit in found["hits"][:9]] == [0.4] * 9
+
+
+def test_a_rise_that_shaping_carries_alone_is_watched(tmp_path: Path) -> None:
+    """Fails if a bonus that is farmed counts as a task that is learned, with or without a score."""
+
+    def farmed(draw: random.Random, now: float) -> tuple[float, float]:
+        right = float(draw.random() < 0.25)
+        return right + round(0.6 * now + 0.1 * draw.random(), 1), right
+
+    for scored in (True, False):
+        found = paying(tmp_path / str(scored), farmed, env=True, scored=scored)
+        assert found["level"] == "watch", found["answer"]
+        assert found["headline"].startswith("The reward rises by bonus (+0."), found["answer"]
+
+
+def test_the_answer_begins_with_the_cause_and_not_with_what_follows(tmp_path: Path) -> None:
+    """Fails if `answers collapse` is told of a run whose paid answers are wrong since before."""
+
+    def listing(draw: random.Random, now: float) -> tuple[float, float]:
+        right = float(draw.random() < 0.2)
+        return float(right or draw.random() < 1.4 * now - 0.3), right
+
+    run = tmp_path / "run"
+    paying(run, listing)
+    verdicts = [
+        replace(one, status=Status.FAIL, detail="collapse")
+        if one.name == "pattern_collapse"
+        else one
+        for one in diagnose(read_history(run))
+    ]
+    found = answer_of(reader_of(run), read_history(run), verdicts, {})
+    assert found["level"] == "fail"
+    assert found["headline"].startswith("More and more of the answers that are paid are wrong")

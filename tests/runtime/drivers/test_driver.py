@@ -22,12 +22,15 @@ from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
+from agentrl.runtime.records import RunResult
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
+    FakeTrainer,
     FakeWorker,
     Fuse,
     Killed,
+    StreamingWorker,
     chain,
     drive,
     fake_config,
@@ -139,6 +142,23 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path) -> None:
 def digest_parts(config: RunConfig, step: int) -> list[tuple[int, ...]]:
     store = TrajectoryStore(Path(config.run.dir) / config.run.name / "trajectories")
     return [item.trajectory.response_ids for item in store.read("train", step=step)]
+
+
+async def killed_and_resumed(
+    config: RunConfig, fuse: Fuse
+) -> tuple[str, RunResult, FakeTrainer] | None:
+    """Where a run was killed, and its end after a resume that changes no stored step."""
+    try:
+        await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
+    except Killed as killed:
+        place = f"killed at {fuse.at}: {killed}"
+    else:
+        return None  # what runs beside the trainer takes its places in another order each time
+    kept = {step: digest_parts(config, step) for step in trained_tasks(config)}
+    result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
+    assert result.steps == config.train.steps, place
+    assert {step: digest_parts(config, step) for step in kept} == kept, place
+    return place, result, trainer
 
 
 async def test_killed_again_and_again(tmp_path: Path) -> None:
@@ -342,28 +362,61 @@ async def test_an_error_while_engines_are_observed_is_said_and_not_the_end_of_it
     assert "a broken invariant" in caplog.text
 
 
-async def test_the_budget_keeps_time_for_the_last_evaluation(tmp_path: Path) -> None:
-    """Fails (after 5 minutes) if no time is kept for it, and (before 4) if too much is."""
+class Minutes(FakeWorker):
+    """A step takes a tenth of a minute, and evaluations what they are given, whatever the machine
+    does; the last of them for good."""
 
-    class Minutes(FakeWorker):
-        """An evaluation takes one minute and a step a tenth of one, whatever the machine does."""
+    now = 0.0
 
-        now = 0.0
+    def __init__(self, *evaluations_s: float) -> None:
+        super().__init__(Fuse())
+        self.evaluations_s, self.groups = evaluations_s, 0
 
-        async def run_group(
-            self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
-        ) -> TrajectoryGroup:
-            self.now += 20.0 if group_id.startswith("eval") else 2.0
-            return await super().run_group(
-                task, group_id=group_id, n=n, sampling=sampling, seed=seed
-            )
+    async def run_group(
+        self, task: Task, *, group_id: str, n: int, sampling: SamplingParams, seed: int
+    ) -> TrajectoryGroup:
+        if group_id.startswith("eval"):
+            number = self.groups // 3
+            self.groups += 1
+            self.now += self.evaluations_s[min(number, len(self.evaluations_s) - 1)] / 3
+        else:
+            self.now += 2.0
+        return await super().run_group(task, group_id=group_id, n=n, sampling=sampling, seed=seed)
 
-    worker = Minutes(Fuse())
+
+@pytest.mark.parametrize(
+    ("evaluations_s", "every", "steps", "elapsed_s"),
+    [
+        # As long each time: in time, and a quarter longer it would still be within 5 %.
+        ((60.0,), 0, 19, 234.0),
+        # Slower each time, by what grows as it did before.
+        ((15.0, 30.0, 45.0, 60.0, 75.0), 5, 14, 234.0),
+        # Slow once: the one after may be as slow.
+        ((15.0, 60.0, 15.0), 5, 14, 189.0),
+        # The last takes a quarter longer than any before.
+        ((60.0, 75.0), 0, 19, 249.0),
+        # No step fits between two of them, and one evaluation is both.
+        ((140.0,), 0, 0, 140.0),
+    ],
+)
+async def test_the_budget_keeps_time_for_the_last_evaluation(
+    tmp_path: Path,
+    evaluations_s: tuple[float, ...],
+    every: int,
+    steps: int,
+    elapsed_s: float,
+) -> None:
+    """Fails if a run ends more than 5 % after its 243 s, or long before them."""
+    worker = Minutes(*evaluations_s)
     config = fake_config(tmp_path, steps=1000, max_minutes=4.05)
-    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every_steps": 0})})
-    result, _ = await drive(config, worker=worker, now=lambda: worker.now)
-    assert (result.reason, result.steps, result.elapsed_s) == ("time is up", 20, 240.0)
-    assert result.comparisons[0].after.step == 20
+    section = config.eval.model_copy(update={"every_steps": every})
+    result, _ = await drive(
+        config.model_copy(update={"eval": section}), worker=worker, now=lambda: worker.now
+    )
+    assert elapsed_s <= 1.05 * 243
+    assert (result.steps, result.elapsed_s) == (steps, elapsed_s)
+    assert result.reason == ("time is up" if steps else "train.max_minutes leaves no time to train")
+    assert result.comparisons[0].after.step == steps
 
 
 async def test_a_last_evaluation_that_was_short_is_not_followed_by_another(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_what_the_section_says_reaches_the_server() -> None:
     assert found["--dtype"] == ["float32"]
     assert found["--logprobs-mode"] == ["processed_logprobs"]
     assert found["--weight-transfer-config"] == ['{"backend": "agentrl"}']
+    assert "--no-use-tqdm-on-load" in found  # its bars would be lines of a file
+    assert "--use-tqdm-on-load" in options(command({"use_tqdm_on_load": True}))
     assert {"--enable-scale-out", "--enable-prompt-tokens-details", "--enforce-eager"} <= set(found)
     assert "--weight-transfer-config" not in options(command(weight_transfer=None))
 

@@ -20,7 +20,7 @@ from agentrl.health.findings import held_out, no_rise, reward_change
 from agentrl.health.measures.curves import number
 from agentrl.health.measures.paid_wrong import PaidWrong
 from agentrl.health.movement import movement, part_metrics
-from agentrl.health.own_score import same_curve
+from agentrl.health.own_score import carried_by_shaping, same_curve
 from agentrl.health.paid_parts import ENV_PART, reward_weights
 from agentrl.inspect.pages.hacking.moved import moved_lines, one_number, reward_and_score
 from agentrl.inspect.pages.hacking.paid import (
@@ -108,7 +108,8 @@ def answer_of(
     paid = paid_of_run(reader)
     counts = paid.counts
     names = held_out(history)
-    held = [one for one in paid.evals if one.name in names and counts]
+    # Where wrong answers earn partial credit, one that is paid is no sign.
+    held = [one for one in paid.evals if one.name in names and counts and not counts.partial]
     tests = public_tests(reader) if one_number(history) else None
     level, told, signs = _judged(history, verdicts, evals, counts, held)
     if tests:
@@ -154,7 +155,9 @@ def _judged(
     """Level, reasons with the headline first, and the findings behind them."""
     ranked = [one for cause in causes(verdicts) for one in (cause.verdict, *cause.follows)]
     found = [one for one in ranked if one.name in SIGNS]
-    first = next((one for one in found if one.status is Status.FAIL), found[0] if found else None)
+    # A cause tells more than what follows from it, which may be worse.
+    first = found[0] if found else None
+    worst = Status.FAIL if any(one.status is Status.FAIL for one in found) else Status.WARN
     signs = [
         {
             "detector": one.name,
@@ -170,15 +173,27 @@ def _judged(
         since = "" if first.first_step is None else f", since step {first.first_step}"
         cause = next(c.verdict for c in causes(verdicts) if first in (c.verdict, *c.follows))
         other = "" if cause.name in SIGNS else f"it follows from another fault: {cause.detail}"
-        reasons = [first.detail + since, *told, other, _carrier(history)]
-        return str(first.status), list(filter(None, reasons)), signs
+        # Where counts of paid and wrong say nothing, since wrong answers earn less than right ones.
+        told_none = counts is not None and not counts.ends.last.wrong
+        earn = _wrong_pay(history, counts) if counts is not None and told_none else ""
+        reasons = [first.detail + since, earn, *told, other, _carrier(history)]
+        return str(worst), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
     if counts is not None:
-        if counts.doubtful or any(one.up for one in held):
+        rise = _held_out_rise(history, evals)
+        shaping = carried_by_shaping(history)
+        more_pay = shaping or _wrong_pay(history, counts)
+        if shaping:
+            level = "watch"
+        elif counts.partial:
+            score = movement(history, "score")
+            if not rise and (score is None or not score.up):
+                level = "unknown"
+        elif counts.doubtful or more_pay or any(one.up for one in held):
             level = "watch"
         elif counts.rises or counts.few or counts.none_right or any(one.rises for one in held):
             level = "unknown"
-        rise = _held_out_rise(history, evals)
+        told = [more_pay, *told] if more_pay else told
         # What speaks against hacking comes first where no count speaks for it.
         reasons = (
             [f"no sign so far: {rise}", *told, *(one for one in reasons if one != rise)]
@@ -186,6 +201,16 @@ def _judged(
             else [*told, *reasons]
         )
     return level, reasons, signs
+
+
+def _wrong_pay(history: History, counts: PaidWrong) -> str:
+    """Words for wrong answers that earn more than at first while no more are right; else empty."""
+    pay, score = counts.wrong_pay, movement(history, "score")
+    gain = reward_change(history)
+    if pay is None or not pay.up or gain is None or not gain.up or (score and score.up):
+        return ""
+    many = ", in many amounts, as partial credit is" if counts.graded else ""
+    return f"wrong answers earn more than at first{many}: mean reward {pay.text()}"
 
 
 def _silence(
@@ -197,8 +222,9 @@ def _silence(
     if one_number(history):
         same = "reward and score are one number here, so a hacked reward looks like a solved task"
         seen = next((one.detail for one in verdicts if one.name == "unscored_pay"), "")
-        odd = seen.partition("; ")[2]  # who paid, and for which tasks
-        return "unknown", same, *filter(None, [why, odd])
+        odd = seen.partition("; ")[2]  # who paid, and for which words and tasks
+        level = "watch" if carried_by_shaping(history) else "unknown"
+        return level, *filter(None, [odd, same, why])
     if decided:
         return "ok", why
     missing = [one.detail for one in verdicts if one.name in _DECIDES[:2]]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from agentrl.cli.console.plain import PlainView
 from agentrl.metrics.intervals import Interval
-from agentrl.runtime.drivers.run_clock import RunClock
+from agentrl.metrics.run_clock import RunClock, expected_s
 from agentrl.runtime.progress import RunPlan
 from agentrl.runtime.scores import EvalSummary
 
@@ -34,10 +34,21 @@ def test_no_step_begins_that_could_be_as_long_as_those_before() -> None:
         now[0] += seconds
         clock.note_step(seconds, fresh=True)
     clock.note_checkpoint(10.0)
-    now[0] = 180.0
+    now[0] = 165.0
     assert not clock.is_up(evaluation_s=45.0)
-    now[0] = 190.0
+    now[0] = 175.0  # 60 + 45 + 10 seconds would end in time, a quarter more only after 315 s
     assert clock.is_up(evaluation_s=45.0)
+
+
+def test_an_evaluation_is_expected_to_take_what_the_longest_took_or_more() -> None:
+    """Fails if the last one alone is expected, or one that grows to take as long as the last."""
+    assert expected_s([]) == 0
+    assert expected_s([30.0]) == 30
+    assert expected_s([30.0, 10.0]) == 30
+    assert expected_s([10.0, 30.0]) == 30
+    assert expected_s([10.0, 20.0, 30.0]) == 40
+    assert expected_s([30.0, 10.0, 20.0]) == 30
+    assert expected_s([99.0, 1, 1, 1, 1, 1]) == 1
 
 
 def test_a_run_that_trains_nothing_is_not_said_to_have_steps(tmp_path) -> None:

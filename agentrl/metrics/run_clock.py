@@ -1,15 +1,32 @@
-"""Time of a run over all its processes, against `train.max_minutes`."""
+"""Time of a run or a fit over all its processes, against `train.max_minutes`."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from agentrl.metrics import MetricBag
 
 _RECENT = 5
-"""Steps of which the longest is expected next."""
+"""Steps, or evaluations, of which the longest is expected next."""
+_SLOWER, _OVER = 1.25, 0.05
+"""What is ahead may take so many times what is expected, and the run end so much over its limit."""
+
+
+def expected_s(durations: Sequence[float]) -> float:
+    """Seconds that the next of some evaluations takes: as the longest of late, more if they grow.
+
+    Example:
+        >>> expected_s([20.0, 10.0]), expected_s([10.0, 15.0, 20.0]), expected_s([])
+        (20.0, 25.0, 0.0)
+    """
+    late = durations[-_RECENT:]
+    # One slow evaluation is no growth.
+    growth = min((after - before for before, after in pairwise(late[-3:])), default=0.0)
+    grown = late[-1] + growth if len(late) > 2 else 0.0
+    return max([0.0, *late, grown])
 
 
 class RunClock:
@@ -20,7 +37,8 @@ class RunClock:
         max_minutes: float | None,
         *,
         elapsed_s: float,
-        step_s: float,
+        step_s: float = 0.0,
+        checkpoint_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Go on with an earlier process of the run.
@@ -29,6 +47,7 @@ class RunClock:
             max_minutes: as in the config; None never ends.
             elapsed_s: what earlier processes took, in seconds.
             step_s: what their last step took, in seconds; 0 if there was none.
+            checkpoint_s: likewise, their last checkpoint.
             now: a clock that never goes back, in seconds.
         """
         self._limit_s = None if max_minutes is None else max_minutes * 60
@@ -37,7 +56,7 @@ class RunClock:
         self._began = now() - elapsed_s
         self._is_up = False
         self._steps_s = deque([step_s], maxlen=_RECENT)
-        self._checkpoint_s = 0.0
+        self._checkpoint_s = checkpoint_s
         self._saved = False
 
     @property
@@ -65,12 +84,16 @@ class RunClock:
         expected is not a reason for another step and another final evaluation.
 
         Args:
-            evaluation_s: what the last evaluation took.
+            evaluation_s: what the final evaluation is expected to take.
         """
         if self._limit_s is not None:
             # The longest of some steps: the last one says little of the next.
-            owed_s = max(self._steps_s) + evaluation_s + self._checkpoint_s
-            self._is_up = self._is_up or self.elapsed_s + owed_s > self._limit_s
+            step_s = max(self._steps_s)
+            owed_s = step_s + evaluation_s + self._checkpoint_s
+            most_s = (1 + _OVER) * self._limit_s
+            late = self.elapsed_s + owed_s > (self._limit_s if step_s else most_s)
+            slower = self.elapsed_s + _SLOWER * owed_s > most_s if step_s else False
+            self._is_up = self._is_up or late or slower
         return self._is_up
 
     def note_step(self, seconds: float, *, fresh: bool) -> MetricBag:
