@@ -88,7 +88,7 @@ STAND_INS = {
     "what agentrl tasks profile wrote": "rates.jsonl",
     "the run of an agentrl fit on solved examples (objective: sft)": "model",
     "the folder of a reward model": "rm0",
-    "the same pairs, with chosen and rejected answers of like length": "held.jsonl",
+    "the file of `agentrl prefs balance SOURCE --out FILE`": "held.jsonl",
 }
 """What the words of a lever ask a user to make first, and what is made here in its place."""
 
