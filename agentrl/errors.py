@@ -145,6 +145,18 @@ def choices(got: str, valid: Iterable[str]) -> str:
     return f"got {got!r}{hint} valid: {', '.join(names) or '(none)'}"
 
 
+def some_of(names: Iterable[str], most: int = 4) -> str:
+    """The first few of many names, for a message, and how many more there are.
+
+    Example:
+        >>> some_of("abcdef"), some_of("ab")
+        ('a, b, c, d and 2 more', 'a, b')
+    """
+    listed = list(names)
+    rest = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
 _MARK_CHARS = 80
 
 

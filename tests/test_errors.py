@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agentrl import errors
-from agentrl.errors import AgentrlError, choices
+from agentrl.errors import AgentrlError, choices, some_of
 
 CLASSES = [
     value
@@ -67,3 +67,9 @@ def test_what_an_error_also_is(name: str, expected: set[str]) -> None:
 )  # fmt: skip
 def test_choices_names_the_nearest_and_all(got: str, valid: list[str], text: str) -> None:
     assert choices(got, valid) == text
+
+
+def test_some_of_many_names_are_shown_and_the_rest_counted() -> None:
+    assert some_of("abcdef") == "a, b, c, d and 2 more"
+    assert some_of(iter("abc"), 3) == "a, b, c"
+    assert some_of([]) == ""

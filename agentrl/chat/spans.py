@@ -35,8 +35,6 @@ class TokenMap:
     """[tokens] The first byte (or character) of the text that each token has a part in."""
     ends: Sequence[int]
     """[tokens] One past the last byte (or character) that it has a part in."""
-    in_bytes: bool
-    """Whether `begins` and `ends` count bytes."""
     offsets: Sequence[int] | None = None
     """[characters + 1] The byte at which each character begins; None where that is its index."""
 
@@ -52,10 +50,10 @@ class TokenMap:
         parts = pieces.parts(ids, text)
         if parts is None:
             begins, ends = _covered(decode, ids)
-            return cls(begins=begins, ends=ends, in_bytes=False)
+            return cls(begins=begins, ends=ends)
         ends = list(accumulate(map(len, parts)))
         offsets = None if text.isascii() else _offsets(b"".join(parts))
-        return cls(begins=[0, *ends[:-1]], ends=ends, in_bytes=True, offsets=offsets)
+        return cls(begins=[0, *ends[:-1]], ends=ends, offsets=offsets)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Half-open token span that holds the characters `[start, end)`."""

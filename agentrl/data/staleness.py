@@ -93,11 +93,6 @@ class BackPressure:
         self._trained = 0
         self._trained_at_sync = 0
 
-    @property
-    def outstanding(self) -> int:
-        """Groups begun and neither trained nor dropped: running, or queued."""
-        return self._begun - self._trained
-
     def allows(self) -> bool:
         """Return true if another group may begin."""
         needed = self._total is None or self._begun < self._total

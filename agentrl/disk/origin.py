@@ -121,14 +121,15 @@ def _digests(config: RunConfig | FitConfig, base: Path) -> dict[str, str]:
     given = {*_texts([*_arguments(section)])}
     named = {file for text in _texts(section) for file in _named_files(text)}
     named |= {file for text in given for file in _named_files(str(base / text))}
-    folders = {Path(text) for _, text in rows_named(config) if text.startswith("/")}
-    folders |= {base / text for text in given if Path(text).parts}
+    rows = {Path(text) for _, text in rows_named(config) if text.startswith("/")}
+    folders = {(base / text).absolute() for text in given if Path(text).parts}
     below, lists = set[Path](), dict[str, str]()
-    for folder in sorted(folder.absolute() for folder in folders):
+    for folder in sorted(rows | folders):
         files = _files_below(folder)
-        below.update(files[:_MOST_FILES])
         if len(files) > _MOST_FILES:
             lists[f"{folder}/"] = _listed(files)
+        if len(files) <= _MOST_FILES or folder in rows:
+            below.update(files[:_MOST_FILES])
     code = {file for name in named if name.suffix == ".py" for file in _imported(name)}
     folder = base.resolve()
     package = Path(agentrl.__file__).parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from agentrl.gateway.app import Gateway
 from agentrl.gateway.clients import ClientKind, bound_client
 from agentrl.gateway.opened import OpenedRollout
 from agentrl.gateway.posted import agreed
-from agentrl.plugins.user_code import hangs_in, user_call, user_code
+from agentrl.plugins.user_code import chain_of, hangs_in, user_call, user_code, was_cancelled
 from agentrl.rollout.clock import in_ticks
 from agentrl.rollout.coerce import as_step_result, number
 from agentrl.rollout.endings import RolloutEnded, crash, ended
@@ -89,7 +89,7 @@ class SessionLoop(ABC):
         if failed := self._failed():
             return failed
         limit = self._session.limit
-        if limit is not None and any(_is_refusal(one) for one in _chain(error)):
+        if limit is not None and any(_is_refusal(one) for one in chain_of(error)):
             return limit
         if isinstance(error, TimeoutError) and self._watch.expired:
             acted_s = min(self._sandbox.busy_s, self._clock.timeout_s)
@@ -162,8 +162,7 @@ class AgentLoop(SessionLoop):
             with self._watch.limit(limit_s):
                 returned = await user_call(self._agent, task, client, limit_s=limit_s)
         except asyncio.CancelledError as error:
-            running = asyncio.current_task()
-            if running is None or running.cancelling():
+            if was_cancelled():
                 raise
             raise crash("agent", error) from error
         finally:
@@ -180,14 +179,6 @@ def _graded(value: Any) -> StepResult:
     if isinstance(value, StepResult):
         return as_step_result(value)
     return StepResult(rewards=number(value, "the reward that the agent returned"))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those it was raised from."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
 
 
 def _is_refusal(error: BaseException) -> bool:

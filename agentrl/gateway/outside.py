@@ -34,7 +34,6 @@ from agentrl.gateway.posted import agreed
 from agentrl.gateway.records import RefusalReason, RequestRefused
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.side_model import SideCalls
-from agentrl.gateway.wires.wire import as_json
 from agentrl.machine.web_origin import is_loopback
 from agentrl.rollout.coerce import as_step_result
 from agentrl.rollout.long_texts import IMAGE_WORK, LongTexts
@@ -145,10 +144,7 @@ class AgentDesk(Gateway):
         except asyncio.CancelledError:
             # The event loop of the run ends, and cancels what still waits for it.
             if not begun and scope["type"] == "http":
-                head = [(b"content-type", b"application/json")]
-                await send({"type": "http.response.start", "status": 503, "headers": head})
-                body = as_json({"error": {"message": "this run has ended"}})
-                await send({"type": "http.response.body", "body": body})
+                await send_json(send, 503, {"error": {"message": "this run has ended"}})
 
     @contextlib.contextmanager
     def taking_tasks(self, begin: BeginTask, *, most: int) -> Iterator[None]:

@@ -10,9 +10,10 @@ _LONGEST = (
     "select step, task_id, rollout_id, action_tokens, reward, score from trajectories "
     "where kind = 'train' and step >= {step} order by action_tokens desc limit 20"
 )
+# All wrong ones, since what is paid for them may lie below the bound of paid.
 _PAID_WRONG = (
-    "traj find {run} kind:train is:paid is:wrong step>={step} sort:-reward",
-    "rollouts that are paid and wrong by the score",
+    "traj find {run} kind:train is:wrong step>={step} sort:-reward",
+    "rollouts that are wrong by the score, those that are paid most first",
 )
 _PREFLIGHT = ("preflight {run}/config.yaml --resume", "grades known answers by the run's reward")
 _REPLAY = ("replay {run}", "computes an update again and names what differs")

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import AgentrlError, ConfigError
-
-_SHOWN = 4
-"""Tensors that a message names of each kind."""
-
-
-def some_of(names: Collection[str]) -> str:
-    """The first few of many names, for a message, and how many more there are."""
-    rest = len(names) - _SHOWN
-    return ", ".join(list(names)[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+from agentrl.errors import AgentrlError, ConfigError, some_of
 
 
 def check_finite(

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.finite import check_finite
 from agentrl.models.source import SCORED, read_config
 from agentrl.models.vision.reader import VisionReader, load_reader
-from agentrl.models.whole import FILES, check_whole
+from agentrl.models.whole import FILES, check_whole, shapes_in
 
 _DAMAGED = "take another copy of the checkpoint, or the one before it"
 _ADAPTER = "adapter_model.safetensors"
@@ -92,12 +92,12 @@ def check_stored_adapter(folder: Path, *, base: Path, who: str) -> None:
     """
     try:
         settings = json.loads((folder / "adapter_config.json").read_text())
-        with safe_open(folder / _ADAPTER, framework="pt") as file:
-            found = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
+        found = {name.removeprefix("base_model.model.") for name in shapes_in(folder / _ADAPTER)}
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{who} cannot be read: {error}") from None
     targets, outside = settings["target_modules"], settings.get("exclude_modules")
-    layers = {name.removesuffix(".weight") for name in _names(base)}
+    stored = (name for path in base.glob("*.safetensors") for name in shapes_in(path))
+    layers = {name.removesuffix(".weight") for name in stored}
     adapted = {re.sub(r"\.lora_[AB]\.weight$", "", name) for name in found}
     if adapted <= layers:  # the names of the hub are those of the model
         adapted |= {
@@ -113,12 +113,6 @@ def check_stored_adapter(folder: Path, *, base: Path, who: str) -> None:
             f"{who} lacks {len(missing)} tensors, {missing[0]} among them; {_DAMAGED}"
         )
     check_finite(_tensors(folder), who=who, remedy=_DAMAGED)
-
-
-def _names(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            yield from file.keys()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentrl.errors import ConfigError
-from agentrl.models.finite import check_finite, some_of
+from agentrl.errors import ConfigError, some_of
+from agentrl.models.finite import check_finite
 from agentrl.models.quickstart import quiet_loading
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -89,37 +89,35 @@ def check_whole(loader: Any, config: Any, folder: Path, *, who: str) -> None:
     Raises:
         ConfigError: as `load_whole`, but for numbers that are not finite.
     """
-    _check_folder(folder, who)
+    names = _check_folder(folder, who)
     made = loader._model_mapping[type(config)]  # pyright: ignore[reportPrivateUsage]
     if isinstance(made, (tuple, list)):  # several for one config; the loader chooses by its name
         made = next((one for one in made if one.__name__ in (config.architectures or ())), made[0])
     try:
-        settings = {"config": config, "state_dict": _heads(folder), "device_map": "meta"}
+        settings = {"config": config, "state_dict": _heads(folder, names), "device_map": "meta"}
     except _TORN as error:
         raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
     _load(made, None, who=who, body=False, settings=settings, folder=folder)
 
 
-def _heads(folder: Path) -> dict[str, Tensor]:
+def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in a file of safetensors, by name."""
+    with safe_open(path, framework="pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def _heads(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Tensors without numbers by the names in the files that would be loaded."""
-    for whole in _WHOLE:
-        index = folder / f"{whole}.index.json"
-        names = {whole}
-        if not (folder / whole).is_file():
-            if not index.is_file():
-                continue
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        found: dict[str, Tensor] = {}
-        for name in sorted(names):
-            if not name.endswith(".safetensors"):
-                found |= torch.load(folder / name, map_location="meta", weights_only=True)
-                continue
-            with safe_open(folder / name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118
-                    shape = file.get_slice(key).get_shape()
-                    found[key] = torch.empty(shape, device="meta")
-        return found
-    raise FileNotFoundError(f"it has none of {', '.join(_WHOLE)}, nor an index of shards")
+    if not names:
+        raise FileNotFoundError(f"it has none of {', '.join(_WHOLE)}, nor an index of shards")
+    found: dict[str, Tensor] = {}
+    for path in (folder / name for name in names):
+        if path.suffix == ".safetensors":
+            shapes = shapes_in(path).items()
+            found |= {key: torch.empty(shape, device="meta") for key, shape in shapes}
+        else:
+            found |= torch.load(path, map_location="meta", weights_only=True)
+    return found
 
 
 def _load(
@@ -192,10 +190,11 @@ def _remedy(missing: Collection[str], over: Collection[str]) -> str:
     return "give the config.json that belongs to these weights, or remove from them what is not its"
 
 
-def _check_folder(folder: Path, who: str) -> None:
-    """Refuse a folder in which one model hides another, or of which a shard is not there."""
+def _check_folder(folder: Path, who: str) -> list[str]:
+    """The files of a folder that are loaded; refuses one in which one model hides another, or of
+    which a shard is not there."""
     if not folder.is_dir():
-        return
+        return []
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(
             f"{who} is a folder with adapter_config.json: an adapter of another model, which would "
@@ -206,7 +205,7 @@ def _check_folder(folder: Path, who: str) -> None:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
             if (folder / whole).is_file():
-                return
+                return [whole]
             continue
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
@@ -222,7 +221,8 @@ def _check_folder(folder: Path, who: str) -> None:
                 f"{who} lacks {len(gone)} of the {len(shards)} shards that {index.name} lists: "
                 f"{some_of(gone)}; copy the folder once more"
             )
-        return
+        return sorted(shards)
+    return []
 
 
 def _why(folder: Path, error: Exception) -> str:
@@ -230,10 +230,8 @@ def _why(folder: Path, error: Exception) -> str:
     kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
     for path in sorted(folder.expanduser().glob("*.safetensors")):
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    shape = tuple(file.get_slice(name).get_shape())
-                    kinds[re.sub(r"\d+", "*", name)].append((name, shape))
+            for name, shape in shapes_in(path).items():
+                kinds[re.sub(r"\d+", "*", name)].append((name, shape))
         except (SafetensorError, OSError) as torn:
             start = path.read_bytes()[:64] if path.stat().st_size < 2**16 else b""
             if start.startswith(b"version https://git-lfs"):

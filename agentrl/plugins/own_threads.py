@@ -75,7 +75,7 @@ class _Call(Future[Any]):
         computes: bool = True,
     ) -> None:
         super().__init__()
-        self._start = functools.partial(start, self)
+        self._start = start
         self.who = name_of(function)
         self._run = functools.partial(copy_context().run, call_here, function, *args, **kwargs)
         self._limit = current_limit()
@@ -92,7 +92,13 @@ class _Call(Future[Any]):
                 return
             if computes:
                 _slots.add(self)
-        self._start()
+        start(self)
+
+    def fail(self, error: Exception) -> None:
+        """End it without a thread."""
+        if self.set_running_or_notify_cancel():
+            self.set_exception(error)
+        self.free()
 
     def work(self) -> None:
         """Run it, in the present thread."""
@@ -107,11 +113,15 @@ class _Call(Future[Any]):
         self._polled = self._used_at, self._used
         self._clock = clock  # at last: from now on it is looked at
         try:
-            with alarms_in_thread(self.who), ends_copies():
-                outcome, failed = self._run(), False
+            try:
+                with alarms_in_thread(self.who), ends_copies():
+                    outcome, failed = self._run(), False
+            finally:
+                with _lock:
+                    self._thread = 0
+                take_back()
         except BaseException as error:  # passed to whoever awaits it, any error
             outcome, failed = error, True
-        take_back()
         self.free()
         restore(before, self.who)
         if failed and isinstance(outcome, StopIteration):
@@ -147,29 +157,35 @@ class _Call(Future[Any]):
             if self not in _slots:
                 return
             _slots.discard(self)
-            if not _waiting:
-                return
-            _slots.add(following := _waiting.popleft())
-        following._start()
+            following = None
+            while following is None or following.cancelled():
+                if not _waiting:
+                    return
+                following = _waiting.popleft()
+            _slots.add(following)
+        following._start(following)
 
     def end(self, now: float) -> None:
         """End code that runs in circles after it was left; what waits in a library stays there."""
-        if self._left_at and not self.done() and now > self._left_at + _GRACE_S:
+        if now > self._left_at + _GRACE_S:
             self._left_at = now
-            interrupt(self._thread, Abandoned)
+            with _lock:
+                if self._thread:
+                    interrupt(self._thread, Abandoned)
 
     def cancel(self) -> bool:
         """Cancel it, or leave it behind where it runs and its limit is over."""
         cancelled = super().cancel()
         limit = self._limit
-        if not cancelled and not self.done() and limit is not None and limit.is_over():
+        if cancelled:  # it may wait behind a call that hangs
+            self.free()
+        elif not self.done() and limit is not None and limit.is_over():
             at = place_in(self._thread) or self.who
             limit.hung.append(at)
-            _left.append(self)
             self._left_at = monotonic()
+            _left.add(self)
             self.free()
-            running = sum(not call.done() for call in _left)
-            logger.warning("%s hangs; it is left behind, with %d such threads now", at, running)
+            logger.warning("%s hangs; it is left behind, with %d such threads now", at, len(_left))
         return cancelled
 
 
@@ -177,8 +193,9 @@ _slots: set[_Call] = set()
 """Calls that compute."""
 _waiting: deque[_Call] = deque()
 _lock = threading.Lock()
-_left: list[_Call] = []
-"""Calls that took too long, since the process began."""
+"""Held to give slots, and so that no thread is interrupted for a call that it has ended."""
+_left: set[_Call] = set()
+"""Calls that took too long and are under way."""
 _starter = ThreadPoolExecutor(1, "user-code-start")
 """Starts threads: whoever starts one waits until it has had a turn, which the loop must not."""
 
@@ -187,26 +204,22 @@ def _forget() -> None:
     """Begin anew in a forked process, which has none of the threads."""
     global _lock, _starter
     _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "user-code-start")
-    for calls in (_slots, _waiting, _left):
+    for calls in (_slots, _waiting, _left, _threads._under_way):
         calls.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def threads_left() -> int:
-    """Calls of this process that took too long, and whose threads were left behind."""
-    return len(_left)
-
-
 def _look_at_all() -> None:
     now = monotonic()
-    with _lock:
-        computing = list(_slots)
-    for call in computing:
+    for call in list(_slots):
         call.look(now)
     for call in list(_left):
-        call.end(now)
+        if call.done():
+            _left.discard(call)
+        else:
+            call.end(now)
 
 
 class OwnThread:
@@ -215,8 +228,8 @@ class OwnThread:
     def __init__(self, *, computes: bool = True) -> None:
         """Begin without a thread; `computes=False` is for calls that wait for the model."""
         self._computes = computes
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._has_thread = False
+        self._calls: SimpleQueue[_Call | None] | None = None
+        self._lock = threading.Lock()
         self._hung: _Call | None = None
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +242,7 @@ class OwnThread:
             return await function(*args, **kwargs)
         if self._hung is not None and not self._hung.done():
             raise UserCodeHung(f"{name_of(function)} was not called: {self._hung.who} still hangs")
-        call = _Call(function, args, kwargs, self._take, computes=self._computes)
+        call = _Call(function, args, kwargs, self.take, computes=self._computes)
         try:
             found = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -237,18 +250,29 @@ class OwnThread:
             raise
         return await found if inspect.isawaitable(found) else found
 
-    def _take(self, call: _Call) -> None:
-        self._calls.put(call)  # one that was cancelled gives its slot back there
-        with _lock:
-            begins, self._has_thread = not self._has_thread, True
+    def take(self, call: _Call) -> None:
+        """Run a call behind those before it."""
+        with self._lock:
+            begins = self._calls is None
+            calls = self._calls = self._calls or SimpleQueue()
+            calls.put(call)
         if begins:
-            _start_thread(_work_off, self._calls)
+            _starter.submit(self._begin, calls)
+
+    def _begin(self, calls: SimpleQueue[_Call | None]) -> None:
+        try:
+            threading.Thread(target=_work_off, args=(calls,), name=THREAD_NAME, daemon=True).start()
+        except RuntimeError as error:  # the system gives no more
+            self.close()
+            while (call := calls.get()) is not None:
+                call.fail(error)
 
     def close(self) -> None:
         """End the thread behind its last call."""
-        self._has_thread = False
-        self._calls.put(None)
-        self._calls = SimpleQueue()
+        with self._lock:
+            calls, self._calls = self._calls, None
+            if calls is not None:
+                calls.put(None)
 
     __del__ = close
 
@@ -263,7 +287,7 @@ class OwnThreads(ThreadPoolExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin a call in a thread of its own."""
-        call = _Call(fn, args, kwargs, lambda call: _start_thread(call.work))
+        call = _Call(fn, args, kwargs, _alone)
         self._under_way.add(call)
         call.add_done_callback(self._under_way.discard)
         return call
@@ -271,7 +295,7 @@ class OwnThreads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait a little for calls that were not left behind, as a file that is being written."""
         if wait:
-            _wait_for(self._under_way - set(_left), timeout=_GRACE_S)
+            _wait_for(self._under_way - _left, timeout=_GRACE_S)
 
 
 _threads = OwnThreads()
@@ -290,16 +314,14 @@ def keep_pool_free() -> None:
     asyncio.get_running_loop().set_default_executor(_threads)
 
 
-def _start_thread(target: Callable[..., None], *args: Any) -> None:
-    def run() -> None:
-        with contextlib.suppress(Abandoned):  # one that came when the call had just ended
-            target(*args)
-            end_loop()
-
-    _starter.submit(threading.Thread(target=run, name=THREAD_NAME, daemon=True).start)
+def _alone(call: _Call) -> None:
+    thread = OwnThread()
+    thread.take(call)
+    thread.close()
 
 
 def _work_off(calls: SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
         call.work()
         del call
+    end_loop()

@@ -96,7 +96,7 @@ def user_code(
     except (Exception, GeneratorExit, KeyboardInterrupt, *passing):
         raise
     except BaseException as error:
-        if isinstance(error, asyncio.CancelledError) and _was_asked_to_end():
+        if isinstance(error, asyncio.CancelledError) and was_cancelled():
             raise
         at = _innermost(error, last=True)
         ended = UserCodeExit(
@@ -222,14 +222,20 @@ def hangs_in(error: BaseException) -> str:
     Args:
         error: the `TimeoutError` that a cancellation became.
     """
-    found: BaseException | None = error
-    while found is not None:
+    for found in chain_of(error):
         if notes := getattr(found, "__notes__", None):
             return f"; it hangs in {notes[0]}"
         if isinstance(found, asyncio.CancelledError) and (at := place_of(found)):
             return f"; it waited in {at}"
-        found = found.__cause__ or found.__context__
     return ""
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised from."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -298,7 +304,8 @@ def _shown(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _was_asked_to_end() -> bool:
+def was_cancelled() -> bool:
+    """Return true if the present task was cancelled; else its code made the cancellation."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread

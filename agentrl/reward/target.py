@@ -66,15 +66,24 @@ class RewardTarget:
             GraderError: it raised or took too long.
         """
         args = {**self.args, **({"rows": rows} if self.wants_rows else {})}
-        try:
-            async with limited(timeout_s):
-                asked = functools.partial(own_thread, self.call, shown, task, **args)
-                return await user_call(asked, limit_s=timeout_s)
-        except TimeoutError as error:
-            where = f"{self.where} took longer than {timeout_s:g} s{hangs_in(error)}"
-            raise GraderError(where) from error
-        except Exception as error:  # boundary to a user's function, which may raise anything
-            raise GraderError(f"{self.where}: {described(error)}") from error
+        call = functools.partial(self.call, shown, task, **args)
+        return await ask_grader(call, self.where, timeout_s=timeout_s)
+
+
+async def ask_grader(call: Callable[[], Any], where: str, *, timeout_s: float) -> Any:
+    """The value of a user's function, called in a thread of its own; `where` names it in errors.
+
+    Raises:
+        GraderError: it raised, or took longer than `timeout_s` without the wait for a served model.
+    """
+    try:
+        async with limited(timeout_s):
+            return await user_call(functools.partial(own_thread, call), limit_s=timeout_s)
+    except TimeoutError as error:
+        longest = f"{timeout_s:g} s{hangs_in(error)}"
+        raise GraderError(f"{where} took longer than {longest}") from error
+    except Exception as error:  # boundary to a user's function, which may raise anything
+        raise GraderError(f"{where}: {described(error)}") from error
 
 
 def load_target(name: str, item: RewardFunction, *, base: Path | None) -> RewardTarget:

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.engine import TURN_CLOCK, Generator
 from agentrl.env import asked
 from agentrl.errors import EngineError, NoEngine
-from agentrl.plugins.user_code import hangs_in, user_call
+from agentrl.plugins.user_code import hangs_in, user_call, was_cancelled
 from agentrl.rollout.calls import CallRunner
 from agentrl.rollout.clock import RolloutClock
 from agentrl.rollout.endings import crash, ended
@@ -85,7 +85,7 @@ class EnvGuard:
         try:
             results = await runner.run(calls, left_s=self._clock.left_s())
         except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
+            if was_cancelled():
                 raise
             raise crash("tool", error) from error
         except Exception as error:  # recording boundary: a tool may fail in any way
@@ -113,7 +113,7 @@ class EnvGuard:
             with self.watch.limit(limit_s):
                 answer = await user_call(functools.partial(asked, method, given), limit_s=limit_s)
         except asyncio.CancelledError as error:
-            if _cancelled_from_outside():
+            if was_cancelled():
                 raise
             raise crash(what, error) from error
         except Exception as error:  # recording boundary: authors raise whatever they like
@@ -184,7 +184,7 @@ async def bounded_turn(
             )
         return generation
     except asyncio.CancelledError as error:
-        if _cancelled_from_outside():
+        if was_cancelled():
             raise
         raise crash("engine", error, Termination.ENGINE_FAILED) from error
     except Exception as error:  # recording boundary: an engine may fail in any way
@@ -198,9 +198,3 @@ async def bounded_turn(
             f"{limit_s:g} s of decoding, {time.monotonic() - started:.1f} s after it "
             "was asked for",
         ) from error
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled; else a cancellation that some code made escaped from it."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
@@ -27,7 +26,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.plugins.distribution import install_command
 from agentrl.plugins.own_threads import OwnThread
 from agentrl.types import Task
-from agentrl_envs.game_end import game_end
+from agentrl_envs.games import GameCounts, seeded_tasks
 from agentrl_envs.gym_plan import best_moves
 from agentrl_envs.gym_price import IdlePrice, price_of_idling
 from agentrl_envs.marked_text import last_between
@@ -70,10 +69,7 @@ class GymTask(AgentInstance):
     ) -> None:
         if max_steps < 1:
             raise ConfigError(f"GymTask: max_steps must be at least 1, got {max_steps}")
-        if returns is not None and not returns[0] < returns[1]:
-            raise ConfigError(
-                f"GymTask: returns must be [low, high] with low < high, got {list(returns)}"
-            )
+        self._counts = GameCounts("GymTask", returns)
         self._make = lambda: make_game(id, dict(kwargs or {}))
         self._game_name = f"{id} {sorted(dict(kwargs or {}).items())!r}"
         self._facts = facts_of(self._game_name, self._make)
@@ -82,7 +78,6 @@ class GymTask(AgentInstance):
         self._names = tuple(name.strip().lower() for name in actions)
         self._prompt = prompt
         self._max_steps = max_steps
-        self._returns = returns
         self._invalid_reward = invalid_reward
         self._over = True
         self._thread = OwnThread()
@@ -90,8 +85,7 @@ class GymTask(AgentInstance):
 
     async def reset(self, task: Task) -> Observation:
         """Begin the episode that the seed of the task makes."""
-        self._steps = self._invalid = 0
-        self._total = 0.0
+        self._counts.begin()
         self._over = False
         if self._game is None:
             self._game = await self._thread.call(self._make)
@@ -105,9 +99,9 @@ class GymTask(AgentInstance):
             raise RuntimeError("GymTask.step was called before reset or after done")
         move = self._read(action.text)
         if move is None:
-            self._invalid += 1
+            self._counts.invalid += 1
             reward = await self._price()
-            self._total += reward
+            self._counts.total += reward
             if action.last:
                 return await self._cut_off(reward)
             return StepResult(
@@ -119,9 +113,9 @@ class GymTask(AgentInstance):
         reward = float(reward)
         if not math.isfinite(reward):
             raise EnvError(f"GymTask: the environment gave the reward {reward}")
-        self._steps += 1
-        self._total += reward
-        played = terminated or truncated or self._steps >= self._max_steps
+        self._counts.steps += 1
+        self._counts.total += reward
+        played = terminated or truncated or self._counts.steps >= self._max_steps
         if played:
             return self._end(reward, played=True)
         if action.last:
@@ -164,21 +158,15 @@ class GymTask(AgentInstance):
         """The end by limits of the rollout, before that of the game."""
         if self._invalid_reward is None:
             limit = self._facts.max_steps or self._max_steps
-            made = self._steps + self._invalid
+            made = self._counts.steps + self._counts.invalid
             rest = (await self._idle_price()).rest(made, min(limit, self._max_steps))
-            reward, self._total = reward + rest, self._total + rest
+            reward += rest
+            self._counts.total += rest
         return self._end(reward, played=False)
 
     def _end(self, reward: float, *, played: bool) -> StepResult:
         self._over = True
-        return game_end(
-            reward,
-            total=self._total,
-            returns=self._returns,
-            steps=self._steps,
-            invalid=self._invalid,
-            played=played,
-        )
+        return self._counts.end(reward, played=played)
 
     async def _shown(self, observation: Any) -> str:
         if isinstance(observation, str):
@@ -307,23 +295,5 @@ def _render_modes(gymnasium: Any, spec: Any) -> Sequence[str]:
 def make_tasks(
     split: str = "train", n: int = 200, seed: int = 0, prompt: str = "Play this game."
 ) -> list[Task]:
-    """Episodes by their seeds; splits share none.
-
-    Raises:
-        ConfigError: n below 1.
-    """
-    if n < 1:
-        raise ConfigError(f"gym make_tasks: n must be at least 1, got {n}")
-    draw = Random(f"{seed}")
-    seeds = draw.sample(range(2**30), n)
-    # The lowest bit separates the splits, so that no seed is in two.
-    bit = 0 if split == "train" else 1
-    return [
-        Task(
-            id=f"{split}/{seed}/{number}",
-            prompt=prompt,
-            metadata={"seed": 2 * value + bit},
-            split=split,
-        )
-        for number, value in enumerate(seeds)
-    ]
+    """Episodes by their seeds; see `seeded_tasks`."""
+    return seeded_tasks("gym", split, n, seed, prompt)

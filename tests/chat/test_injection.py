@@ -12,6 +12,7 @@ from agentrl.chat import build_chat
 from agentrl.config.schema import ChatSection
 from agentrl.testing.byte_tokenizer import ByteTokenizer
 from agentrl.types import CallStatus, Message, ToolCall
+from tests.chat.byte_level import byte_level
 from tests.chat.chat_models import model
 from tests.chat.test_append import FAMILIES, chat_of
 
@@ -121,14 +122,11 @@ def test_text_with_lone_surrogates_is_taken() -> None:
 
 def test_a_normalizer_cannot_make_a_marker() -> None:
     # Fails without the check behind the cuts: the full-width text is folded into the marker.
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, normalizers
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer = byte_level()
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|x|>", special=True, normalized=True)])
     wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|x|>")
     foreign = "\uff1c\uff5cx\uff5c\uff1e"

@@ -13,6 +13,7 @@ from agentrl.cli.prefs import app
 from agentrl.data import TrajectoryStore
 from agentrl.errors import AgentrlError, ConfigError, DataError, RunError
 from agentrl.fit.data.preferences.load import load_pairs
+from tests.chat.byte_level import byte_level
 from tests.data.records import group, trajectory
 
 
@@ -70,17 +71,13 @@ def test_pairs_are_made_divided_by_task_and_checked(run: Path, tmp_path: Path) -
 def test_plain_readers_find_pairs_of_text(run: Path, tmp_path: Path) -> None:
     """Fails if characters that are spread over tokens are not put together again."""
     import pyarrow.parquet as pq
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     text = call("make", run, "--out", tmp_path / "none")
     assert "its pairs have no texts" in text
     row = pq.read_table(tmp_path / "none" / "train.parquet").to_pylist()[0]
     assert (row["prompt"], row["chosen"]) == ("add 1", None)
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level()
     (run / "checkpoints" / "step-3").mkdir(parents=True)
     tokenizer.save(str(run / "checkpoints" / "step-3" / "tokenizer.json"))
     ids = tuple(tokenizer.encode("h\u00e9llo").ids)

@@ -209,32 +209,33 @@ async def test_the_check_of_environments_finds_nothing() -> None:
     assert await check_env(lambda: GymTask(**LAKE), make_tasks(n=2)) == []
 
 
+class OneThread(gymnasium.Env):
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - as Gymnasium has it
+    action_space = observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode, self.made_in = render_mode, threading.get_ident()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        assert threading.get_ident() == self.made_in
+        return 0, {}
+
+    def step(self, action: int) -> Any:
+        assert threading.get_ident() == self.made_in
+        return 0, float(action), action == 1, False, {}
+
+    def render(self) -> str:
+        assert threading.get_ident() == self.made_in
+        return "a room"
+
+    def close(self) -> None:
+        assert threading.get_ident() == self.made_in
+
+
 async def test_a_game_lives_in_one_thread() -> None:
     """Fails if a game that holds a connection is made in another thread than it is played in."""
 
-    class OneThread(gymnasium.Env):
-        metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - as Gymnasium has it
-        action_space = observation_space = gymnasium.spaces.Discrete(2)
-
-        def __init__(self, render_mode: str | None = None) -> None:
-            self.render_mode, self.made_in = render_mode, threading.get_ident()
-
-        def reset(self, **given: Any) -> Any:
-            assert threading.get_ident() == self.made_in
-            return 0, {}
-
-        def step(self, action: int) -> Any:
-            assert threading.get_ident() == self.made_in
-            return 0, float(action), action == 1, False, {}
-
-        def render(self) -> str:
-            assert threading.get_ident() == self.made_in
-            return "a room"
-
-        def close(self) -> None:
-            assert threading.get_ident() == self.made_in
-
-    gymnasium.register("OneThread-v0", OneThread)
+    gymnasium.register("OneThread-v0", f"{__name__}:OneThread")
     first, steps = await play({"id": "OneThread-v0", "invalid_reward": 0.0}, ["0", "jump", "1"])
     assert "a room" in first
     assert [step.rewards for step in steps] == [0.0, 0.0, 1.0]

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.metrics.sinks import read_metrics
-from tests.runtime.tiny_project import write_model
+from tests.runtime.tiny_project import run_agentrl, write_changed, write_model
 from tests.warm_processes import warm_context
 
 ADD = {
@@ -125,15 +124,7 @@ def write_fit(folder: Path, kind: str = "sft", **changes: Any) -> Path:
         "eval": {"datasets": {"held": {"source": "held.jsonl"}}},
         "checkpoint": {"every_steps": 2},
     }
-    for dotted, value in changes.items():
-        *sections, leaf = dotted.split("__")
-        node = data
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[leaf] = value
-    path = folder / "fit.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return path
+    return write_changed(folder / "fit.yaml", data, changes)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -210,10 +201,4 @@ def _die_at(event: str, part: str, times: int, words: tuple[str, ...], out: str)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    with Path(out).open("w", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    from agentrl.cli import main
-
-    sys.argv = ["agentrl", *words]
-    main()
+    run_agentrl(words, out)

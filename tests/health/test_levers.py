@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.health import diagnose, read_history
+from agentrl.health import History, diagnose, read_history
 from agentrl.health.levers import fit
+from tests.health.detectors.test_shapes import curve
+from tests.health.detectors.test_unscored_pay import facts
 
 
 def _levers(make_run, kind: str) -> set[str]:
@@ -63,6 +65,25 @@ def test_a_server_that_died_leads_to_its_log(make_run) -> None:
     found = next(v for v in diagnose(read_history(run)) if v.name == "infrastructure")
     assert any("logs/" in item.text for item in found.evidence)
     assert {lever.key for lever in found.levers} == {"rollout.retries"}
+
+
+@pytest.mark.parametrize(("cut_off", "penalties"), [(0.0, False), (0.4, True)])
+def test_loops_that_end_before_the_limit_get_no_penalty_near_it(
+    cut_off: float, penalties: bool
+) -> None:
+    """Fails if farmed calls are to be ended by penalties that only truncated rollouts pay."""
+    loops = "look again and again " * 40
+    rollouts = [
+        fact
+        for step in range(1, 13)
+        for fact in facts(step, {"a": 1.0, "b": 1.0}, loops if step > 6 else "words")
+    ]
+    metrics = {"reward": curve([0.5] * 12), "completions/clipped_ratio": curve([cut_off] * 12)}
+    verdicts = diagnose(History(metrics=metrics, rollouts=rollouts))
+    found = next(verdict for verdict in verdicts if verdict.name == "repetition")
+    keys = {lever.key for lever in found.levers}
+    assert ("reward.stop_properly_penalty_coef" in keys) == penalties
+    assert "algorithm.kl_coef" in keys
 
 
 @pytest.mark.parametrize(

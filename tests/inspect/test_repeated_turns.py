@@ -7,7 +7,6 @@ from pathlib import Path
 
 from agentrl.data import TrajectoryStore
 from agentrl.inspect.pages.rollout import rollout_answer
-from agentrl.inspect.read.turn_numbers import repeated_turns
 from agentrl.inspect.terminal.rollout_text import stored_rollout_lines
 from agentrl.inspect.terminal.text import rollout_lines
 from agentrl.types import Role, ToolCall
@@ -40,11 +39,27 @@ def test_a_turn_that_repeats_an_earlier_one_says_so(tmp_path: Path) -> None:
         assert "\n".join(line.plain for line in lines).count("same code as turn 1") == 1
 
 
-def test_two_different_calls_that_cannot_be_read_are_not_the_same() -> None:
-    """Fails if every unreadable call repeats the first of them."""
+def test_two_different_calls_that_cannot_be_read_are_not_the_same(tmp_path: Path) -> None:
+    """Fails if every unreadable call repeats the first of them, on the page or in `traj show`."""
+    texts: list[tuple[Role, str]] = [("assistant", "x")]
+    row = make_rollout("g/0", texts * 3)
     turns = [
-        {"role": "assistant", "text": raw,
-         "tool_calls": [{"name": "", "arguments": None, "raw": raw}]}
-        for raw in ("{code: 1", "{code: 2", "{code: 1")
-    ]  # fmt: skip
-    assert repeated_turns([turns]) == [["", "", "same call as turn 1"]]
+        replace(turn, tool_calls=(ToolCall(id="c", name="", arguments={}, raw=raw),))
+        for turn, raw in zip(row.turns, ("{code: 1", "{code: 2", "{code: 1"), strict=True)
+    ]
+    write_step(tmp_path / "run", [replace(row, turns=tuple(turns))])
+    (shown,) = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "g/0")["rows"]
+    assert [turn["repeats"] for turn in shown["turns"]] == ["", "", "same call as turn 1"]
+    stored = list(TrajectoryStore(tmp_path / "run/trajectories").read())
+    lines = "\n".join(line.plain for line in stored_rollout_lines(stored))
+    assert lines.count("same call as turn 1") == 1
+
+
+def test_a_command_that_names_code_is_no_code(tmp_path: Path) -> None:
+    """Fails if the stored text of the arguments is searched for the name of one."""
+    texts: list[tuple[Role, str]] = [("assistant", "x")]
+    row = make_rollout("g/0", texts * 2)
+    turns = [replace(turn, tool_calls=call("sh", command="cat code.py")) for turn in row.turns]
+    write_step(tmp_path / "run", [replace(row, turns=tuple(turns))])
+    (shown,) = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "g/0")["rows"]
+    assert [turn["repeats"] for turn in shown["turns"]] == ["", "same call as turn 1"]

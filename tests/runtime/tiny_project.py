@@ -10,11 +10,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.chat.byte_level import chatml_tokenizer
 from tests.warm_processes import warm_context
 
 CHATML = (
@@ -74,20 +76,8 @@ class Nothing(SandboxBackend):
 def write_model(folder: Path, *, seed: int = 0) -> Path:
     """Save a random Llama and its tokenizer in Hugging Face format."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-    tokenizer.chat_template = CHATML
+    tokenizer = chatml_tokenizer(CHATML)
     torch.manual_seed(seed)
     tokenizer.save_pretrained(folder)
     _save_llama(folder, tokenizer, hidden_size=32, num_attention_heads=4, num_key_value_heads=2)
@@ -175,13 +165,17 @@ def write_project(folder: Path, **changes: Any) -> Path:
         "eval": {"datasets": {"held": {"source": "held.jsonl"}}, "n_samples": 2},
         "checkpoint": {"every_steps": 2},
     }
+    return write_changed(folder / "tiny.yaml", data, changes)
+
+
+def write_changed(path: Path, data: dict[str, Any], changes: Mapping[str, Any]) -> Path:
+    """Write a config with other values of keys, as `train__steps`."""
     for dotted, value in changes.items():
         *sections, leaf = dotted.split("__")
         node = data
         for section in sections:
             node = node.setdefault(section, {})
         node[leaf] = value
-    path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
 
@@ -193,6 +187,11 @@ def _child(words: tuple[str, ...], out: str, environment: dict[str, str]) -> Non
     """
     os.environ.clear()
     os.environ.update(environment)
+    run_agentrl(words, out)
+
+
+def run_agentrl(words: tuple[str, ...], out: str) -> None:
+    """Run `agentrl WORDS` in this process, with both streams going to a file."""
     with Path(out).open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

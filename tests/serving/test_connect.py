@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.serving.connect import connect_engine
@@ -51,14 +52,8 @@ async def fake_vllm(offer: dict[str, Any] | None) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def offered(server: EngineServer, **changes: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 from agentrl.config.fleet import VllmServing
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
 from agentrl.serving.vllm.command import ServerCommand, server_command
+from tests.chat.byte_level import chatml_tokenizer
 
 STOP = 257
 """The end token of the tokenizer."""
@@ -37,20 +38,9 @@ def write_model(folder: Path, *, seed: int = 0) -> Path:
     loop looks at nothing else: it answers a request in mid-turn seconds later.
     """
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-    tokenizer.chat_template = CHATML
+    tokenizer = chatml_tokenizer(CHATML)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

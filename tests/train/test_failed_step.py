@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from agentrl.train.losses import LossInputs, TokenLosses, policy_loss
 from agentrl.train.replay_failed_step import replay_failed_step
 from agentrl.train.trainer import Trainer
 from tests.train.test_critic import make_critic, ppo
+from tests.train.test_trainer import spoiled
 from tests.train.tiny_llama import algorithm, make_groups, make_step, reference, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-2)
@@ -60,19 +61,9 @@ def test_a_batch_comes_back_as_it_was(tmp_path, section):
     assert loss_of(found.batch) == loss_of(step)
 
 
-def spoiled_step():
-    step = make_step(make_groups())
-    (update,) = step.updates
-    first, *others = update.micro_batches
-    bad = first.advantages_R.copy()
-    bad[first.row_R == 1] = float("inf")
-    broken = replace(update, micro_batches=(replace(first, advantages_R=bad), *others))
-    return replace(step, updates=(broken,)), first.rows[1]
-
-
 def test_a_failure_says_where_the_batch_is_and_a_replay_fails_in_the_same_words(tmp_path):
     """Fails if the batch is written after its credit was settled, or not at all."""
-    step, row = spoiled_step()
+    step, row = spoiled(make_step(make_groups()))
     trainer = Trainer(
         tiny_model(torch.float32), train=TRAIN, algorithm=algorithm(), failures=tmp_path
     )

@@ -165,20 +165,26 @@ def test_progress_counts_micro_batches():
     assert total > 1
 
 
+def spoiled(step):
+    """The step with an infinite advantage in one row, and this row."""
+    (update,) = step.updates
+    first, *others = update.micro_batches
+    bad = first.advantages_R.copy()
+    bad[first.row_R == 1] = float("inf")
+    broken = replace(update, micro_batches=(replace(first, advantages_R=bad), *others))
+    return replace(step, updates=(broken,)), first.rows[1]
+
+
 def test_a_row_that_spoils_the_gradient_is_named_and_nothing_moves():
     model = tiny_model(torch.float32)
     trainer = Trainer(model, train=TRAIN, algorithm=algorithm())
     step = make_step(make_groups())
-    (update,) = step.updates
-    first, *others = update.micro_batches
-    spoiled = first.advantages_R.copy()
-    spoiled[first.row_R == 1] = float("inf")
-    broken = replace(update, micro_batches=(replace(first, advantages_R=spoiled), *others))
+    broken, row = spoiled(step)
     before = weights(model)
     with pytest.raises(TrainError) as caught:
-        trainer.step(replace(step, updates=(broken,)))
-    assert str(first.rows[1]) in str(caught.value)
-    assert str(first.rows[0]) not in str(caught.value)
+        trainer.step(broken)
+    assert str(row) in str(caught.value)
+    assert str(step.updates[0].micro_batches[0].rows[0]) not in str(caught.value)
     assert same(weights(model), before)
     assert trainer.version == 0
     trainer.step(step)  # and the trainer goes on with good rows

@@ -14,10 +14,7 @@ from agentrl.config import resolve_callable
 from agentrl.config.reward import RefreshSection
 from agentrl.errors import ConfigError, GraderError
 from agentrl.fit.refresh.candidates import CandidatePair, NewestPairs, preference
-from agentrl.plugins.own_threads import own_thread
-from agentrl.plugins.user_code import described, hangs_in, user_call
-from agentrl.reward.target import ENV_PART
-from agentrl.served.waiting import limited
+from agentrl.reward.target import ENV_PART, ask_grader
 from agentrl.types import PreferencePair, Task, Trajectory
 
 VERIFIER = "verifier"
@@ -110,16 +107,11 @@ class FunctionLabeller:
 
     async def _ask(self, pair: CandidatePair) -> float | GraderError | None:
         where = f"labeller {self._name}, {pair.a.rollout_id} and {pair.b.rollout_id}"
-        given = (pair.task, pair.a, pair.b)
+        call = functools.partial(self._call, pair.task, pair.a, pair.b, **self._args)
         try:
-            async with limited(self._timeout_s):
-                asked = functools.partial(own_thread, self._call, *given, **self._args)
-                value = await user_call(asked, limit_s=self._timeout_s)
-        except TimeoutError as error:
-            longest = f"{self._timeout_s:g} s{hangs_in(error)}"
-            return GraderError(f"{where}: took longer than {longest}")
-        except Exception as error:  # boundary to a user's function, which may raise anything
-            return GraderError(f"{where}: {described(error)}")
+            value = await ask_grader(call, where, timeout_s=self._timeout_s)
+        except GraderError as error:
+            return error
         return _probability(value, where)
 
 

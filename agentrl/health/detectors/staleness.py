@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from agentrl.errors import some_of
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
     fine,
@@ -26,8 +27,6 @@ from agentrl.types.finding import Status
 
 _STALE = Termination.STALE.value
 _IN_LOSS = frozenset(name.value for name, rule in TERMINATION_RULES.items() if rule.in_loss)
-_SHOWN = 4
-"""Tasks named in a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +124,13 @@ def _task(task_id: str, groups: Sequence[Sequence[RolloutFacts]]) -> TaskGroups:
 
 
 def _of_tasks(starved: Sequence[TaskGroups], stale: Sequence[RolloutFacts]) -> Evidence:
-    names = ", ".join(
+    names = some_of(
         f"{task.task_id} ({task.rolled_out} groups rolled out, {task.trained} trained)"
-        for task in starved[:_SHOWN]
+        for task in starved
     )
-    more = f" and {len(starved) - _SHOWN} more" if len(starved) > _SHOWN else ""
     own = {task.task_id for task in starved}
     steps = [fact.step for fact in stale if fact.task_id in own]
-    return Evidence(text=names + more, first_step=min(steps), last_step=max(steps))
+    return Evidence(text=names, first_step=min(steps), last_step=max(steps))
 
 
 def _slower(history: History, stale: Sequence[RolloutFacts]) -> str:

@@ -300,5 +300,14 @@ def repetition(history: History, limits: Limits) -> Verdict:
             since=since.since,
             sound_step=since.sound_step,
         ),
-        levers=[*policy.shorter(history.config), *policy.stronger_kl(history.config)],
+        levers=[
+            # Penalties near the limit see nothing of loops that end before it.
+            *(policy.shorter(history.config) if _cut_off(history) else ()),
+            *policy.stronger_kl(history.config),
+        ],
     )
+
+
+def _cut_off(history: History) -> bool:
+    ratio = history.metrics.get("completions/clipped_ratio")
+    return ratio is None or max(ratio.values[-10:]) > 0

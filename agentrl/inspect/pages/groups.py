@@ -15,22 +15,19 @@ import pyarrow as pa
 
 from agentrl.errors import RunError
 from agentrl.health.measures.paid_wrong import PaidLimits
+from agentrl.inspect.pages.actions import GROUP_CHARS, actions_of
 from agentrl.inspect.pages.explanation import explanation_parts
 from agentrl.inspect.pages.hacking.paid import paid_limits_of
-from agentrl.inspect.pages.images import prompt_of
+from agentrl.inspect.pages.images import prompt_of, row_images
 from agentrl.inspect.pages.outcomes import best_first, distinct_outcomes, first_pair
 from agentrl.inspect.pages.payment import env_paid, part_names, reward_weights
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import action_tokens
-from agentrl.inspect.read.safe_json import json_value, number, rows_of, shown
+from agentrl.inspect.read.safe_json import number, rows_of, shown
 from agentrl.inspect.read.shelf import Shelf
 from agentrl.inspect.read.stored_rows import chosen, rollouts_of
 from agentrl.inspect.read.turn_numbers import assistant_turns, turn_name, turn_numbers
 
-_GROUP_CHARS = 200_000
-"""Shown of one text in a view that holds many."""
-_RESULT_CHARS = 20_000
-"""Shown there of one text that a tool or the environment gave."""
 _PATCH_KEYS = ("patch", "diff")
 """What tools call a patch in the data they hand to the environment."""
 
@@ -45,6 +42,9 @@ def step_answer(reader: RunReader, kind: str, step: int | None) -> dict[str, Any
     rows.refresh()
     if step is None:
         steps = rows.steps(kind)
+        if not steps and not rows.kinds():
+            common = {"steps": steps, "kinds": [], "notes": rows.notes}
+            return {"step": 0, "kind": kind, "groups": [], **common}
         step = steps[-1] if steps else 0
     shelf = rows.shelf(kind, step)
     sampled = action_tokens(rows, shelf)
@@ -114,12 +114,16 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
             f"step {step} of {kind} has no group {group!r}; open the step to see those it has"
         )
     sampled = action_tokens(rows, shelf)
-    columns = ["turns", "termination_detail", "reward_parts", "explanation", "response_ids"]
+    columns = ["turns", "termination_detail", "reward_parts", "explanation", "images"]
     order = sorted(row["row"] for row in index)
-    table = rows.read(shelf, order, columns)
-    ids = _token_lists(table)
-    stored = dict(zip(order, rows_of(table.drop_columns(["response_ids"])), strict=True))
-    siblings = [_sibling(of, stored, sampled) for of in best_first(reader, shelf, index)]
+    table = rows.read(shelf, order, [*columns, "response_ids"])
+    ids = _token_lists(table, "response_ids")
+    stored = dict(zip(order, rows_of(table.select(columns)), strict=True))
+    of_prompts, of_turns = _images(reader, shelf, stored)
+    siblings = [
+        _sibling(of, stored, sampled) | {"images": [i for row in of for i in of_turns[row["row"]]]}
+        for of in best_first(reader, shelf, index)
+    ]
     outcomes = distinct_outcomes(siblings, paid_limits_of(reader, kind))
     first_rows = [of[0]["row"] for of in rollouts_of(index)]
     task, weights = index[0]["task_id"], reward_weights(reader)
@@ -128,7 +132,8 @@ def group_answer(reader: RunReader, kind: str, step: int, group: str) -> dict[st
         "step": step,
         "group_id": group,
         "task_id": task,
-        "prompt_text": shown(prompt_of(reader, shelf, first_rows[0]), _GROUP_CHARS),
+        "prompt_text": shown(prompt_of(reader, shelf, first_rows[0]), GROUP_CHARS),
+        "prompt_images": of_prompts[first_rows[0]],
         "siblings": siblings,
         "env_paid": env_paid(weights),
         "part_names": part_names(weights),
@@ -169,68 +174,15 @@ def _sibling(
         "action_tokens": int(np.nansum([sampled[row["row"]] for row in of_rollout])),
         "turns": assistant_turns(turns),
         "duration_s": number(last["duration_s"]),
-        "actions": _actions(turns),
+        "actions": actions_of(turns),
         "explanation": explanation_parts(stored[last["row"]]["explanation"]),
         "patch": last_patch(turns),
     }
 
 
-def _actions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Turns of the policy, each with what tools and environment answered before the next one."""
-    actions: list[dict[str, Any]] = []
-    for position, turn in enumerate(turns):
-        if turn["role"] == "assistant":
-            actions.append(
-                {
-                    "turn": position,
-                    "text": shown(turn["text"], _GROUP_CHARS),
-                    "tool_calls": [_call(call) for call in turn["tool_calls"]],
-                    "answers": [],
-                }
-            )
-        elif actions:
-            actions[-1]["answers"] += _answers(turn)
-    return actions
-
-
 def last_answer(turns: Sequence[Mapping[str, Any]]) -> str:
     """Text of the last turn of the policy; empty without one."""
     return next((turn["text"] for turn in reversed(turns) if turn["role"] == "assistant"), "")
-
-
-def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Results of tools, or the text of the environment where no tool ran."""
-    role = shown(turn["role"], 100)
-    answers = [
-        {
-            "role": role,
-            "name": shown(result["name"], 500),
-            "status": shown(result["status"], 100),
-            "text": shown(result["text"], _RESULT_CHARS),
-        }
-        for result in turn["tool_results"]
-    ]
-    if not only_results(turn):
-        text = shown(turn["text"], _RESULT_CHARS)
-        answers.append({"role": role, "name": "", "status": "", "text": text})
-    return answers
-
-
-def only_results(turn: Mapping[str, Any]) -> bool:
-    """True if the results of its tools hold all that a turn put before the model."""
-    rest = turn["text"] or ""
-    for result in turn["tool_results"]:
-        rest = rest.replace(result["text"], "", 1)
-    return not rest.strip()
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": shown(call["name"], 500),
-        "arguments": json_value(call["arguments"]),
-        "status": shown(call["status"], 500),
-        "error": shown(call["error"] or "", 500),
-    }
 
 
 def last_patch(turns: Sequence[Mapping[str, Any]]) -> str | None:
@@ -243,7 +195,7 @@ def last_patch(turns: Sequence[Mapping[str, Any]]) -> str | None:
                 patches = [found.get(key) for key in _PATCH_KEYS] if found else []
                 for patch in patches:
                     if isinstance(patch, str) and patch:
-                        return shown(patch, _GROUP_CHARS)
+                        return shown(patch, GROUP_CHARS)
     return None
 
 
@@ -294,9 +246,28 @@ def _other_steps(
     return [{"step": step, "group_id": group} for step, group in found if (step, group) != here]
 
 
-def _token_lists(table: pa.Table) -> list[np.ndarray]:
+def _images(
+    reader: RunReader, shelf: Shelf, stored: Mapping[int, Mapping[str, Any]]
+) -> list[dict[int, list[dict[str, Any]]]]:
+    """Images by row: those of the prompts, and those of the turns."""
+    images = {row: row_images(reader, one["images"]) for row, one in stored.items()}
+    ends = dict.fromkeys(stored, 0)
+    if any(images.values()):
+        table = reader.rows.read(shelf, list(stored), ["prompt_ids"])
+        lengths = map(len, _token_lists(table, "prompt_ids"))
+        ends = dict(zip(stored, lengths, strict=True))
+    return [
+        {
+            row: [image for image in of_row if (image["start"] < ends[row]) is in_prompt]
+            for row, of_row in images.items()
+        }
+        for in_prompt in (True, False)
+    ]
+
+
+def _token_lists(table: pa.Table, name: str) -> list[np.ndarray]:
     lists: list[np.ndarray] = []
-    for chunk in table.column("response_ids").chunks:
+    for chunk in table.column(name).chunks:
         offsets, values = np.asarray(chunk.offsets), np.asarray(chunk.values)
         lists += [values[a:b] for a, b in pairwise(offsets)]
     return lists

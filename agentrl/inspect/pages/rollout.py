@@ -24,6 +24,7 @@ from agentrl.inspect.pages.payment import (
     reward_weights,
     told_apart,
 )
+from agentrl.inspect.pages.turn_texts import turn_texts
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.request_tree import request_tree, row_reasons
 from agentrl.inspect.read.row_facts import action_tokens, oldest_version
@@ -197,6 +198,7 @@ def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
         "start": turn["start"],
         "end": turn["end"],
         "text": shown(turn["text"]),
+        "texts": [shown(text) for text in turn_texts(turn)],
         "reward": number(turn["reward"]),
         "finish_reason": turn["finish_reason"] and shown(turn["finish_reason"], 100),
         "duration_s": number(turn["duration_s"]),

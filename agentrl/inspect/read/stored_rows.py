@@ -127,9 +127,11 @@ class StoredRows:
                 return shelf
         steps = self.steps(kind)
         if not steps:
+            kinds = ", ".join(self.kinds())
             raise RunError(
-                f"kind {kind!r} has no trajectories here; valid: "
-                f"{', '.join(self.kinds()) or '(none yet)'}"
+                f"kind {kind!r} has no trajectories here; valid: {kinds}"
+                if kinds
+                else "no rollout is stored yet: the first ones come with the first step"
             )
         raise RunError(
             f"step {step} of {kind} has no trajectories that can be read; there are "

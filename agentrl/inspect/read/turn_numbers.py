@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agentrl.inspect.read.safe_json import json_value
+
 
 def turn_numbers(rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[int]]:
     """For each turn of each row of a rollout, the assistant turns up to it, itself included.
@@ -80,10 +82,18 @@ def _deed(turn: Mapping[str, Any]) -> tuple[str, str]:
     calls = turn["tool_calls"]
     if not calls:
         return "answer", turn["text"].strip()
+    given = [_arguments(call) for call in calls]
     # Without arguments, as those of a call that could not be read, the text itself is compared.
-    key = str([(call["name"], str(call["arguments"] or call["raw"])) for call in calls])
-    code = all(call["arguments"] and "code" in call["arguments"] for call in calls)
+    named = zip(calls, given, strict=True)
+    key = str([(call["name"], str(of or call["raw"])) for call, of in named])
+    code = all(isinstance(of, Mapping) and "code" in of for of in given)
     return ("code" if code else "call" if len(calls) == 1 else "calls"), key
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """Of a call as it is stored, in JSON, or as it was recorded."""
+    found = call["arguments"]
+    return json_value(found) if isinstance(found, str) else found
 
 
 def assistant_turns(turns: Iterable[Mapping[str, Any]]) -> int:

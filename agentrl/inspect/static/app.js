@@ -3,7 +3,7 @@
 import { get, isExport } from "./api.js";
 import { empty, h } from "./dom.js";
 import { moveItem, setViewKeys, showHelp, startKeys } from "./keys.js";
-import { go, href, parse } from "./router.js";
+import { go, href, parse, replace } from "./router.js";
 import { startTheme, turnTheme } from "./theme.js";
 import { setEndings } from "./views/parts.js";
 
@@ -253,8 +253,15 @@ export function start(given, name) {
     "/": openFind,
     "?": showHelp,
   });
-  show();
+  openOnlyRun().then(() => show());
   if (!isExport) watch();
+}
+
+// An address without a view, as the command line prints it, means the run where there is one alone.
+async function openOnlyRun() {
+  if (isExport || location.hash) return;
+  const runs = await get("runs").catch(() => []); // where nobody answers, the view says so
+  if (runs.length === 1) replace("run", { run: runs[0].id });
 }
 
 // The address names the whole view, down to the token that is looked at.

@@ -2,7 +2,7 @@
 // happened when. Charts of one page share a cursor; a click opens the step behind a point.
 
 import { h, s } from "./dom.js";
-import { num } from "./format.js";
+import { formatOf, num } from "./format.js";
 import { PAD, interact } from "./chart_input.js";
 import { follow } from "./cursor.js";
 import { domain, edges, ema, logDomain, logTicks, points, scale, tickTexts, ticks } from "./scale.js";
@@ -68,7 +68,8 @@ function paint(figure, spec, width, height) {
   const { y, y0, y1, marks: marked, log } = vertical(spec, height);
   const svg = s("svg", { width, height, "aria-hidden": "true" });
   svg.append(...zones(spec, width, y0, y1, y));
-  const texts = log ? marked.map((value) => num(value)) : tickTexts(marked);
+  const texts =
+    log || spec.unit === "share" ? marked.map((one) => formatOf(spec.unit)(one)) : tickTexts(marked);
   for (const [i, value] of marked.entries()) {
     svg.append(
       s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }),

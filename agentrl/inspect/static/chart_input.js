@@ -2,7 +2,7 @@
 
 import { pointAt } from "./cursor.js";
 import { h } from "./dom.js";
-import { num } from "./format.js";
+import { formatOf } from "./format.js";
 import { nearest } from "./scale.js";
 
 export const PAD = { left: 48, right: 10, top: 8, bottom: 20 };
@@ -20,7 +20,7 @@ export function interact(figure, spec, all, width) {
     figure.setAttribute("aria-valuenow", step);
     const said = spec.series.map((one) => {
       const value = one.values[one.steps.indexOf(step)];
-      return `${spec.series.length > 1 ? `${one.name} ` : ""}${num(value ?? null)}${spec.unit ? ` ${spec.unit}` : ""}`;
+      return `${spec.series.length > 1 ? `${one.name} ` : ""}${formatOf(spec.unit)(value ?? null)}${spec.unit && spec.unit !== "share" ? ` ${spec.unit}` : ""}`;
     });
     figure.setAttribute("aria-valuetext", `step ${step}: ${said.join(", ")}`);
     pointAt(step);

@@ -55,27 +55,39 @@ const FIRST = 8_000;
 const MORE = 200_000;
 
 // Text of any length: a line of ten million characters would stall the layout, so the first part
-// is shown and the rest is asked for.
-export function longText(text, { tag = "pre", cls = "text", first = FIRST } = {}) {
+// is shown and the rest is asked for. With `last`, so many characters of its end are shown, too.
+export function longText(text, { tag = "pre", cls = "text", first = FIRST, last = 0 } = {}) {
   const whole = text ?? "";
-  const body = h(tag, { class: cls }, whole.slice(0, first));
-  if (whole.length <= first) return body;
-  let shown = first;
+  // Less than twice as much is shown at once: what is left out is to be worth a button.
+  if (whole.length <= (last ? 2 * (first + last) : first)) return h(tag, { class: cls }, whole);
+  // Between lines, where there are lines.
+  const [before, after] = [whole.lastIndexOf("\n", first), whole.indexOf("\n", whole.length - last)];
+  const end = last && after >= 0 && after + 1 < whole.length ? after + 1 : whole.length - last;
+  let shown = last && before > first / 2 ? before + 1 : first;
+  const body = h(tag, { class: cls }, whole.slice(0, shown));
+  const tail = last > 0 && h(tag, { class: cls }, whole.slice(end));
   const note = h("span");
   const button = h("button", { type: "button", class: "quiet" });
   const label = () => {
-    note.textContent = `${shown.toLocaleString("en")} of ${whole.length.toLocaleString("en")} characters`;
-    button.textContent = `Show ${Math.min(MORE, whole.length - shown).toLocaleString("en")} more`;
+    note.textContent = `${(shown + whole.length - end).toLocaleString("en")} of ${whole.length.toLocaleString("en")} characters`;
+    button.textContent = `Show ${Math.min(MORE, end - shown).toLocaleString("en")} more`;
   };
   const bar = h("p", { class: "more" }, note, button);
   button.addEventListener("click", () => {
-    append(body, [whole.slice(shown, shown + MORE)]);
-    shown = Math.min(whole.length, shown + MORE);
-    if (shown === whole.length) bar.remove();
-    else label();
+    append(body, [whole.slice(shown, Math.min(end, shown + MORE))]);
+    shown = Math.min(end, shown + MORE);
+    if (shown < end) return label();
+    append(body, [whole.slice(end)]);
+    bar.remove();
+    if (tail) tail.remove();
   });
   label();
-  return h("div", { class: "long" }, body, bar);
+  return h("div", { class: "long" }, body, bar, tail);
+}
+
+// What a tool or the environment answered: its start says what it is, and its end how it went.
+export function answerText(text) {
+  return longText(text, { first: 1_500, last: 500 });
 }
 
 export function empty(title, text) {

@@ -1,5 +1,5 @@
 // Numbers as a person reads them: three significant digits, zeros at the end included, so that
-// 0.400 stands beside 0.322; shares and rates from 0 to 1 as the config and the metrics have them.
+// 0.400 stands beside 0.322; scores from 0 to 1 as the metrics have them, shares in percent.
 // Missing is a dash, never a zero.
 
 export const MISSING = "\u2013";
@@ -31,12 +31,29 @@ export function column(value) {
   return Math.abs(value) < 100 ? value.toFixed(3).replace(/^-/, "\u2212") : num(value);
 }
 
+// A share from 0 to 1 as people read it: 72 %, 5.26 %.
+export function percent(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return MISSING;
+  return value > 0 && value < 5e-4 ? "<\u00a00.1\u00a0%" : `${short(100 * value)}\u00a0%`;
+}
+
+// The difference of two shares, which is no share.
+export function points(value) {
+  const text = short(100 * value);
+  return `${value > 0 ? "+" : ""}${text}\u00a0points`;
+}
+
+// Format of a metric by its unit: `percent` has the unit of a share in it.
+export function formatOf(unit) {
+  return unit === "share" ? percent : num;
+}
+
 // What a range with open ends says: `0.05 to 3`, `above 6`; empty for no bounds at all.
-export function bounds([low, high]) {
+export function bounds([low, high], show = short) {
   if (low === null && high === null) return "";
-  if (low === null) return `up to ${short(high)}`;
-  if (high === null) return `from ${short(low)}`;
-  return `${short(low)} to ${short(high)}`;
+  if (low === null) return `up to ${show(high)}`;
+  if (high === null) return `from ${show(low)}`;
+  return `${show(low)} to ${show(high)}`;
 }
 
 export function signed(value, digits = 3) {

@@ -1,7 +1,7 @@
 // Parts of a whole: stacked over the steps, and as one bar with its list.
 
 import { h, s } from "./dom.js";
-import { num, seconds } from "./format.js";
+import { num, percent, seconds } from "./format.js";
 import { follow, pointAt } from "./cursor.js";
 import { nearest, pool, scale, ticks } from "./scale.js";
 
@@ -58,7 +58,7 @@ export function stackChart({ parts, share = false, label, height = 170, open, sh
           {},
           h("i", { class: `swatch ${part.color}` }),
           `${part.name} `,
-          share ? num(value / sum) : show(value),
+          share ? percent(value / sum) : show(value),
         ),
       ),
     );
@@ -89,7 +89,7 @@ function paint({ parts, full, steps, share, width, height, show }) {
       s(
         "text",
         { class: "tick", x: PAD.left - 7, y: y(value) + 4, "text-anchor": "end" },
-        share ? num(value) : show(value),
+        share ? percent(value) : show(value),
       ),
     );
   }
@@ -134,7 +134,7 @@ function paint({ parts, full, steps, share, width, height, show }) {
 // parts: [{name, color, value, what?}]
 export function shareBar({ parts, show, label }) {
   const sum = parts.reduce((a, part) => a + part.value, 0);
-  const text = (part) => shareOf(part.value / (sum || 1));
+  const text = (part) => percent(part.value / (sum || 1));
   const there = parts.filter((part) => part.value > 0);
   return h(
     "div",
@@ -169,8 +169,4 @@ export function shareBar({ parts, show, label }) {
       ),
     ),
   );
-}
-
-function shareOf(share) {
-  return share > 0 && share < 5e-4 ? "< 0.001" : num(share);
 }

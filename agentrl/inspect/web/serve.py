@@ -8,8 +8,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
-from urllib.parse import urlencode
+from collections.abc import Callable
 
 from agentrl.errors import ConfigError
 from agentrl.inspect.read.reader import require
@@ -62,8 +61,7 @@ def serve(
     app = make_app(library, host=host, token=token, labels=labels, base=base, names=names)
     address = page_address(host, listener.getsockname()[1], token, base)
     opened(address)
-    readers = library.readers()
-    runs = len(readers)
+    runs = len(library.readers())
     say(f"{runs} run{'s' * (runs != 1)} at {address}  (Ctrl-C ends it)")
     for name in names:
         say(f"through a proxy: {name}{base}/?token={token}")
@@ -83,23 +81,12 @@ def serve(
     )
     library.diagnose_ahead()
     if browser and _has_browser():
-        first = address + first_view([reader.run.id for reader in readers])
-        threading.Thread(target=webbrowser.open, args=(first,), daemon=True).start()
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
         server.run(sockets=[listener])
     finally:
         library.close()
         listener.close()
-
-
-def first_view(runs: Sequence[str]) -> str:
-    """The part of an address that opens the only run at once; empty where there are several.
-
-    Example:
-        >>> first_view(["my run"]), first_view(["a", "b"])
-        ('#/run?run=my+run', '')
-    """
-    return f"#/run?{urlencode({'run': runs[0]})}" if len(runs) == 1 else ""
 
 
 def page_address(host: str, port: int, token: str | None, base: str = "") -> str:

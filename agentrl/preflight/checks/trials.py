@@ -11,7 +11,7 @@ from agentrl.chat import build_parser
 from agentrl.config.plan import Plan, RewardPlan, RolloutPlan
 from agentrl.config.reward import RewardSection
 from agentrl.config.schema import ChatSection, RolloutSection
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, some_of
 from agentrl.preflight.checks.facts import PreflightFacts, not_checked
 from agentrl.preflight.checks.prompts import leak_of_prompts
 from agentrl.preflight.reward.answer_player import try_answers
@@ -27,8 +27,6 @@ from agentrl.types.finding import Finding, fail, warn
 
 _WORD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
 """A string argument that careless writing or reading of calls damages."""
-_NAMED = 6
-"""Tools that are named before they are only counted."""
 _ECHO = "from the sandbox"
 _HELD_UP_S = 0.05
 """Of one grading; less is the loop's own work."""
@@ -85,9 +83,7 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
                 f"take another chat.tool_parser than {parser.name}, or a template and tokenizer "
                 "that keep its markers",
             )
-    names = [tool.name for tool in tools]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{parser.name} reads back calls of {', '.join(names[:_NAMED])}{more}"
+    return f"{parser.name} reads back calls of {some_of((tool.name for tool in tools), 6)}"
 
 
 def sample_arguments(tool: Tool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from agentrl.batch.ledger import step_ledger, teaching_rows
 from agentrl.batch.minibatches import minibatch_places
 from agentrl.batch.split.build import build_part
 from agentrl.batch.split.outline import CheckedRows, outline_group
-from agentrl.batch.split.planned_step import StepPlan, plan_step, why_not_split
+from agentrl.batch.split.planned_step import StepPlan, plan_step
 from agentrl.config.fleet import ScheduleSection
 from agentrl.config.plan import SchedulePlan
 from agentrl.data.staleness import drop_stale, oldest_allowed
@@ -177,10 +177,6 @@ class StepMaker:
         batch = build_part(planned.plan, [*own, *others], rank=rank, checked=checked)
         held = drop_too_old(self._plan.schedule, planned.step, own)
         return PreparedStep(groups=held, batch=batch, metrics=batch.metrics)
-
-    def why_not_split(self) -> str:
-        """Why every rank has to prepare the whole step; empty if each can prepare its part."""
-        return why_not_split(self._plan.algorithm)
 
     def forget(self) -> None:
         """Drop the last prepared step from the statistics: it was not trained."""

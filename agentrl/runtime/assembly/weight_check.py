@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import ModelSection
-from agentrl.errors import ConfigError, EngineError, WeightsDoNotFit
+from agentrl.errors import ConfigError, EngineError, WeightsDoNotFit, some_of
 from agentrl.metrics import MetricBag
 from agentrl.runtime.engine_wait import Push
 from agentrl.serving.vllm.check import MAX_DIFFERENCE, Score
@@ -53,8 +53,6 @@ Turn = tuple[Sequence[int], Sequence[int]]
 """A prompt and the ids that were sampled after it."""
 Digests = Mapping[str, Sequence[Any]]
 """Dtype, shape and digest of weights, by name."""
-_SHOWN = 8
-"""Names in an error."""
 
 
 def probe_prompts(tokenizer: Any) -> list[list[int]]:
@@ -182,8 +180,7 @@ class FirstSyncCheck:
         count = f"{len(both)} of {len(sent)} weights can be read back as they were sent"
         if not wrong:
             return f"{count}, and are right; the others are packed or joined there"
-        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        return f"{count}; these differ: {', '.join(wrong[:_SHOWN])}{more}"
+        return f"{count}; these differ: {some_of(wrong, 8)}"
 
     async def _sample(self, name: str, version: int) -> list[Generation]:
         engine = self._client.engine(name)

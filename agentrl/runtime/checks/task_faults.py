@@ -12,7 +12,7 @@ from agentrl.chat import ChatFormat, build_chat
 from agentrl.config.plan import Plan, RolloutPlan, TaskPlan
 from agentrl.config.schema import TrainDatasetSection
 from agentrl.disk.model_source import model_source
-from agentrl.errors import AgentrlError, DataError
+from agentrl.errors import AgentrlError, DataError, some_of
 from agentrl.models.source import load_tokenizer
 from agentrl.plugins.imports import resolve
 from agentrl.runtime.assembly.parts import TaskSets, eval_name, load_task_sets
@@ -134,12 +134,12 @@ class _PromptLimit:
             f"{self.most} tokens (dataset.max_prompt_tokens), the longest {longest}"
         )
         if self.treatment == "refuse":
-            named = ", ".join(
-                f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long[:_NAMED]
+            named = some_of(
+                (f"task {one.place + 1} ({one.task.id!r}, {one.tokens})" for one in long), _NAMED
             )
             raise DataError(
-                f"{text}: {named}{', ...' if len(long) > _NAMED else ''}; raise the limit, shorten "
-                "them, or set dataset.long_prompts to drop or truncate_left"
+                f"{text}: {named}; raise the limit, shorten them, or set dataset.long_prompts to "
+                "drop or truncate_left"
             )
         if self.treatment == "truncate_left":
             cut = {one.place: _truncated(one, self.chat, self.tokenizer, self.most) for one in long}
@@ -227,8 +227,7 @@ def check_labels(sets: TaskSets, plan: RolloutPlan) -> None:
 
 
 def _named(tasks: Sequence[Task], places: Sequence[int]) -> str:
-    named = ", ".join(f"task {place + 1} ({tasks[place].id!r})" for place in places[:_NAMED])
-    return named + (", ..." if len(places) > _NAMED else "")
+    return some_of((f"task {place + 1} ({tasks[place].id!r})" for place in places), _NAMED)
 
 
 def _readers(plan: RolloutPlan) -> Iterator[str]:

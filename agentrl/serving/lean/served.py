@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from agentrl.engine import Engine
 from agentrl.errors import EngineError, EngineRefused, SyncError
+from agentrl.plugins.user_code import was_cancelled
 from agentrl.serving.lean import frames, turns
 from agentrl.serving.lean.control import run_control
 from agentrl.serving.lean.frames import FrameError, FrameKind
@@ -233,7 +234,7 @@ class ServedConnection(asyncio.Protocol):
             self._book.answered(turn.session_id, held, packed)
             self._queue(answer)
         except asyncio.CancelledError:
-            if _cancelled_from_outside():
+            if was_cancelled():
                 raise
             self._fail(request_id, EngineError("the engine cancelled the request"))
         except Exception as error:  # recording boundary: the caller gets any error
@@ -253,7 +254,7 @@ class ServedConnection(asyncio.Protocol):
             answer.setdefault("version", self._engine.version)
             self._queue(turns.encode_control(FrameKind.ANSWER, request_id, answer))
         except asyncio.CancelledError:
-            if _cancelled_from_outside():
+            if was_cancelled():
                 raise
             self._fail(request_id, EngineError("the engine cancelled the request"))
         except Exception as error:  # recording boundary: the caller gets any error
@@ -268,9 +269,3 @@ class ServedConnection(asyncio.Protocol):
             failure = Failure.ENGINE
         text = str(error) if isinstance(error, EngineError) else repr(error)
         self._queue(turns.encode_error(request_id, failure, text))
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled; else a cancellation that the engine made escaped from it."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0

@@ -42,6 +42,8 @@ from agentrl.types import FinishReason, Generation, ImageSpan, SamplingParams
 logger = logging.getLogger(__name__)
 
 GENERATE = "/inference/v1/generate"
+_CONTROL_S = 600.0
+"""Seconds for a pause, an update or another change."""
 _NONE = -1
 """Version of torn weights: older than any that can be brought."""
 PauseMode = Literal["keep", "wait", "abort"]
@@ -65,7 +67,6 @@ class VllmEngine(Engine):
         start_version: int = 0,
         adopt: bool = False,
         turn_limit_s: float = LONGEST_TURN_S,
-        control_limit_s: float = 600.0,
         probe_limit_s: float = 10.0,
         pictures: PictureSource | None = None,
     ) -> None:
@@ -81,7 +82,6 @@ class VllmEngine(Engine):
                 a server that ran before the run did, whose number is that of another run.
             turn_limit_s: seconds a turn may take, pauses included; a rollout ends its turn
                 earlier, by `TURN_LIMIT_S`.
-            control_limit_s: seconds for a pause, an update or another change.
             probe_limit_s: seconds for each question of `health`.
             pictures: the images of a run whose model reads images.
         """
@@ -93,7 +93,6 @@ class VllmEngine(Engine):
         self._max_context = max_context_tokens
         self._adopt = adopt
         self._turn_limit_s = turn_limit_s
-        self._control_limit_s = control_limit_s
         self._probe_limit_s = probe_limit_s
         self._pictures = None if pictures is None else PromptPictures(pictures)
         self._version = start_version
@@ -119,7 +118,7 @@ class VllmEngine(Engine):
         Raises:
             EngineRefused: it is not there, or does not serve `model`.
         """
-        limit_s = self._control_limit_s
+        limit_s = _CONTROL_S
         answer = await self._http.expect("GET", "/v1/models", limit_s=limit_s)
         served = {card["id"]: card for card in (answer.json() or {}).get("data", ())}
         if self.model not in served:
@@ -262,7 +261,7 @@ class VllmEngine(Engine):
             EngineError: the last update failed, so nothing may be sampled.
         """
         async with self._control:
-            await self._read_version(self._control_limit_s)
+            await self._read_version(_CONTROL_S)
             if self._unfit:
                 raise EngineError(f"{self._unfit}; it stays paused until an update succeeds")
             await self._ask("POST", "/resume")
@@ -279,7 +278,7 @@ class VllmEngine(Engine):
             EngineError: they are torn, and have none.
         """
         async with self._control:
-            await self._read_version(self._control_limit_s)
+            await self._read_version(_CONTROL_S)
             if self._unfit:
                 raise EngineError(self._unfit)
             await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
@@ -332,7 +331,7 @@ class VllmEngine(Engine):
             logger.info("engine %s could not end its frozen requests: %s", self.name, error)
 
     async def _ask(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
-        answer = await self._http.expect(method, path, content, limit_s=self._control_limit_s)
+        answer = await self._http.expect(method, path, content, limit_s=_CONTROL_S)
         data = answer.json()
         return data if isinstance(data, dict) else {}
 

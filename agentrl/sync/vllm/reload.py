@@ -27,10 +27,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.platforms import current_platform
 
-from agentrl.errors import SyncError
-
-_SHOWN = 8
-"""Names in an error."""
+from agentrl.errors import SyncError, some_of
 
 
 class ReloadableModel:
@@ -89,7 +86,7 @@ class ReloadableModel:
         loaded = self._load_all(stream) if self._proved else self._load_each(stream)
         self._check_complete(loaded)
         if self._proved and (changed := self._proved ^ stream.seen):
-            raise SyncError(f"other names than in the last update: {_listed(sorted(changed))}")
+            raise SyncError(f"other names than in the last update: {some_of(sorted(changed), 8)}")
         self._proved = stream.seen
 
     def _load_all(self, stream: _Stream) -> set[str]:
@@ -114,7 +111,7 @@ class ReloadableModel:
         if unused:
             raise SyncError(
                 f"{len(unused)} weights have no place in {type(self.model).__name__}: "
-                f"{_listed(unused)}"
+                f"{some_of(unused, 8)}"
             )
         return loaded
 
@@ -141,12 +138,12 @@ class ReloadableModel:
         kind = type(self.model).__name__
         if missing:
             raise SyncError(
-                f"{len(missing)} parameters of {kind} got no weight: {_listed(missing)}"
+                f"{len(missing)} parameters of {kind} got no weight: {some_of(missing, 8)}"
             )
         if passed := self._passed_over(loaded):
             raise SyncError(
                 f"vLLM's {kind} copies {len(passed)} weights past the loaders of its layers, so a "
-                f"running server goes on with its first ones: {_listed(passed)}; set "
+                f"running server goes on with its first ones: {some_of(passed, 8)}; set "
                 "serving.engine: embedded"
             )
 
@@ -231,8 +228,3 @@ class _Stream:
             self.seen.add(name)
             # A layer's parts wait until the layer is whole, longer than a bucket stays filled.
             yield name, tensor if self._keeps else tensor.clone()
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from agentrl.machine.processes.tree import children_of
+from agentrl.plugins.loop_watch import Stretches
 from agentrl.plugins.user_code import call_limit, user_code
 from agentrl.testing.env_check.findings import broken
 from agentrl.types.finding import Finding
@@ -111,28 +112,20 @@ def _waited_s() -> float:
     return int(fields[1]) / 1e9
 
 
-class _Guarded:
-    """Awaits a coroutine and notes when it enters and leaves each stretch between awaits."""
+class _Guarded(Stretches):
+    """A coroutine that notes when it enters and leaves each stretch between awaits."""
 
-    def __init__(self, watch: BlockingWatch, inner: Any) -> None:
+    def __init__(self, watch: BlockingWatch, inner: Coroutine[Any, Any, Any]) -> None:
+        super().__init__(inner, "user code", watch.block_s)
         self._watch = watch
-        self._inner = inner
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        inner = self._inner.__await__()
-        resume, argument = inner.send, None
-        while True:
-            self._watch.enter()
-            try:
-                awaited = resume(argument)
-            except StopIteration as stop:
-                return stop.value
-            finally:
-                self._watch.leave()
-            try:
-                argument, resume = (yield awaited), inner.send
-            except BaseException as error:  # cancellation, too, belongs to the coroutine
-                argument, resume = error, inner.throw
+    def resume(self, way: Callable[..., Any], *given: Any) -> Any:
+        """Run it up to its next await, under the watch."""
+        self._watch.enter()
+        try:
+            return way(*given)
+        finally:
+            self._watch.leave()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +145,7 @@ class Belongings:
         return cls(
             tasks=frozenset(asyncio.all_tasks()),
             threads=frozenset(
-                t
-                for t in threading.enumerate()
-                if not t.name.startswith(("asyncio_", "waitpid-", "user-code"))
+                t for t in threading.enumerate() if not t.name.startswith(_OWN_THREADS)
             ),
             children=frozenset(children_of(os.getpid())),
         )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.errors import RunError
+from agentrl.errors import RunError, some_of
 from agentrl.train.optim.gradient_sums import GradientSums, is_wide
 
 _EPS = 1e-8
@@ -188,16 +188,11 @@ def check_same_parameters(ours: Mapping[str, Tensor], theirs: Mapping[str, Tenso
     Raises:
         RunError: other names, or other shapes.
     """
-
-    def describe(names: Iterable[str]) -> str:
-        listed = sorted(names)
-        return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
-
     missing, extra = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
     if missing or extra:
         raise RunError(
             "the saved optimizer belongs to another model: it lacks "
-            f"[{describe(missing)}] and has [{describe(extra)}] besides"
+            f"[{some_of(sorted(missing))}] and has [{some_of(sorted(extra))}] besides"
         )
     odd = [n for n in ours if ours[n].shape != theirs[n].shape]
     if odd:

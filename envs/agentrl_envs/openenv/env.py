@@ -20,13 +20,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
-from random import Random
 from typing import Any, Literal
 
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import ConfigError, EnvError
 from agentrl.types import Message, Task
-from agentrl_envs.game_end import game_end
+from agentrl_envs.games import GameCounts, seeded_tasks
 from agentrl_envs.openenv.actions import Actions, check_observation_form, shown
 from agentrl_envs.openenv.session import ActionRefused, ServerAnswer, ServerError, ServerSession
 
@@ -79,10 +78,7 @@ class OpenEnvTask(AgentInstance):
                 f"OpenEnvTask: max_steps must be at least 1, timeout_s above 0 and wait_s not "
                 f"negative, got {max_steps}, {timeout_s:g} and {wait_s:g}"
             )
-        if returns is not None and not returns[0] < returns[1]:
-            raise ConfigError(
-                f"OpenEnvTask: returns must be [low, high] with low < high, got {list(returns)}"
-            )
+        self._counts = GameCounts("OpenEnvTask", returns)
         if on_error not in ("crash", "feedback"):
             raise ConfigError(
                 f"OpenEnvTask: on_error is {on_error!r}, expected 'crash' or 'feedback'"
@@ -95,12 +91,8 @@ class OpenEnvTask(AgentInstance):
         self._observation = observation
         self._prompt = prompt
         self._max_steps = max_steps
-        self._returns = returns
         self._invalid_reward = invalid_reward
         self._on_error = on_error
-        self._steps = 0
-        self._invalid = 0
-        self._total = 0.0
 
     async def reset(self, task: Task) -> Observation:
         """Begin an episode with `metadata.seed` (else one made of the id) and `metadata.reset`."""
@@ -134,11 +126,11 @@ class OpenEnvTask(AgentInstance):
             if error.code != "EXECUTION_ERROR" or self._on_error == "crash":
                 raise
             return self._refuse(error.text, last=action.last)
-        self._steps += 1
-        self._total += answer.reward
-        played = answer.done or self._steps >= self._max_steps
+        self._counts.steps += 1
+        self._counts.total += answer.reward
+        played = answer.done or self._counts.steps >= self._max_steps
         if played or action.last:
-            return self._end(answer.reward, played=played)
+            return self._counts.end(answer.reward, played=played)
         return StepResult(rewards=answer.reward, environment_feedback=self._shown(answer))
 
     async def close(self) -> None:
@@ -146,24 +138,14 @@ class OpenEnvTask(AgentInstance):
         await self._session.close()
 
     def _refuse(self, why: str, *, last: bool) -> StepResult:
-        self._invalid += 1
-        self._total += self._invalid_reward
-        if last or self._invalid >= self._max_steps:
-            return self._end(self._invalid_reward, played=False)
+        self._counts.invalid += 1
+        self._counts.total += self._invalid_reward
+        if last or self._counts.invalid >= self._max_steps:
+            return self._counts.end(self._invalid_reward, played=False)
         said = f"That is no action: {why.strip().rstrip('.')}."
         return StepResult(
             rewards=self._invalid_reward,
             environment_feedback=f"{said} {self._actions.words()}".strip(),
-        )
-
-    def _end(self, reward: float, *, played: bool) -> StepResult:
-        return game_end(
-            reward,
-            total=self._total,
-            returns=self._returns,
-            steps=self._steps,
-            invalid=self._invalid,
-            played=played,
         )
 
     def _shown(self, answer: ServerAnswer) -> str:
@@ -183,31 +165,8 @@ def make_tasks(
     prompt: str = "You act in an environment.",
     reset: Mapping[str, Any] | None = None,
 ) -> list[Task]:
-    """Episodes by their seeds; splits share none.
-
-    Args:
-        split: `train`, or any other name for episodes to evaluate on.
-        n: how many.
-        seed: of the draw.
-        prompt: of every task.
-        reset: further arguments of the server's reset.
-
-    Raises:
-        ConfigError: n below 1.
-    """
-    if n < 1:
-        raise ConfigError(f"openenv make_tasks: n must be at least 1, got {n}")
-    # The lowest bit separates the splits, so that no seed is in two.
-    bit = 0 if split == "train" else 1
-    return [
-        Task(
-            id=f"{split}/{seed}/{number}",
-            prompt=prompt,
-            metadata={"seed": 2 * value + bit, "reset": dict(reset or {})},
-            split=split,
-        )
-        for number, value in enumerate(Random(f"{seed}").sample(range(2**30), n))
-    ]
+    """Episodes by their seeds; `reset` has further arguments of the server's reset."""
+    return seeded_tasks("openenv", split, n, seed, prompt, {"reset": dict(reset or {})})
 
 
 def _token(name: str) -> str:

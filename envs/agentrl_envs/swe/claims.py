@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from agentrl.errors import GraderError
+from agentrl.errors import GraderError, some_of
 from agentrl_envs.swe.changes import Changes
 from agentrl_envs.swe.run_tests import TestRun, TestState
 from agentrl_envs.swe.workspace import Workspace
 
 _RAN = (TestState.PASSED, TestState.FAILED)
-_SHOWN = 3
 Answer = TypeVar("Answer")
 
 
@@ -142,8 +141,8 @@ class Claims:
             return "", True
         return (
             f"task {task.instance_id!r}: {len(passing)} of its {len(task.FAIL_TO_PASS)} "
-            f"FAIL_TO_PASS tests pass before anything is changed ({_few(passing)}), so any edit "
-            "would earn a reward; leave the row out of the data set",
+            f"FAIL_TO_PASS tests pass before anything is changed ({some_of(passing, 3)}), so any "
+            "edit would earn a reward; leave the row out of the data set",
             True,
         )
 
@@ -164,9 +163,9 @@ class Claims:
         stopped = "; the run was stopped at its limit (test_wall_s)" if run.timed_out else ""
         return (
             f"task {task.instance_id!r}: none of its {len(names)} {which} tests runs {when} "
-            f"({_few(names)}), so nothing could ever earn a reward{stopped}; the run ended with "
-            f"{run.tail[-400:]!r}. Check the image and test_command, or leave the row out of the "
-            "data set",
+            f"({some_of(names, 3)}), so nothing could ever earn a reward{stopped}; the run ended "
+            f"with {run.tail[-400:]!r}. Check the image and test_command, or leave the row out of "
+            "the data set",
             # A machine under load may do better another time.
             not run.timed_out,
         )
@@ -174,8 +173,3 @@ class Claims:
 
 def _xfailing(run: TestRun, names: Sequence[str]) -> frozenset[str]:
     return frozenset(name for name in names if run.states[name] is TestState.XFAILED)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"

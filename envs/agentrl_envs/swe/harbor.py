@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.env import Observation, Solution, StepResult
-from agentrl.errors import DataError, GraderError, SandboxError
+from agentrl.errors import DataError, GraderError, SandboxError, some_of
 from agentrl.sandbox import FileTree, Sandbox, SandboxLimits, SandboxSpec, TreeEntry
 from agentrl.types import Explanation, Message, Task
 from agentrl.types.solved import is_solved
@@ -39,8 +39,6 @@ _GRADE_FOLDER = "grade"
 _MAX_BYTES = 128 * 2**20
 _MAX_FILES = 50_000
 _OUTPUT_CHARS = 8_000
-_NAMES = 20
-"""Names of what was left out that are shown."""
 _SCORE_NAMES = ("reward", "score")
 """Names of the score in an object that tests write, the first one there is."""
 _TEXT_OR_NUMBER = re.compile(
@@ -242,9 +240,8 @@ async def _left(agent: Sandbox) -> FileTree | None:
 def _without(left: ReadOnce[FileTree | None]) -> str:
     """A sentence on what cannot be carried to the tests; empty where there is no such thing."""
     names = [name for tree in left.found if tree is not None for name in tree.left_out]
-    shown = ", ".join(map(ascii, names[:_NAMES]))
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return f" Pipes, sockets and devices were left out: {shown}{more}." if names else ""
+    shown = some_of(map(ascii, names), 20)
+    return f" Pipes, sockets and devices were left out: {shown}." if names else ""
 
 
 def _grader_files(tests: Path, places: Mapping[str, str]) -> FileTree:

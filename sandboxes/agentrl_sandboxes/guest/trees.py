@@ -13,7 +13,7 @@ import os
 import stat
 
 from agentrl_sandboxes.guest.files import Walk, check_fd, drain, put
-from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE, TREE_MEMBER
+from agentrl_sandboxes.guest.wire import MEMBER, TOO_LARGE
 
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 """Errors of an entry that is gone, or no directory, file or link any more."""
@@ -87,13 +87,15 @@ def pack(root: bytes, request: dict[str, Any]) -> bytes:
         raise too_deep(error) from error
 
 
-def pack_tree(root: bytes, left: int, unlocked: Unlocked) -> Iterator[Entry]:
+def pack_tree(root: bytes, left: int, unlocked: Unlocked, links: bool = True) -> Iterator[Entry]:
     """Directories (before what is in them), files and links below `root`; others as kind `s`."""
     queue = [b""]
     while queue:
         place = queue.pop()
         for item in unlocked.listed(root, place):
             try:
+                if item.is_symlink() and not links:
+                    continue
                 kind, mode, content = pack_item(root, item, left, unlocked)
             except OSError as error:
                 if error.errno in _CHANGED:
@@ -124,13 +126,12 @@ def fetch(root: bytes, request: dict[str, Any]) -> bytes:
     """The regular files at or below a path, packed by hand for the host: `MEMBER`, name, content.
 
     Names are relative to the path; that of a single file is its last component. With `whole`, all
-    that is in a directory, and itself, as `TREE_MEMBER`, name, content.
+    that is in a directory, and itself.
     """
     try:
         with Walk(root, request["path"]) as way, Unlocked() as unlocked:
-            if request.get("whole"):
-                return fetch_whole(way.full(), request["max_bytes"], unlocked)
-            return fetch_tree(root, way.full(), request["max_bytes"], unlocked)
+            left, whole = request["max_bytes"], request.get("whole", False)
+            return fetch_tree(root, way.full(), left, unlocked, whole)
     except OSError as error:
         raise too_deep(error) from error
 
@@ -142,56 +143,34 @@ def too_deep(error: OSError) -> OSError:
     return OSError(TOO_LARGE, "has directories too deep for any path")
 
 
-def fetch_tree(root: bytes, top: bytes, left: int, unlocked: Unlocked) -> bytes:
+def fetch_tree(root: bytes, top: bytes, left: int, unlocked: Unlocked, whole: bool) -> bytes:
     """As `fetch`, from a resolved path."""
     # Names count on their own, so that files of `max_bytes` together can be had.
     names_left = 2**24
     answer = bytearray()
-    kind = stat.S_IFMT(os.stat(top).st_mode)
-    names = names_below(top, unlocked) if kind == stat.S_IFDIR else [os.path.basename(top)]
-    for name in names:
-        path = os.path.join(top, name) if kind == stat.S_IFDIR else top
-        try:
-            data = unlocked.content(root, path, left)
-        except OSError as error:
-            if path != top and error.errno in _CHANGED:
-                continue
-            raise
-        left -= len(data)
-        names_left -= len(name) + MEMBER.size
+    for path, kind, mode, content in entries_at(root, top, left, unlocked, whole):
+        if kind != "f" and not whole:
+            continue
+        names_left -= len(path) + MEMBER.size
         if names_left < 0:
             raise OSError(TOO_LARGE, "has more than 16 MiB of file names")
-        answer += MEMBER.pack(len(name), len(data)) + name + data
+        answer += MEMBER.pack(kind.encode(), mode, len(path), len(content)) + path + content
     return bytes(answer)
 
 
-def fetch_whole(top: bytes, left: int, unlocked: Unlocked) -> bytes:
-    """As `fetch` with `whole`, from a resolved path."""
-    info = os.lstat(top)
-    if not stat.S_ISDIR(info.st_mode):
+def entries_at(
+    root: bytes, top: bytes, left: int, unlocked: Unlocked, whole: bool
+) -> Iterator[Entry]:
+    """Entries below a directory, with `whole` after itself; a single file under its own name."""
+    info = os.stat(top)
+    mode = stat.S_IMODE(info.st_mode)
+    if stat.S_ISDIR(info.st_mode):
+        yield b"", "d", mode, b""
+        yield from pack_tree(top, left, unlocked, whole)
+    elif whole:
         raise NotADirectoryError(errno.ENOTDIR, "is not a directory")
-    names_left = 2**24
-    answer = bytearray(TREE_MEMBER.pack(b"d", stat.S_IMODE(info.st_mode), 0, 0))
-    for path, kind, mode, content in pack_tree(top, left, unlocked):
-        names_left -= len(path) + TREE_MEMBER.size
-        if names_left < 0:
-            raise OSError(TOO_LARGE, "has more than 16 MiB of file names")
-        answer += TREE_MEMBER.pack(kind.encode(), mode, len(path), len(content)) + path + content
-    return bytes(answer)
-
-
-def names_below(top: bytes, unlocked: Unlocked) -> list[bytes]:
-    """Paths of the regular files below a directory, relative to it, in order."""
-    found: list[bytes] = []
-    queue = [b""]
-    while queue:
-        place = queue.pop()
-        for item in unlocked.listed(top, place):
-            if item.is_dir(follow_symlinks=False):
-                queue.append(os.path.join(place, item.name))
-            elif item.is_file(follow_symlinks=False):
-                found.append(os.path.join(place, item.name))
-    return sorted(found)
+    else:
+        yield os.path.basename(top), "f", mode, unlocked.content(root, top, left)
 
 
 def unpack(root: bytes, request: dict[str, Any]) -> bytes:

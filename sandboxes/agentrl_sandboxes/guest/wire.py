@@ -54,11 +54,9 @@ CONNECTIONS = 64
 DONE = struct.Struct(">BidQQ4I")
 """Reason, wait status, wall seconds, bytes missing from stdout and stderr, and the lengths of the
 four byte strings that follow: head and tail of stdout, head and tail of stderr."""
-MEMBER = struct.Struct(">IQ")
-"""Lengths of the name and of the content that follow; one for each file of a `FETCH`."""
-TREE_MEMBER = struct.Struct(">cIIQ")
+MEMBER = struct.Struct(">cIIQ")
 """Kind (`d`, `f`, `l`; `s` for what is left out), permission bits, lengths of the name and of the
-content that follow; one for each entry of a `FETCH` of a whole tree."""
+content that follow; one for each entry of a `FETCH`."""
 ERROR = struct.Struct(">i")
 """An errno, or `TOO_LARGE`; the message follows as UTF-8."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import ExecResult, FileTree, Outcome, TreeEntry
-from agentrl.sandbox.tree import EntryKind, is_plain
+from agentrl.sandbox.tree import EntryKind
 from agentrl_sandboxes.guest import wire
 
 _OUTCOMES = {
@@ -86,51 +86,38 @@ def decode_surroundings(body: bytes) -> tuple[dict[str, str], list[str]]:
     return variables, writable
 
 
-def decode_files(body: bytes, max_bytes: int) -> dict[str, bytes]:
-    """Names and contents from the answer to `FETCH`; nothing in it is believed.
+def decode_tree(body: bytes, max_bytes: int, *, whole: bool = True) -> FileTree:
+    """The answer to a `FETCH`; nothing in it is believed.
 
-    Raises:
-        SandboxError: a length or a name that our guest would not send.
-    """
-    found: dict[str, bytes] = {}
-    at, left = 0, max_bytes
-    while at < len(body):
-        end = at + wire.MEMBER.size
-        name_size, size = wire.MEMBER.unpack_from(body, at) if end <= len(body) else (0, 0)
-        name = body[end : end + name_size]
-        at = end + name_size + size
-        left -= size
-        if not name or at > len(body) or left < 0 or {b"", b".", b".."} & set(name.split(b"/")):
-            raise SandboxError(f"sandbox: a broken list of files at {name[:100]!r}")
-        found[os.fsdecode(name)] = body[at - size : at]
-    return found
-
-
-def decode_tree(body: bytes, max_bytes: int) -> FileTree:
-    """The answer to a `FETCH` of a whole tree; nothing in it is believed.
+    Args:
+        body: the answer.
+        max_bytes: that its files may have together.
+        whole: it begins with the folder itself.
 
     Raises:
         SandboxError: a length, a kind or a name that our guest would not send.
     """
     entries: dict[str, TreeEntry] = {}
     left_out: list[str] = []
-    head = wire.TREE_MEMBER
+    head = wire.MEMBER
     at, left = 0, max_bytes
     while at < len(body):
         end = at + head.size
         kind, mode, name_size, size = (
             head.unpack_from(body, at) if end <= len(body) else (b"", 0, 0, 0)
         )
-        name = os.fsdecode(body[end : end + name_size])
+        name = body[end : end + name_size]
         at = end + name_size + size
         left -= size if kind == b"f" else 0
-        plain = is_plain(name) if entries else not name
+        root = whole and not entries
+        plain = not name if root else not {b"", b".", b".."} & set(name.split(b"/"))
         if kind not in _KINDS or not plain or at > len(body) or left < 0 or mode > 0o7777:
             raise SandboxError(f"sandbox: a broken list of files at {name[:100]!a}")
         if kind == b"s":
-            left_out.append(name)
+            left_out.append(os.fsdecode(name))
         else:
-            entries[name] = TreeEntry(kind=_KINDS[kind], mode=mode, data=body[at - size : at])
+            entry = TreeEntry(kind=_KINDS[kind], mode=mode, data=body[at - size : at])
+            entries[os.fsdecode(name)] = entry
     return FileTree(entries=entries, left_out=tuple(left_out))
 
 

@@ -31,7 +31,7 @@ from agentrl.sandbox import (
     Snapshot,
 )
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.answers import decode_files, decode_result, decode_tree, encode_tree
+from agentrl_sandboxes.host.answers import decode_result, decode_tree, encode_tree
 from agentrl_sandboxes.host.channel import Channel
 from agentrl_sandboxes.host.ports import GuestPort
 from agentrl_sandboxes.host.sessions import SessionProcess
@@ -170,26 +170,28 @@ class SupervisedSandbox(Sandbox):
 
     async def download(self, source: str, *, max_bytes: int) -> dict[str, bytes]:
         """Files at or below a path; see `Sandbox.download`. Permission bits do not hinder it."""
-        return decode_files(await self._fetch(source, max_bytes, whole=False), max_bytes)
+        found = await self._fetch(source, max_bytes, whole=False)
+        return {path: entry.data for path, entry in found.files().items()}
 
     async def download_tree(self, source: str, *, max_bytes: int) -> FileTree:
         """A whole folder; see `Sandbox.download_tree`. Permission bits do not hinder it."""
-        return decode_tree(await self._fetch(source, max_bytes, whole=True), max_bytes)
+        return await self._fetch(source, max_bytes, whole=True)
 
     async def upload_tree(self, tree: FileTree, target: str) -> None:
         """Lay a tree out; see `Sandbox.upload_tree`."""
         _no_nul(target)
         await self._unpack(await asyncio.to_thread(encode_tree, tree), os.fsencode(target))
 
-    async def _fetch(self, source: str, max_bytes: int, *, whole: bool) -> bytes:
+    async def _fetch(self, source: str, max_bytes: int, *, whole: bool) -> FileTree:
         path = os.fsencode(_no_nul(source))
         request = {"path": path, "max_bytes": max_bytes, "whole": whole}
         try:
-            return await self._channel.request(wire.FETCH, request, timeout_s=ANSWER_S)
+            body = await self._channel.request(wire.FETCH, request, timeout_s=ANSWER_S)
         except ValueError as error:
             raise ValueError(f"{source!r} {error}, max_bytes={max_bytes}") from None
         except OSError as error:
             raise type(error)(error.errno, error.strerror, source) from None
+        return decode_tree(body, max_bytes, whole=whole)
 
     async def snapshot(self) -> Snapshot:
         """Freeze the work directory; see `Sandbox.snapshot`."""

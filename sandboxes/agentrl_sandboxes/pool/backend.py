@@ -89,11 +89,6 @@ class PooledBackend(SandboxBackend):
         self._leases: set[Lease] = set()
         self._closed = False
 
-    @property
-    def starting(self) -> int:
-        """The number of sandboxes being started now, those ahead of use included."""
-        return self._starts.running
-
     async def probe(self) -> Probe:
         """Try the backend inside; see `SandboxBackend.probe`."""
         return await self._inner.probe()

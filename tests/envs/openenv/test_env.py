@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from agentrl_envs.openenv import OpenEnvTask, make_tasks
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config.schema import ChatSection, RolloutSection
@@ -189,17 +190,10 @@ async def test_garbage_from_a_server_is_an_error_of_the_environment() -> None:
 
     app = web.Application()
     app.router.add_get("/{name}/ws", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        port = runner.addresses[0][1]
+    async with TestServer(app) as server:
         for name in GARBAGE:
             with pytest.raises(EnvError, match=r"answered reset|hung up during reset"):
-                await play(f"http://127.0.0.1:{port}/{quote(name)}", [])
-    finally:
-        await runner.cleanup()
+                await play(f"http://127.0.0.1:{server.port}/{quote(name)}", [])
 
 
 async def test_an_error_of_the_environment_is_feedback_if_wanted_and_long_text_is_cut(url) -> None:

@@ -14,7 +14,6 @@ pytest.importorskip("inspect_evals")
 from agentrl_envs.tau2 import Tau2Task, tau2_tasks
 from agentrl_envs.tau2.host import MOST_GUESSED, answered, first_said, numbers_in
 from agentrl_envs.tau2.tasks import is_idle
-from aiohttp import web
 
 from agentrl.chat import build_chat, build_parser
 from agentrl.config import load_config
@@ -26,6 +25,7 @@ from agentrl.rollout import RolloutWorker
 from agentrl.testing import ByteTokenizer, ScriptedEngine
 from agentrl.types import SamplingParams, Task, Termination, ToolStatus
 from tests.envs.test_solutions import solve
+from tests.served.scripted_server import scripted_server
 
 TASKS = {task.id: task for task in tau2_tasks("base")}
 
@@ -270,25 +270,8 @@ async def test_the_scripted_user_agrees_and_hangs_up_when_nothing_is_done():
 @pytest.fixture
 async def server():
     """A server of chat completions that says what it is told to, and remembers what it was sent."""
-    asked: list[dict] = []
-    answers: list = []
-
-    async def complete(request: web.Request) -> web.Response:
-        asked.append(await request.json())
-        answer = answers.pop(0) if answers else "###STOP###"
-        if isinstance(answer, int):
-            return web.Response(status=answer, text="busy")
-        return web.json_response({"choices": [{"message": {"content": answer}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    yield f"http://127.0.0.1:{port}/v1", asked, answers
-    await runner.cleanup()
+    async with scripted_server(always="###STOP###") as served:
+        yield served.url, served.asked, served.replies
 
 
 async def test_a_served_user_speaks_its_side_and_ends_with_a_mark(server):

@@ -53,7 +53,7 @@ def test_a_line_of_ten_million_characters_is_shown_in_parts(
     with inspecting(run_copy) as served, watched(browser) as page:
         run = run_id(page, served, "copy")
         opened(page, at(served, "rollout", run=run, kind="train", step=1, rollout=rollout))
-        text = page.locator(".turn.role-assistant pre").first
+        text = page.locator("#turn-0 > .long > pre")
         expect(text).to_contain_text("\\u202e</pre></script>xxx")
         assert len(text.inner_text()) < 10_000
         page.get_by_role("button", name="Show 200,000 more").first.click()

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.inspect.browser.inspector_page import at, opened
+from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
+from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 
 def saved_rows(page: Page) -> list[dict[str, str]]:
@@ -86,16 +87,36 @@ def test_what_never_moves_is_named_and_an_agentic_run_shows_its_tools(
     constants = page.locator("details.constants").first
     flat = constants.locator("li").all_inner_texts()
     assert flat, "this run has curves that never move"
-    assert all(re.fullmatch(r".+ = \S+", text) for text in flat), flat
+    assert all(re.fullmatch(r".+ = \S+(\s%)?", text) for text in flat), flat
     for text in flat:
         name = text.partition(" = ")[0]
         expect(page.get_by_role("slider", name=f"{name} by step", exact=True)).to_have_count(0)
     # A band of the dashboard, where the policy is that which sampled.
     assert "Largest importance ratio = 1.00" in flat
     # Each turn has one call that works and one that does not.
-    assert "Tool errors by tool = 0.500" in flat
+    assert "Tool errors by tool = 50\xa0%" in flat
     turns = page.locator(".curve-card", has_text="Turns of a rollout")
     expect(turns.locator("polyline.curve")).to_have_count(1)
     expect(
         page.locator(".curve-card", has_text="How rollouts end").locator(".names")
     ).to_contain_text("env crashed infrastructure")
+
+
+def test_curves_of_thousands_of_steps_are_smoothed_unless_a_link_says_otherwise(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Fails if a card draws an area where a reader looks for a curve."""
+    run = tmp_path / "long"
+    write_metrics(run, *({"step": n, "time": 1.0 + n, "reward": n % 2} for n in range(1, 1_500)))
+    for step in (1, 1_499):
+        write_step(run, [make_rollout(f"{step}/0", [("assistant", "x")])], step)
+    with inspecting(run) as served, watched(browser) as page:
+        opened(page, at(served, "run", run="long"))
+        card = page.locator(".curve-card", has_text="Reward").first
+        expect(page.get_by_label("Smoothing")).to_have_value("0.95")
+        expect(card.locator("polyline.raw")).to_have_count(1)
+        page.get_by_label("Smoothing").fill("0")
+        expect(card.locator("polyline.raw")).to_have_count(0)
+        expect(page).to_have_url(re.compile("smooth=0$"))
+        page.reload()
+        expect(page.get_by_label("Smoothing")).to_have_value("0")

@@ -36,6 +36,10 @@ def test_images_stand_where_the_model_saw_them(browser: Browser, tmp_path: Path)
     with inspecting(run) as served, watched(browser) as page:
         opened(page, at(served, "rollout", run="run", **place))
         check(page, digests)
+        opened(page, at(served, "group", run="run", kind="train", step=1, group="g"))
+        for shown in (page.locator(".card.prompt"), page.locator(".reply")):
+            expect(shown.locator("img")).to_have_count(1)
+            expect(shown).not_to_contain_text("[image")
     file = tmp_path / "shared.html"
     export_rollouts(file, ExportFormat.HTML, TrajectoryStore(run / "trajectories").read(), reader)
     with watched(browser) as page:

@@ -46,7 +46,7 @@ def test_a_running_run_is_followed_through_a_proxy(browser: Browser, run_copy: P
         write_live(run_copy, rollouts=rollouts)
         token = re.search(r"token=\S+", address)
         assert token
-        page.goto(f"{served}?{token[0]}")
+        page.goto(f"{served}?{token[0]}#/runs")
         expect(page.locator("table.runs tbody tr")).to_have_count(1)
         run = run_id(page, served, "copy")
         opened(page, at(served, "run", run=run))

@@ -158,3 +158,16 @@ def test_tokens_are_labelled_by_a_click_and_agreement_is_shown(
         expect(page.locator(".hits tbody tr")).to_have_count(1)
     given = [one for one in read_labels(path) if one.by == "bob"]
     assert [(one.first_token, one.end_token) for one in given] == [(0, 3)]
+
+
+def test_a_run_that_is_given_alone_is_opened_at_once(browser: Browser, tmp_path: Path) -> None:
+    """Fails if the printed address shows a list of one run, or the list cannot be reached."""
+    runs = read_once(tmp_path / "planted"), paid_run(tmp_path)
+    with inspecting(runs[0]) as served, watched(browser) as page:
+        page.goto(served)
+        expect(page.locator("h1")).to_contain_text("planted")
+        page.get_by_role("link", name="runs", exact=True).click()
+        expect(page.locator("h1")).to_have_text("Runs")
+    with inspecting(*runs) as served, watched(browser) as page:
+        page.goto(served)
+        expect(page.locator("h1")).to_have_text("Runs")

@@ -142,7 +142,7 @@ def test_runs_without_a_common_task_are_not_comparable_and_say_why_each_failed(
     )  # fmt: skip
     [cause] = answer["causes"]
     assert (cause["counts"], cause["sizes"], cause["part"]) == ([1, 1], [2, 3], None)
-    assert cause["text"] == "A wrong answer: 1 of 2 -> 1 of 3 (0.500 -> 0.333)."
+    assert cause["text"] == "A wrong answer: 1 of 2 -> 1 of 3 (50 % -> 33.3 %)."
     assert answer["prompts"] == {"task_id": None, "a": "system\nBe short.",
                                  "b": "system\nBe long."}  # fmt: skip
 

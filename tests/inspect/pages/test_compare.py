@@ -100,7 +100,7 @@ def test_two_runs_are_compared_by_a_kind_that_both_have_after_training(tmp_path:
                {"name": "max_turns", "a": 30, "b": 2, "shares": (30 / 90, 2 / 90)}]  # fmt: skip
     told = behaviour(numbers, endings, [{"tasks": 90, "rollouts": 90}] * 2)
     assert told["behaviour"] == [
-        "Rollouts without a score, sandbox failed: 24 of 90 -> 2 of 90 (0.267 -> 0.0222).",
+        "Rollouts without a score, sandbox failed: 24 of 90 -> 2 of 90 (26.7 % -> 2.22 %).",
         "Fewer calls that could not be parsed: 0.500 -> 0.0500 a rollout.",
     ]
     assert told["behaviour_open"] == ["More tool calls: 2 -> 3 a rollout."]
@@ -127,7 +127,7 @@ def test_what_graders_say_and_tasks_ask_is_compared(tmp_path: Path) -> None:
     answer = compare_answer(*sides)
     [cause] = answer["causes"]
     assert cause["text"] == (
-        "The answer raised an error: 6 of 8 -> 1 of 8 (0.750 -> 0.125), +0.625 of +0.625."
+        "The answer raised an error: 6 of 8 -> 1 of 8 (75 % -> 12.5 %), +0.625 of +0.625."
     )
     assert (cause["pair"]["task_id"], cause["pair"]["why"]) == ("1", "the answer raised TypeError")
     assert answer["solved"][0]["question"] == "Add 1 to n."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 
 from agentrl.errors import RunError
 from agentrl.health import History, Series, Verdict, diagnose, read_history
+from agentrl.health.commands import next_command
 from agentrl.health.measures.paid_wrong import count_paid_wrong, paid_limits
 from agentrl.health.measures.texts import ALIKE, SHINGLE, plain_text
 from agentrl.inspect.pages.compare.answer import Side, compare_answer
@@ -645,6 +647,19 @@ def test_partial_credit_is_no_alarm_and_one_amount_for_wrong_answers_is(
     """Fails if shares of an answer are suspected, or half a reward for giving up is not."""
     found = paying(tmp_path / "run", reward)
     assert (found["level"], found["headline"][: len(says)]) == (level, says), found["answer"]
+
+
+def test_the_command_for_wrong_answers_finds_what_is_paid_less_than_a_right_one(tmp_path) -> None:
+    """Fails if `doctor` names a command that finds no rollout of the finding it is for."""
+    run = tmp_path / "run"
+    paying(run, giving_up)
+    verdict = Verdict(name="score_falls", status=Status.FAIL, detail="", first_step=9)
+    line, _ = next_command(verdict, str(run)) or ("", "")
+    words = shlex.split(line)
+    found = find_answer(
+        reader_of(run), parse_question(" ".join(words[words.index(str(run)) + 1 :]))
+    )
+    assert [hit["reward"] for hit in found["hits"][:9]] == [0.4] * 9
 
 
 def test_a_rise_that_shaping_carries_alone_is_watched(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from agentrl.errors import ConfigError
 from agentrl.inspect.web.app import make_app
 from agentrl.inspect.web.base_path import checked_base, checked_names
 from agentrl.inspect.web.library import Library
-from agentrl.inspect.web.serve import first_view
 
 BASE, NAME, TOKEN = "/team/runs", "runs.example.org", "s3cret"
 
@@ -94,9 +93,3 @@ def test_what_is_no_name_is_refused() -> None:
     for name in ("https://x.org", "x.org:80", "x.org/runs", "", "*"):
         with pytest.raises(ConfigError, match=r"--allow-host: got .*expected the name of a host"):
             checked_names((name,))
-
-
-def test_a_run_that_is_given_alone_is_opened_at_once():
-    """Fails if the list of one run is what a visitor sees first."""
-    assert first_view(["my run/1"]) == "#/run?run=my+run%2F1"
-    assert first_view(["a", "b"]) == first_view([]) == ""

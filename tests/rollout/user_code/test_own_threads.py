@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.config.schema import EnvSection, RolloutSection
 from agentrl.plugins import own_threads
-from agentrl.plugins.own_threads import own_thread
+from agentrl.plugins.own_threads import OwnThread, own_thread
 from agentrl.rollout.adapters.adapt import load_env_class
 from agentrl.runtime.assembly.parts import make_env_factory
 from agentrl.types import Termination
@@ -116,6 +116,50 @@ async def test_a_call_has_no_thread_before_its_slot(monkeypatch: pytest.MonkeyPa
     await asyncio.gather(*calls[:4])
     assert await asyncio.wait_for(own_thread(lambda: 1), 60) == 1
     assert len(threads) < 10
+
+
+async def test_a_call_that_never_begins_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a slot is lost with a call that is cancelled behind another one of its thread, or
+    for which the system has no thread."""
+    monkeypatch.setattr(own_threads, "_AT_ONCE", 1)
+    go_on, shared = threading.Event(), OwnThread()
+    first = asyncio.create_task(shared.call(go_on.wait))
+    assert await asyncio.wait_for(own_thread(lambda: 1), 60) == 1  # the first one waits
+    second = asyncio.create_task(shared.call(lambda: 2))
+    while not own_threads._slots:
+        await asyncio.sleep(0.01)
+    second.cancel()
+    assert await asyncio.wait_for(own_thread(lambda: 3), 60) == 3
+    usual = threading.stack_size(2**46)
+    try:
+        for call in (own_thread, OwnThread().call):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                await asyncio.wait_for(call(lambda: 4), 60)
+    finally:
+        threading.stack_size(usual)
+    assert await asyncio.wait_for(own_thread(lambda: 5), 60) == 5
+    go_on.set()
+    await first
+
+
+async def test_a_thread_is_closed_while_a_call_comes() -> None:
+    """Fails if a call lands in a line that has ended, or a closed thread goes on."""
+    before, interval = _threads(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            shared = OwnThread()
+            calls = [asyncio.create_task(shared.call(int)) for _ in range(3)]
+            await asyncio.sleep(0)
+            shared.close()
+            assert await asyncio.wait_for(asyncio.gather(*calls), 60) == [0] * 3
+            assert await asyncio.wait_for(shared.call(int), 60) == 0
+            shared.close()
+    finally:
+        sys.setswitchinterval(interval)
+    for thread in _threads() - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 async def test_calls_that_wait_or_go_round_take_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:

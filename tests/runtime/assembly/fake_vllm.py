@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 
 class FakeVllm:
@@ -89,11 +90,6 @@ async def fake_vllm(version: str, model: Path | None = None) -> AsyncIterator[Fa
     server = FakeVllm(version, model)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server._answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with TestServer(app) as served:
+        server.url = f"http://127.0.0.1:{served.port}"
         yield server
-    finally:
-        await runner.cleanup()

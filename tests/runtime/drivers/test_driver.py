@@ -22,12 +22,15 @@ from agentrl.runtime.drivers.driver import DriverParts
 from agentrl.runtime.drivers.groups import stable_seed
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.rank_restarts import RankLost
+from agentrl.runtime.records import RunResult
 from agentrl.types import SamplingParams, Task, Termination, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
+    FakeTrainer,
     FakeWorker,
     Fuse,
     Killed,
+    StreamingWorker,
     chain,
     drive,
     fake_config,
@@ -139,6 +142,23 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path) -> None:
 def digest_parts(config: RunConfig, step: int) -> list[tuple[int, ...]]:
     store = TrajectoryStore(Path(config.run.dir) / config.run.name / "trajectories")
     return [item.trajectory.response_ids for item in store.read("train", step=step)]
+
+
+async def killed_and_resumed(
+    config: RunConfig, fuse: Fuse
+) -> tuple[str, RunResult, FakeTrainer] | None:
+    """Where a run was killed, and its end after a resume that changes no stored step."""
+    try:
+        await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
+    except Killed as killed:
+        place = f"killed at {fuse.at}: {killed}"
+    else:
+        return None  # what runs beside the trainer takes its places in another order each time
+    kept = {step: digest_parts(config, step) for step in trained_tasks(config)}
+    result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
+    assert result.steps == config.train.steps, place
+    assert {step: digest_parts(config, step) for step in kept} == kept, place
+    return place, result, trainer
 
 
 async def test_killed_again_and_again(tmp_path: Path) -> None:

@@ -27,14 +27,18 @@ from agentrl.runtime.progress import Progress
 from tests.runtime.driver_fakes import (
     FakeTrainer,
     Fuse,
-    Killed,
     StreamingWorker,
     drive,
     fake_config,
     places_to_kill,
     trained_tasks,
 )
-from tests.runtime.drivers.test_driver import digest_of_store, digest_parts, lines
+from tests.runtime.drivers.test_driver import (
+    digest_of_store,
+    digest_parts,
+    killed_and_resumed,
+    lines,
+)
 from tests.runtime.drivers.virtual_runs import virtual_run
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
@@ -129,17 +133,10 @@ async def test_a_kill_at_every_place_changes_nothing(tmp_path: Path) -> None:
         config = early_config(tmp_path / str(at), steps=3)
         name = fuse.places[at - 1]
         fuse_of = Fuse(fuse.places[:at].count(name), name=name)
-        try:
-            await drive(config, fuse=fuse_of, worker=StreamingWorker(fuse_of))
-        except Killed as place:
-            text = f"killed at {at}: {place}"
-            killed.add(str(place).split(" step")[0])
-        else:
-            continue  # what runs beside the trainer takes its places in another order each time
-        kept = {step: digest_parts(config, step) for step in trained_tasks(config)}
-        result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
-        assert result.steps == 3, text
-        assert {step: digest_parts(config, step) for step in kept} == kept, text
+        if (resumed := await killed_and_resumed(config, fuse_of)) is None:
+            continue
+        text, _, trainer = resumed
+        killed.add(text.partition(": ")[2].split(" step")[0])
         assert trainer.digest == digest_of_store(config), text
         assert trained_tasks(config) == trained_tasks(early_config(tmp_path / "whole")), text
     assert {"early update begins", "early update ends"} & killed

@@ -22,7 +22,6 @@ from agentrl.types import Task, TrajectoryGroup
 from tests.runtime.driver_fakes import (
     TASKS,
     Fuse,
-    Killed,
     StreamingWorker,
     drive,
     fake_config,
@@ -30,7 +29,7 @@ from tests.runtime.driver_fakes import (
     trained_tasks,
 )
 from tests.runtime.drivers.test_asynchronous import stored
-from tests.runtime.drivers.test_driver import digest_of_store, digest_parts, lines
+from tests.runtime.drivers.test_driver import digest_of_store, killed_and_resumed, lines
 
 
 def config_of(tmp_path: Path, *, steps: int) -> RunConfig:
@@ -185,17 +184,9 @@ async def test_a_kill_at_every_place_loses_nothing(tmp_path: Path) -> None:
     await drive(config_of(tmp_path / "w", steps=4), fuse=fuse, worker=StreamingWorker(fuse))
     for at in places_to_kill(fuse.places, 4):
         config = config_of(tmp_path / str(at), steps=4)
-        fuse = Fuse(at)
-        try:
-            await drive(config, fuse=fuse, worker=StreamingWorker(fuse))
-        except Killed as killed:
-            place = f"killed at {at}: {killed}"
-        else:
+        if (resumed := await killed_and_resumed(config, Fuse(at))) is None:
             continue
-        kept = {step: digest_parts(config, step) for step in trained_tasks(config)}
-        result, trainer = await drive(config, worker=StreamingWorker(Fuse()))
-        assert result.steps == 4, place
-        assert {step: digest_parts(config, step) for step in kept} == kept, place
+        place, _, trainer = resumed
         assert trainer.digest == digest_of_store(config), place
         indices = [stream_index(g) for groups in stored(config).values() for g in groups]
         assert len(set(indices)) == len(indices), place

@@ -9,14 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
-from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
 from tests.runtime.one_pass import (
     assert_state_is_about_one_pass_over_the_store,
     stored_tasks,
 )
+from tests.runtime.slow_loss import sampled
 from tests.runtime.tiny_project import Agentrl, write_larger_model, write_project
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -112,16 +111,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
-def tokens(run: Path) -> list[tuple[str, tuple[int, ...]]]:
-    store = TrajectoryStore(run / "trajectories")
-    return [
-        (row.rollout_id, row.response_ids)
-        for step in store.steps("train")
-        for group in stored_groups(store, "train", step)
-        for row in group.trajectories
-    ]
-
-
 def noticed_after_s(folder: Path, run: Path) -> float:
     """Seconds between the death of a rank and the line in the log that names it."""
     line = next(line for line in (run / "run.log").read_text().splitlines() if "is gone" in line)
@@ -156,7 +145,7 @@ def test_a_rank_that_is_killed_inside_a_backward_pass(tmp_path: Path, backend: s
         status, text = train(tmp_path / "calm.txt", path, "run.name=calm")
         assert status == 0, text
         calm = tmp_path / "runs" / "calm"
-        assert tokens(run) == tokens(calm)
+        assert sampled(run) == sampled(calm)
         for name, ours in weights(run).items():
             assert torch.equal(ours, weights(calm)[name]), name
 

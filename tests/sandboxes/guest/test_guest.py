@@ -74,7 +74,7 @@ def check_locked_tree(root: Path) -> None:
     (root / "d").chmod(0o400)
     request = {"path": b".", "max_bytes": 1}
     body = trees.fetch(os.fsencode(root), request)
-    assert body == wire.MEMBER.pack(5, 1) + b"d/e/fx"
+    assert body == wire.MEMBER.pack(b"f", 0, 5, 1) + b"d/e/fx"
     assert b"x" in trees.pack(os.fsencode(root), request)
     assert (root / "d").stat().st_mode & 0o777 == 0o400
 
@@ -308,20 +308,14 @@ def test_what_goes_while_a_tree_is_read_is_passed_over(tmp_path: Path) -> None:
     root = tmp_path / "root"
     name = os.fsencode(root)
 
-    def flat() -> bytes:
-        return trees.fetch_tree(name, name, 99, Late())
-
-    def whole() -> bytes:
-        return trees.fetch_whole(name, 99, Late())
-
-    for read in (flat, whole):
+    for whole in (False, True):
         with pytest.raises(FileNotFoundError):
-            read()
+            trees.fetch_tree(name, name, 99, Late(), whole)
         (root / "b" / "inner").mkdir(parents=True)
         (root / "d").symlink_to("a")
         for path in ("a", "b/inner/f", "c", "e"):
             (root / path).write_text(path)
-        found = read()
+        found = trees.fetch_tree(name, name, 99, Late(), whole)
         assert b"aa" in found
         assert b"ee" in found
         assert b"c" not in found

@@ -42,14 +42,20 @@ class Peer:
             await self.writer.wait_closed()
 
 
-@asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Channel, Peer]]:
+async def linked() -> tuple[Channel, Peer]:
+    """A channel that has begun, and its guest."""
     ours, theirs = socket.socketpair()
     channel = Channel(*await asyncio.open_connection(sock=ours))
     peer = Peer(*await asyncio.open_connection(sock=theirs))
     peer.answer(wire.READY, 0, b"")
     await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
     await peer.take()
+    return channel, peer
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Channel, Peer]]:
+    channel, peer = await linked()
     try:
         yield channel, peer
     finally:

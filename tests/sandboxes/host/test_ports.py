@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from agentrl_sandboxes.host.ports import GuestPort
 from agentrl.errors import SandboxError, SandboxUnavailable
 from agentrl.sandbox import SandboxLimits, SandboxSpec
 from agentrl.testing.sandbox_check.ports import RecordedConnection, until
-from tests.sandboxes.host.test_channel import Peer
+from tests.sandboxes.host.test_channel import Peer, linked
 
 
 class Made(list[RecordedConnection]):
@@ -31,12 +30,7 @@ class Made(list[RecordedConnection]):
 @asynccontextmanager
 async def scripted() -> AsyncIterator[tuple[GuestPort, Peer, int, Made, Channel]]:
     """A port whose guest is driven by the test, and the id of its listener."""
-    ours, theirs = socket.socketpair()
-    channel = Channel(*await asyncio.open_connection(sock=ours))
-    peer = Peer(*await asyncio.open_connection(sock=theirs))
-    peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
-    await peer.take()
+    channel, peer = await linked()
     made = Made()
     port = GuestPort(channel, made)
     begun = asyncio.create_task(port.begin())
@@ -127,12 +121,7 @@ async def test_a_guest_that_breaks_the_rules_loses_its_channel(what: str) -> Non
 
 
 async def test_without_sockets_of_the_internet_it_says_so() -> None:
-    ours, theirs = socket.socketpair()
-    channel = Channel(*await asyncio.open_connection(sock=ours))
-    peer = Peer(*await asyncio.open_connection(sock=theirs))
-    peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
-    await peer.take()
+    channel, peer = await linked()
     begun = asyncio.create_task(GuestPort(channel, Made()).begin())
     _, ident, _ = await peer.take()
     peer.answer(wire.FAILED, ident, wire.ERROR.pack(97) + b"Address family not supported")

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from agentrl_sandboxes.guest import wire
-from agentrl_sandboxes.host.answers import decode_files, exit_code
-from agentrl_sandboxes.host.channel import Channel
+from agentrl_sandboxes.host.answers import decode_tree, exit_code
 from agentrl_sandboxes.host.sessions import WINDOW, SessionProcess
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Outcome
-from tests.sandboxes.host.test_channel import Peer
+from tests.sandboxes.host.test_channel import Peer, linked
 
 
 @asynccontextmanager
 async def session() -> AsyncIterator[tuple[SessionProcess, Peer, int]]:
     """A process whose guest is driven by the test, and the id of its session."""
-    ours, theirs = socket.socketpair()
-    channel = Channel(*await asyncio.open_connection(sock=ours))
-    peer = Peer(*await asyncio.open_connection(sock=theirs))
-    peer.answer(wire.READY, 0, b"")
-    await channel.start(wire.HEAD.pack(0, wire.CONFIG, 0), timeout_s=120.0)
-    await peer.take()
+    channel, peer = await linked()
     process = SessionProcess(channel)
     begun = asyncio.create_task(process.begin({"argv": [b"x"]}))
     kind, ident, body = await peer.take()
@@ -120,14 +113,21 @@ async def test_last_words_of_a_supervisor_are_the_reason() -> None:
         assert await process.close() is None
 
 
-def member(name: bytes, data: bytes) -> bytes:
-    return wire.MEMBER.pack(len(name), len(data)) + name + data
+def member(name: bytes, data: bytes, kind: bytes = b"f", mode: int = 0) -> bytes:
+    return wire.MEMBER.pack(kind, mode, len(name), len(data)) + name + data
+
+
+ROOT = member(b"", b"", b"d", 0o755)
 
 
 def test_files_are_unpacked() -> None:
     body = member(b"a/b", b"one") + member(b"\xff", b"")
-    assert decode_files(body, 3) == {"a/b": b"one", "\udcff": b""}
-    assert decode_files(b"", 0) == {}
+    expected = [("a/b", b"one"), ("\udcff", b"")]
+    found = decode_tree(body, 3, whole=False).entries
+    assert [(path, entry.data) for path, entry in found.items()] == expected
+    assert decode_tree(b"", 0, whole=False).entries == {}
+    whole = decode_tree(ROOT + body + member(b"p", b"", b"s"), 3)
+    assert ([*whole.entries], whole.left_out) == (["", "a/b", "\udcff"], ("p",))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,20 @@ def test_files_are_unpacked() -> None:
         member(b"", b"x"),
         member(b"long", b"x" * 11),
         member(b"cut", b"xyz")[:-1],
-        wire.MEMBER.pack(3, 2**62) + b"big",
+        member(b"kind", b"", b"x"),
+        member(b"mode", b"", b"d", 0o10000),
+        wire.MEMBER.pack(b"f", 0, 3, 2**62) + b"big",
         b"\0",
     ],
 )
 def test_a_list_of_files_that_would_do_harm_is_refused(body: bytes) -> None:
     # Fails if names are joined to a host directory unseen, or lengths are believed.
     with pytest.raises(SandboxError, match="broken list"):
-        decode_files(body, 10)
+        decode_tree(body, 10, whole=False)
+    with pytest.raises(SandboxError, match="broken list"):
+        decode_tree(ROOT + body, 10)
+    with pytest.raises(SandboxError, match="broken list"):
+        decode_tree(member(b"no root", b""), 10)
 
 
 def test_a_status_that_is_none_is_refused() -> None:

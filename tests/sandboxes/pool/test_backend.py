@@ -308,7 +308,7 @@ async def test_warm_sandboxes_are_ready_and_a_dead_one_is_not_handed_out() -> No
 
     async def until_ready(count: int) -> None:
         # Those under way count as idle; none is, once nobody has a turn.
-        while len(supervisors()) < count or pool.starting:
+        while len(supervisors()) < count or pool._starts.running:
             await asyncio.sleep(0.02)
 
     try:

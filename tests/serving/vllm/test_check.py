@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.errors import ConfigError, EngineError
 from agentrl.serving.vllm import VllmEngine
@@ -109,7 +110,7 @@ async def test_something_else_at_the_address() -> None:
 
 
 @pytest.fixture
-async def plain_server(unused_tcp_port: int) -> AsyncIterator[str]:
+async def plain_server() -> AsyncIterator[str]:
     """The answers of a vLLM server for chats, started without any of our options."""
 
     async def models(request: web.Request) -> web.Response:
@@ -120,11 +121,8 @@ async def plain_server(unused_tcp_port: int) -> AsyncIterator[str]:
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.get("/version", version)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
-    yield f"http://127.0.0.1:{unused_tcp_port}"
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 async def test_missing_endpoints_name_their_flags(plain_server: str) -> None:
@@ -148,7 +146,7 @@ async def test_missing_endpoints_name_their_flags(plain_server: str) -> None:
     ],
 )
 async def test_a_server_with_another_head(
-    unused_tcp_port: int, overrides: dict[str, str], dtype: str, wanted: str, said: str | None
+    overrides: dict[str, str], dtype: str, wanted: str, said: str | None
 ) -> None:
     """Fails if sampler and trainer may round logits differently without a sound."""
 
@@ -165,12 +163,9 @@ async def test_a_server_with_another_head(
     app = web.Application()
     paths = ("/v1/models", "/version", "/is_paused", "/server_info", "/inference/v1/generate")
     app.add_routes([web.get(path, answer) for path in paths])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
     wants = Expected(vocab_size=9, max_context_tokens=48, head_dtype=wanted, rotary_limit=48)
-    findings = await check_server(f"http://127.0.0.1:{unused_tcp_port}", wants)
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        findings = await check_server(f"http://127.0.0.1:{server.port}", wants)
     found = [finding for finding in findings if finding.name == "head"]
     assert bool(found) == (said is not None)
     assert all(said in (finding.fix or "") for finding in found if said)

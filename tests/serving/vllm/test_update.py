@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.engine import WeightTicket
 from agentrl.errors import EngineError, EngineRefused, SyncError
@@ -68,12 +69,8 @@ async def server() -> Server:
 async def url(server: Server) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield site.name
-    await runner.cleanup()
+    async with TestServer(app) as served:
+        yield f"http://127.0.0.1:{served.port}"
 
 
 def ticket(version: int) -> WeightTicket:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.trainer import Trainer
+from tests.train.test_trainer import spoiled
 from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 TRAIN = TrainSection(learning_rate=1e-3)
@@ -194,15 +194,10 @@ def test_a_row_without_a_finite_gradient_is_named_in_lanes_too() -> None:
     """Fails if the gradient of a single row is left in a copy of the model."""
     model = tiny_model(torch.float32)
     trainer, _ = trained(model, lanes=3, steps=0)
-    step = step_of()
-    (update,) = step.updates
-    first, *others = update.micro_batches
-    spoiled = first.advantages_R.copy()
-    spoiled[first.row_R == 1] = float("inf")
-    broken = replace(update, micro_batches=(replace(first, advantages_R=spoiled), *others))
+    broken, row = spoiled(step_of())
     with pytest.raises(TrainError, match="gradient norm of the policy is nan") as caught:
-        trainer.step(replace(step, updates=(broken,)))
-    assert f"not finite: {first.rows[1]};" in str(caught.value)
+        trainer.step(broken)
+    assert f"not finite: {row};" in str(caught.value)
 
 
 def test_saved_weights_and_moments_are_those_of_all_lanes(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.health.measures.curves import percent
 from agentrl.inspect.pages.compare.tried import Tried, long_columns, score_bounds, solved_from
 from agentrl.inspect.pages.endings import ending_name
 from agentrl.inspect.read.reader import RunReader
@@ -190,9 +191,9 @@ def _made_of(worth: np.ndarray | None) -> str:
 
 
 def rates(counts: Sequence[int], sizes: Sequence[int]) -> str:
-    """Counts of two sets with their rates, as in `24 of 90 -> 2 of 90 (0.267 -> 0.0222)`."""
+    """Counts of two sets with their rates, as in `24 of 90 -> 2 of 90 (26.7 % -> 2.22 %)`."""
     of = " -> ".join(f"{count} of {size}" for count, size in zip(counts, sizes, strict=True))
-    shares = " -> ".join(number(c / max(1, size)) for c, size in zip(counts, sizes, strict=True))
+    shares = " -> ".join(percent(c / max(1, size)) for c, size in zip(counts, sizes, strict=True))
     return f"{of} ({shares})"
 
 

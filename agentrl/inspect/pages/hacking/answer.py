@@ -173,7 +173,10 @@ def _judged(
         since = "" if first.first_step is None else f", since step {first.first_step}"
         cause = next(c.verdict for c in causes(verdicts) if first in (c.verdict, *c.follows))
         other = "" if cause.name in SIGNS else f"it follows from another fault: {cause.detail}"
-        reasons = [first.detail + since, *told, other, _carrier(history)]
+        # Where counts of paid and wrong say nothing, since wrong answers earn less than right ones.
+        told_none = counts is not None and not counts.ends.last.wrong
+        earn = _wrong_pay(history, counts) if counts is not None and told_none else ""
+        reasons = [first.detail + since, earn, *told, other, _carrier(history)]
         return str(worst), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
     if counts is not None:

@@ -4,7 +4,7 @@
 import { lineChart } from "../chart.js";
 import { follow } from "../cursor.js";
 import { h } from "../dom.js";
-import { bounds, num, short } from "../format.js";
+import { bounds, formatOf, num, percent, short } from "../format.js";
 import { ema } from "../scale.js";
 
 // spec: what `lineChart` takes, and {title, unit?, note?, what?, source?, mono?, plain?}.
@@ -13,17 +13,18 @@ export function curveCard(spec) {
   const value = h("b", { class: "value" });
   const unit = h("span", { class: "unit" });
   const last = spec.look?.zoom?.[1];
-  const legend = series.length > 1 ? legendOf(series, last) : null;
+  const show = formatOf(spec.unit);
+  const legend = series.length > 1 ? legendOf(series, last, show) : null;
   const set = (step) => {
     const shown = valueAt(series[0], step, last);
     const smooth = legend || !spec.look?.smooth || series[0].low ? null : valueAt(smoothed(spec), step, last);
     const said = legend ? "" : stand(shown, spec);
-    value.textContent = legend ? "" : num(shown);
+    value.textContent = legend ? "" : show(shown);
     value.className = `value ${STANDS[said] ?? ""}`;
     unit.textContent = [
-      spec.unit?.replaceAll(" ", "\u00a0"),
+      show === num && spec.unit?.replaceAll(" ", "\u00a0"),
       WORDS[said],
-      smooth !== null && `smoothed ${num(smooth)}`,
+      smooth !== null && `smoothed ${show(smooth)}`,
       step !== null && `step ${num(step)}`]
       .filter(Boolean)
       .join(", ");
@@ -70,7 +71,7 @@ export function stand(value, { healthy, red }) {
   return outside(healthy) ? "outside" : "good";
 }
 
-function legendOf(series, last) {
+function legendOf(series, last, show) {
   const values = series.map(() => h("b"));
   const node = h(
     "ul",
@@ -80,15 +81,16 @@ function legendOf(series, last) {
     ),
   );
   const set = (step) =>
-    values.forEach((one, i) => (one.textContent = num(valueAt(series[i], step, last))));
+    values.forEach((one, i) => (one.textContent = show(valueAt(series[i], step, last))));
   return { node, set };
 }
 
-function about({ healthy, red, what, source, key }) {
+function about({ healthy, red, what, source, key, unit }) {
+  const show = unit === "share" ? percent : short;
   const [low, high] = red ?? [null, null];
-  const flags = [low !== null && `below ${short(low)}`, high !== null && `above ${short(high)}`];
+  const flags = [low !== null && `below ${show(low)}`, high !== null && `above ${show(high)}`];
   const said = [
-    healthy && bounds(healthy) && `healthy ${bounds(healthy)}`,
+    healthy && bounds(healthy) && `healthy ${bounds(healthy, show)}`,
     flags.some(Boolean) && `flag ${flags.filter(Boolean).join(" or ")}`,
   ].filter(Boolean);
   if (!what && !said.length) return null;

@@ -63,9 +63,9 @@ export function dashboard(run, steps, open, params, { moved, looked }) {
   fill(true);
   const note = constantsNote([
     ...flat.flatMap((band) =>
-      matching(run.metrics, band.metric).map((name) => ({ name: band.label, ...run.metrics[name] })),
+      matching(run.metrics, band.metric).map((name) => ({ name: band.label, unit: band.unit, ...run.metrics[name] })),
     ),
-    ...still.flatMap((one) => one.series.map((part) => ({ ...part, name: nameOf(one, part) }))),
+    ...still.flatMap((one) => one.series.map((part) => ({ ...part, name: nameOf(one, part), unit: one.unit }))),
   ]);
   return h(
     "section",

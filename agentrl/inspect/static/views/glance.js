@@ -2,7 +2,7 @@
 // tokens go. One answer each; it leads to the part of the page that has the rest.
 
 import { h } from "../dom.js";
-import { inSigns, num, plural, seconds, signed, words } from "../format.js";
+import { inSigns, num, percent, plural, seconds, signed, words } from "../format.js";
 import { go } from "../router.js";
 import { exampleAddress, exampleText } from "./hacking/example.js";
 import { fateText, stages } from "./ledger.js";
@@ -137,7 +137,7 @@ function time(run) {
   const speed = run.metrics["perf/tokens_per_second"]?.values.at(-1);
   return {
     ...answer,
-    big: `${num(parts[0].value / sum)} in ${parts[0].name}`,
+    big: `${percent(parts[0].value / sum)} in ${parts[0].name}`,
     small: `of ${seconds(sum)}${speed === undefined ? "" : `; ${num(speed)} tokens per second in the last step`}`,
   };
 }
@@ -151,10 +151,10 @@ function tokens(run) {
   if (!sum) return { ...answer, big: "Not logged", small: "" };
   const trained = fates.find(([name]) => name === "trained")?.[1] ?? 0;
   const lost = fates.filter(([name, value]) => name !== "trained" && value > 0);
-  const why = lost.map(([name, value]) => `${num(value / sum)} ${words(name)}: ${fateText(name)}`);
+  const why = lost.map(([name, value]) => `${percent(value / sum)} ${words(name)}: ${fateText(name)}`);
   return {
     ...answer,
-    big: `${num(trained / sum)} of sampled tokens`,
+    big: `${percent(trained / sum)} of sampled tokens`,
     small: `${why.join(" ") || "Nothing lost."} Prompt and environment are never trained on.`,
   };
 }

@@ -7,6 +7,7 @@ import { go, href } from "../router.js";
 import { WHY, explanationCard, explanationTexts } from "./explanation.js";
 import { foldButtons, foldKeys } from "./fold.js";
 import { around, notes, reward, termination } from "./parts.js";
+import { textWithImages } from "./pictures.js";
 import { actionText, patchText } from "./sibling_text.js";
 
 // What is collapsed and expanded together.
@@ -73,7 +74,7 @@ function draw(data, params) {
         "details",
         { class: "card prompt", "data-key": "prompt", open: matchMedia("(min-width: 701px)").matches },
         h("summary", {}, h("h2", {}, "Prompt")),
-        longText(data.prompt_text),
+        textWithImages(run, data.prompt_images)(data.prompt_text),
       ),
       reference && explanationCard([reference], { key: "reference", title: "Reference answer" }),
       columns(data, params, base, reference),
@@ -118,6 +119,7 @@ function outcomes(data) {
     cell?.scrollIntoView({ block: "nearest" });
     cell?.querySelector("a")?.focus({ preventScroll: true });
   };
+  const wide = matchMedia("(min-width: 721px)").matches;
   const scored = data.outcomes.some((one) => one.score !== null && one.score !== one.reward);
   const tested = data.siblings.some((one) => one.explanation.some((part) => part.field === "tests"));
   const graded = data.env_paid
@@ -141,7 +143,7 @@ function outcomes(data) {
             { "data-item": "" },
             h("td", {}, reward(one.reward)),
             scored && h("td", {}, outcomeScore(one)),
-            h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, 200)),
+            h("td", { class: "mono", title: one.text }, h("span", { class: "note" }, `${num(one.rollouts.length)}\u00d7 `), oneLine(one.text, wide ? 200 : 80)),
             h("td", { class: "note wide", title: one.said }, one.said ? oneLine(one.said, 240) : words(one.termination)),
             h(
               "td",
@@ -236,7 +238,7 @@ function columns(data, params, base, reference) {
         "div",
         { class: "column", vars: { "--rows": rows } },
         sibling(one, params, shared, base, data.siblings.filter((of) => of.same_as === one.rollout_id)),
-        one.actions.map((action, i) => turnCell(one, action, i, base)),
+        turnCells(one, base, textWithImages(params.run, one.images)),
         Array.from({ length: turns - one.actions.length }, () =>
           h("div", { class: "cell turn over" }),
         ),
@@ -331,21 +333,23 @@ function fact(name, value, what) {
   return [h("dt", { title: what }, name), h("dd", {}, value)];
 }
 
-function turnCell(one, action, i, base) {
-  const other = base && base !== one ? base.actions[i] : null;
-  return h(
-    "section",
-    { class: "cell turn" },
+function turnCells(one, base, shown) {
+  const against = (i) => (base && base !== one ? (base.actions[i]?.text ?? "") : null);
+  return one.actions.map((action, i) =>
     h(
-      "details",
-      { open: true, "data-key": `turn ${one.rollout_id} ${action.turn}` },
-      h("summary", {}, h("h3", {}, `Turn ${i + 1} of ${one.turns}`)),
-      actionParts(action, base && base !== one ? (other?.text ?? "") : null),
+      "section",
+      { class: "cell turn" },
+      h(
+        "details",
+        { open: true, "data-key": `turn ${one.rollout_id} ${action.turn}` },
+        h("summary", {}, h("h3", {}, `Turn ${i + 1} of ${one.turns}`)),
+        actionParts(action, against(i), shown),
+      ),
     ),
   );
 }
 
-function actionParts(action, against) {
+function actionParts(action, against, shown) {
   return [
     actionText(action.text, against),
     action.tool_calls.map((call) =>
@@ -357,23 +361,23 @@ function actionParts(action, against) {
         call.status !== "ok" && ` ${words(call.status)}`,
       ),
     ),
-    action.answers.map(answer),
+    action.answers.map((one) => answer(one, shown)),
   ];
 }
 
 // What a tool or the environment gave back before the next turn.
-function answer(one) {
+function answer(one, shown) {
   const failed = one.status && one.status !== "ok";
   return h(
     "div",
-    { class: `answer role-${one.role}${failed ? " broken" : ""}` },
+    { class: `reply role-${one.role}${failed ? " broken" : ""}` },
     h(
       "p",
       {},
       h("span", { class: "role" }, one.name || one.role),
       failed && h("span", { class: "fail-ink" }, ` ${words(one.status)}`),
     ),
-    longText(one.text, { first: 2_000 }),
+    shown(one.text, { last: false, show: (text) => longText(text, { first: 400, last: 150 }) }),
   );
 }
 

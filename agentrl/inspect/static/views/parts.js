@@ -51,22 +51,16 @@ export function scoreText({ score, score_before: before, score_after: after }) {
   );
 }
 
-// What could not be read; nothing is ever left out silently.
+// What could not be read or judged; nothing is ever left out silently.
 export function notes(list) {
   if (!list?.length) return null;
+  const texts = h("ul", {}, list.map((text) => h("li", {}, text)));
+  if (list.length <= 3) return h("div", { class: "notes" }, texts);
   return h(
     "details",
-    { class: "notes", "data-key": "notes", open: list.length <= 3 },
-    h(
-      "summary",
-      {},
-      `${list.length === 1 ? "One thing" : `${list.length} things`} could not be read`,
-    ),
-    h(
-      "ul",
-      {},
-      list.map((text) => h("li", {}, text)),
-    ),
+    { class: "notes", "data-key": "notes" },
+    h("summary", {}, `${list.length} notes on what is shown`),
+    texts,
   );
 }
 

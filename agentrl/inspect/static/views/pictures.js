@@ -9,22 +9,30 @@ export function imagesIn(row, from, to) {
   return row.images.filter(({ start }) => start >= from && start < to);
 }
 
-// A text as nodes. Labels are looked for in order, so that a text that holds such words of its own
-// moves no image out of its turn; an image without a label stands behind the text.
-export function shownText(run, text, images) {
-  if (!images.length) return longText(text);
-  const nodes = [];
-  let rest = text ?? "";
-  for (const image of images) {
-    const label = new RegExp(`\\[image (?:(\\d+x\\d+) )?${image.digest.slice(0, 8)}\\]`).exec(rest);
-    if (label) {
-      if (label.index) nodes.push(longText(rest.slice(0, label.index)));
-      rest = rest.slice(label.index + label[0].length);
+// A function that makes nodes of the texts of a turn, in order. Labels are looked for in order, so
+// that a text that holds such words of its own moves no image out of its turn; images without a
+// label stand behind the `last` text.
+export function textWithImages(run, images) {
+  const left = [...images];
+  return (text, { last = true, show = longText } = {}) => {
+    const nodes = [];
+    let rest = text ?? "";
+    while (left.length) {
+      const label = labelOf(left[0]).exec(rest);
+      if (!label && !last) break;
+      if (label?.index) nodes.push(show(rest.slice(0, label.index)));
+      if (label) rest = rest.slice(label.index + label[0].length);
+      nodes.push(picture(run, left.shift(), label?.[1] ?? label?.[2]));
     }
-    nodes.push(picture(run, image, label?.[1]));
-  }
-  if (rest) nodes.push(longText(rest));
-  return nodes;
+    if (rest) nodes.push(show(rest));
+    return nodes;
+  };
+}
+
+// As stored, or numbered for views without pictures.
+function labelOf({ digest, number }) {
+  const stored = `(?:(\\d+x\\d+) )?${digest.slice(0, 8)}`;
+  return new RegExp(`\\[image (?:${stored}|${number}: (?:(\\d+x\\d+), )?\\d+ tokens)\\]`);
 }
 
 // `size` is that of the picture, as its label in the text says it.

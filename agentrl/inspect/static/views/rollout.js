@@ -10,7 +10,7 @@ import { foldButtons, foldKeys } from "./fold.js";
 import { labelCard } from "./labels/labels.js";
 import { nextTrouble, outline } from "./outline.js";
 import { REWARD_AND_SCORE, notes, reward, sameScore, termination } from "./parts.js";
-import { imagesIn, shownText } from "./pictures.js";
+import { imagesIn, textWithImages } from "./pictures.js";
 import { requestCard } from "./requests.js";
 import { taskSlider } from "./slider.js";
 import { unified } from "./sibling_text.js";
@@ -214,14 +214,12 @@ function rowOf(row, data, params) {
         h("span", { class: "note" }, plural(row.prompt_tokens, "token")),
       ),
       row.prompt_text
-        ? shownText(params.run, row.prompt_text, imagesIn(row, 0, row.prompt_tokens))
+        ? textWithImages(params.run, imagesIn(row, 0, row.prompt_tokens))(row.prompt_text)
         : h("p", { class: "note" }, "Its text was not stored; see its tokens."),
     ),
     row.turns.map((one, i) => {
       const [from, to] = [one.start, one.end].map((at) => row.prompt_tokens + at);
-      const images = imagesIn(row, from, to);
-      const shown = (text) => shownText(params.run, text, images);
-      return turn(one, turnId(row, i, many), shown, images.length > 0);
+      return turn(one, turnId(row, i, many), textWithImages(params.run, imagesIn(row, from, to)));
     }),
     graded(row, data),
     data.detail?.includes("\n") &&

@@ -11,6 +11,8 @@ import { early, notes, scoreText, statePill } from "./parts.js";
 
 const MOST = 8;
 const separator = "|";
+// What a narrow screen leaves out; state and findings stand below the name there.
+const WIDE = new Set(["state", "findings", "steps", "model", "started"]);
 
 async function load(params, signal) {
   const runs = await get("runs", {}, signal);
@@ -70,7 +72,7 @@ function table(runs, picked) {
         "tr",
         {},
         ["", "run", "state", "findings", "score", "steps", "model", "started"].map(
-          (name, i) => h("th", { class: `${name === "steps" ? "n" : ""}${i > 4 ? " wide" : ""}` }, name),
+          (name) => h("th", { class: `${name === "steps" ? "n" : ""}${WIDE.has(name) ? " wide" : ""}` }, name),
         ),
       ),
     ),
@@ -84,23 +86,28 @@ function table(runs, picked) {
           h(
             "td",
             {},
-            h("input", {
-              type: "checkbox",
-              checked: picked.has(one.id),
-              "aria-label": `Compare ${one.name}`,
-              "data-key": `pick ${one.id}`,
-              onchange: (event) => choose(one.id, event.target.checked),
-            }),
+            h(
+              "label",
+              { class: "tick" },
+              h("input", {
+                type: "checkbox",
+                checked: picked.has(one.id),
+                "aria-label": `Compare ${one.name}`,
+                "data-key": `pick ${one.id}`,
+                onchange: (event) => choose(one.id, event.target.checked),
+              }),
+            ),
           ),
           h(
             "td",
             {},
             h("a", { class: "strong", href: href("run", { run: one.id }) }, one.name),
+            h("div", { class: "pills narrow" }, statePill(one.state, early(one)), verdicts(one)),
             h("div", { class: "note mono" }, one.path),
             notes(one.notes),
           ),
-          h("td", {}, statePill(one.state, early(one))),
-          h("td", {}, verdicts(one)),
+          h("td", { class: "wide" }, statePill(one.state, early(one))),
+          h("td", { class: "wide" }, verdicts(one)),
           h("td", {}, scoreText(one) ?? h("span", { class: "note" }, num(null))),
           h(
             "td",

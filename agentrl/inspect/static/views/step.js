@@ -61,7 +61,7 @@ function draw(data, params) {
         "header",
         { class: "head" },
         h("div", {}, h("h1", {}, `Step ${data.step}`), h("p", { class: "sub" }, summary(data))),
-        h(
+        data.kinds.length > 0 && h(
           "div",
           { class: "actions" },
           kinds(data, run),
@@ -86,6 +86,7 @@ function draw(data, params) {
 }
 
 function nothing(data) {
+  if (!data.kinds.length) return "The first rollouts come with the first step.";
   if (!data.steps.length) return `Nothing of the kind "${data.kind}" is stored in this run.`;
   return `Steps with rollouts of this kind: ${data.steps[0]} to ${data.steps.at(-1)}.`;
 }

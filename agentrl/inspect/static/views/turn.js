@@ -1,12 +1,12 @@
 // One turn: who spoke, what was said, which tools were called and what they answered.
 
-import { h, longText } from "../dom.js";
+import { answerText, h, longText } from "../dom.js";
 import { num, plural, seconds, short, words } from "../format.js";
 import { firstWords } from "./outline.js";
 import { reward, status } from "./parts.js";
 
-// `shown` makes nodes of the turn's text, with its images if it has any.
-export function turn(one, id, shown = longText, images = false) {
+// `shown` makes nodes of the turn's texts, with its images if it has any.
+export function turn(one, id, shown = (text) => longText(text)) {
   return h(
     "details",
     {
@@ -17,33 +17,37 @@ export function turn(one, id, shown = longText, images = false) {
       open: true,
     },
     h("summary", {}, heading(one)),
-    // The results of a tool turn say the same as its text, with more around it.
-    one.tool_results.length || allCalls(one) ? null : shown(one.text),
-    one.tool_calls.map(call),
-    one.tool_results.map(result),
-    one.tool_results.length > 0 &&
-      one.text &&
+    one.texts.length ? inOrder(one, shown) : shown(one.text, { show: one.role === "assistant" ? longText : answerText }),
+    marked(one) &&
       h(
         "details",
-        { class: "raw", open: images },
+        { class: "raw" },
         h(
           "summary",
           { class: "note" },
           one.end > one.start ? "as the model saw it" : "as it would have been shown",
         ),
-        shown(one.text),
+        longText(one.text),
       ),
   );
 }
 
-// Whether the calls that are shown below are all of the text, but for the fence around code. A call
-// may begin in the prompt, with the prefix that the config puts there.
-function allCalls(one) {
-  if (!one.tool_calls.length || !one.tool_calls.every((of) => of.raw && body(of))) return false;
-  const text = one.text.trim();
-  if (one.tool_calls[0].raw.trim().endsWith(text)) return true;
-  const rest = one.tool_calls.reduce((left, of) => left.replace(of.raw.trim(), () => ""), text);
-  return /^[`\s]*$/.test(rest);
+// Calls or results, each in its place among the texts around them.
+function inOrder(one, shown) {
+  const calls = one.tool_calls.length > 0;
+  const boxes = calls ? one.tool_calls : one.tool_results;
+  const show = calls ? longText : answerText;
+  return one.texts.map((text, i) => [
+    (text || i === boxes.length) && shown(text, { last: i === boxes.length, show }),
+    i < boxes.length && (calls ? call(boxes[i]) : result(boxes[i], shown)),
+  ]);
+}
+
+// Whether a turn of results has marks around them, which its boxes do not show.
+function marked(one) {
+  if (!one.tool_results.length || !one.text) return false;
+  const parts = one.texts.flatMap((text, i) => [text, one.tool_results[i]?.text]);
+  return parts.filter(Boolean).join("\n") !== one.text;
 }
 
 // Role, place and facts of a turn, and its first words, which show while it is collapsed.
@@ -102,13 +106,18 @@ function call(one) {
       one.status !== "ok" && status(one.status),
     ),
     one.error && h("p", { class: "fail-ink" }, one.error),
-    body(one),
-    h(
-      "details",
-      { class: "raw" },
-      h("summary", { class: "note" }, "as written"),
-      longText(one.raw),
-    ),
+    body(one)
+      ? [
+          body(one),
+          one.raw &&
+            h(
+              "details",
+              { class: "raw" },
+              h("summary", { class: "note" }, "as written"),
+              longText(one.raw),
+            ),
+        ]
+      : one.raw && longText(one.raw),
   );
 }
 
@@ -135,7 +144,7 @@ function body(one) {
   );
 }
 
-function result(one) {
+function result(one, shown) {
   const exit = one.exit_code;
   return h(
     "section",
@@ -152,6 +161,6 @@ function result(one) {
       one.duration_s !== null && h("span", { class: "note" }, seconds(one.duration_s)),
       one.truncated && h("span", { class: "pill warn" }, "output was cut"),
     ),
-    longText(one.text),
+    shown(one.text, { last: false, show: answerText }),
   );
 }

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, some_of
 from agentrl.sandbox import Outcome, SandboxBackend
 from agentrl_envs.swe.make.build import LIMITS
 from agentrl_envs.swe.make.environment import Environment
@@ -33,7 +33,6 @@ from agentrl_envs.swe.record import (
 from agentrl_envs.swe.run_tests import SPARE_S, TestRun, run_tests
 from agentrl_envs.swe.trees import TreeFile, TreeStore, upload_tree
 
-_SHOWN = 3
 _LOOKS = 3
 """How often a task is looked at until it agrees."""
 
@@ -144,7 +143,7 @@ async def _looks(
             return ("mending all but one site is enough",), ()
     both = [name for name in task.FAIL_TO_PASS if name in task.PASS_TO_PASS]
     if both:
-        return (f"fail and pass: {_few(both)}",), ()
+        return (f"fail and pass: {some_of(both, 3)}",), ()
     looks: list[dict[str, set[str]]] = []
     while len(looks) < _LOOKS:
         before = await _run(task, tree, environment, backend)
@@ -155,7 +154,7 @@ async def _looks(
     always = {what: set.intersection(*(look[what] for look in looks)) for what in looks[0]}
     ever = {name for look in looks for names in look.values() for name in names}
     flips = ever - {name for names in always.values() for name in names}
-    said = tuple(f"{what}: {_few(sorted(names))}" for what, names in always.items() if names)
+    said = tuple(f"{what}: {some_of(sorted(names), 3)}" for what, names in always.items() if names)
     return said, tuple(sorted(flips))
 
 
@@ -179,11 +178,6 @@ def _wrong(task: SweTask, before: TestRun, after: TestRun) -> dict[str, set[str]
             n for n in (*task.FAIL_TO_PASS, *task.PASS_TO_PASS) if not after.passed(n)
         },
     }
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 async def _run(

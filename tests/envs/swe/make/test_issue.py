@@ -20,7 +20,6 @@ from agentrl_envs.swe.make.mutation.removal import merged, removals
 from agentrl_envs.swe.make.validate import validate_tasks
 from agentrl_envs.swe.patches import apply_patch
 from agentrl_envs.swe.trees import TreeFile
-from aiohttp import web
 
 from agentrl.cli import main
 from agentrl.data.tasks.pass_rates import Measured, append_measured
@@ -28,6 +27,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.served import ServedModel, ServedSettings
 from tests.envs.swe.make.swe_making import request_for
 from tests.envs.swe.make.swe_sdists import SHAPES
+from tests.served.scripted_server import scripted_server
 
 CLAMP = Reported(
     snippet=Snippet(imports=("from shapes import clamp",), setup=(), call="clamp(9, 1, 3)",
@@ -191,31 +191,14 @@ GOOD = "clamp ignores the upper end\n\n`clamp(9, 1, 3)` gives 9 for me. I had ho
     ],
 )  # fmt: skip
 async def test_a_served_model_may_write_and_is_not_believed(answer, refused):
-    asked = []
-
-    async def complete(request):
-        asked.append(await request.json())
-        if answer is None:
-            return web.Response(status=500)
-        return web.json_response({"choices": [{"message": {"content": answer}}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        writer = ServedWriter(ServedModel(ServedSettings(url=url, model="m", tries=3)), "m")
-        issue = await write_issue(STORY, "0", SECRETS, writer)
-    finally:
-        await runner.cleanup()
+    async with scripted_server(always=answer or 500) as server:
+        settings = ServedSettings(url=server.url, model="m", tries=3)
+        issue = await write_issue(STORY, "0", SECRETS, ServedWriter(ServedModel(settings), "m"))
     assert issue is not None
     assert issue.refused.startswith(refused)
     assert issue.text == (written(STORY, "0") if refused else f"{GOOD}\n")
     # The model is told what a user saw: neither the fix nor its place.
-    told = json.dumps(asked)
+    told = json.dumps(server.asked)
     assert "clamp(9, 1, 3)" in told
     assert "return min(value" not in told
     assert "inner" not in told

@@ -105,7 +105,7 @@ export function endingsCard(run, open, zoom) {
   return h(
     "article",
     { class: "curve-card card", "data-item": "" },
-    h("header", {}, h("h3", {}, "How rollouts end"), h("span", { class: "unit" }, "share")),
+    h("header", {}, h("h3", {}, "How rollouts end")),
     stackChart({ parts, share: true, label: "Share of rollouts by ending and step", height: 132, open }),
     h(
       "ul",

@@ -1,14 +1,14 @@
 // Curves that never move: named with their value, since a straight line tells no more.
 
 import { h } from "../../dom.js";
-import { num, plural } from "../../format.js";
+import { formatOf, plural } from "../../format.js";
 import { constantOf } from "../../scale.js";
 
-// list: [{name, values}]. The paragraph is closed where there are many.
+// list: [{name, values, unit?}]. The paragraph is closed where there are many.
 export function constantsNote(list) {
   if (!list.length) return null;
-  const items = list.map(({ name, values }) =>
-    h("li", {}, h("span", { class: "mono" }, name), ` = ${num(constantOf(values))}`),
+  const items = list.map(({ name, values, unit }) =>
+    h("li", {}, h("span", { class: "mono" }, name), ` = ${formatOf(unit)(constantOf(values))}`),
   );
   return h(
     "details",

@@ -5,23 +5,30 @@ import { num, seconds } from "../../format.js";
 import { between } from "../../scale.js";
 
 const MOST_SMOOTH = 0.99;
+// With more steps than a card has pixels, the curve of single steps is an area: these are smoothed
+// unless the address says otherwise.
+const MANY_STEPS = 600;
+const SMOOTH_MANY = 0.95;
 
-// params: of the address. Gives {smooth, log, axis, zoom}, each within what is possible.
+// params: of the address. Gives {smooth, log, axis, zoom}, each within what is possible, and
+// `usual`, the smoothing of an address that names none.
 export function settingsOf(params, steps) {
-  const smooth = Number(params.smooth);
+  const usual = steps[1] - steps[0] > MANY_STEPS ? SMOOTH_MANY : 0;
+  const smooth = Number(params.smooth ?? usual);
   const [from, to] = [Number(params.from), Number(params.to)];
   const zoomed = params.from && params.to && Number.isFinite(from) && from < to;
   return {
     smooth: smooth > 0 ? Math.min(MOST_SMOOTH, smooth) : 0,
+    usual,
     log: params.log === "1",
     axis: params.axis ?? "step",
     zoom: zoomed ? [Math.max(from, steps[0]), Math.min(to, steps[1])] : null,
   };
 }
 
-export function toParams({ smooth, log, axis, zoom }) {
+export function toParams({ smooth, usual, log, axis, zoom }) {
   return {
-    smooth: smooth || null,
+    smooth: smooth === usual ? null : String(smooth),
     log: log ? "1" : null,
     axis: axis === "step" ? null : axis,
     from: zoom?.[0],

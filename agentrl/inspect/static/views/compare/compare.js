@@ -3,7 +3,7 @@
 
 import { get } from "../../api.js";
 import { h, longText } from "../../dom.js";
-import { inSigns, kindName, lastPart, num, plural, signed, withoutFence } from "../../format.js";
+import { inSigns, kindName, lastPart, num, percent, plural, points, signed, withoutFence } from "../../format.js";
 import { href } from "../../router.js";
 import { endingMeaning, notes, termination } from "../parts.js";
 import { byLabel } from "../tasks/by_label.js";
@@ -279,16 +279,16 @@ function endings(data, names) {
             h(
               "td",
               { class: "n" },
-              num(shares[0]),
+              percent(shares[0]),
               h("span", { class: "note" }, ` (${num(a)})`),
             ),
             h(
               "td",
               { class: "n" },
-              num(shares[1]),
+              percent(shares[1]),
               h("span", { class: "note" }, ` (${num(b)})`),
             ),
-            h("td", { class: "n" }, signed(shares[1] - shares[0])),
+            h("td", { class: "n" }, points(shares[1] - shares[0])),
           ),
         ),
       ),

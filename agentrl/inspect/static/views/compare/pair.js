@@ -228,6 +228,12 @@ function beside(left, right, index, { plain, ended }) {
   );
 }
 
+// The text of a turn; results that it does not have, as of a rollout that had ended, before it.
+function wholeText(one) {
+  const apart = one.tool_results.map((of) => of.text).filter((text) => !one.text.includes(text));
+  return [...apart, one.text].filter(Boolean).join("\n");
+}
+
 function cell(name, one, index, ended, other) {
   if (!one) return h("div", {}, ended && h("p", { class: "note" }, `${name} has ended`));
   return h(
@@ -238,7 +244,7 @@ function cell(name, one, index, ended, other) {
       "details",
       { class: `turn role-${one.role}`, open: true, "data-item": "", "data-key": `turn ${name}-${index}` },
       h("summary", {}, heading(one)),
-      longText(one.text || one.tool_results.map((of) => of.text).join("\n")),
+      longText(wholeText(one)),
       outcomes(one),
     ),
     other === one.text && h("p", { class: "note" }, "The same text."),

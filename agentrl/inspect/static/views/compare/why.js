@@ -3,7 +3,7 @@
 
 import { diff } from "../../diff.js";
 import { h } from "../../dom.js";
-import { inSigns, num, plural, signed } from "../../format.js";
+import { inSigns, num, percent, plural, signed } from "../../format.js";
 import { href } from "../../router.js";
 import { stepsText } from "../tasks/tasks.js";
 
@@ -62,7 +62,7 @@ function causeAddress(sides, i, why) {
 
 function causeRow({ why, counts, sizes, part, note, pair }, sides, explained) {
   const cell = (i) => {
-    const text = `${num(counts[i] / sizes[i])} (${num(counts[i])} of ${num(sizes[i])})`;
+    const text = `${num(counts[i])} of ${num(sizes[i])} (${percent(counts[i] / sizes[i])})`;
     if (!counts[i]) return text;
     const title = "These rollouts";
     return h("a", { href: causeAddress(sides, i, why), title, "data-key": `cause ${i} ${why}` }, text);

@@ -1,7 +1,7 @@
 // Clusters of near-identical answers to different tasks, drawn when they are there.
 
 import { empty, h, longText } from "../../dom.js";
-import { column, kindName, num, plural, withoutFence } from "../../format.js";
+import { column, kindName, num, percent, plural, withoutFence } from "../../format.js";
 import { go, href } from "../../router.js";
 import { stepsName } from "../tasks/score_cell.js";
 
@@ -128,7 +128,7 @@ function cluster(one, found, run) {
       fact("mean reward", column(one.reward), one.paid_wrong ? "warn-ink" : ""),
       fact("mean score", column(one.score), one.paid_wrong ? "warn-ink" : ""),
       fact("steps", one.steps[0] === one.steps[1] ? num(one.steps[0]) : `${num(one.steps[0])} to ${num(one.steps[1])}`),
-      fact("of all rollouts", one.ends.map((ends, i) => `${num(one.shares[i])} in ${stepsName(ends)}`).join(", ")),
+      fact("of all rollouts", one.ends.map((ends, i) => `${percent(one.shares[i])} in ${stepsName(ends)}`).join(", ")),
     ),
     longText(withoutFence(one.text), { first: FIRST }),
     h(

@@ -1,7 +1,7 @@
 // Labels of a run: how often each word was given, and how far reviewers and judges agree.
 
 import { h } from "../../dom.js";
-import { num } from "../../format.js";
+import { num, percent } from "../../format.js";
 import { href } from "../../router.js";
 
 // Returns null for a run that nobody has labelled.
@@ -48,7 +48,7 @@ function table(agreements) {
           h("td", {}, `${one.first} and ${one.second}`),
           h("td", {}, one.label || "all words"),
           h("td", { class: "n" }, num(one.rollouts)),
-          h("td", { class: "n" }, num(one.share)),
+          h("td", { class: "n" }, percent(one.share)),
           h("td", { class: "n" }, kappaText(one)),
         ),
       ),

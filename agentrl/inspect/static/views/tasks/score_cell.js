@@ -32,20 +32,31 @@ export function scoreCell(cell, { run, kind, range, steps, name }) {
   );
 }
 
-// One column for each range of steps, as high as the score; a gap where the task was not tried.
+// One column for each range of steps, as high as the score; a gap where the task was not tried. All
+// of them are one link, to the newest group or to the one under the pointer: a column alone would be
+// too narrow to hit.
 export function scoreColumns(cells, ranges, { run, kind, range }) {
+  const newest = cells.findLast(Boolean);
+  if (!newest) return null;
+  const said = (cell, i) => `${stepsName(ranges[i])}: ${num(cell.mean)}, ${plural(cell.n, "rollout")}`;
   return h(
-    "span",
-    { class: "score-columns" },
-    cells.map((cell, i) => {
-      if (!cell) return h("i", { class: "gap", "aria-hidden": "true" });
-      const said = `${stepsName(ranges[i])}: ${num(cell.mean)}, ${plural(cell.n, "rollout")}`;
-      return h(
-        "a",
-        { href: groupOf(run, kind, cell), title: said, "aria-label": said },
-        h("i", { vars: { "--share": share(cell.mean, range) } }),
-      );
-    }),
+    "a",
+    {
+      class: "score-columns",
+      href: groupOf(run, kind, newest),
+      "aria-label": `opens the newest group; ${cells.map((cell, i) => cell && said(cell, i)).filter(Boolean).join("; ")}`,
+      onclick: (event) => {
+        const cell = cells[[...event.currentTarget.children].indexOf(event.target.closest(".at-step"))];
+        if (!cell || event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        location.hash = groupOf(run, kind, cell);
+      },
+    },
+    cells.map((cell, i) =>
+      cell
+        ? h("span", { class: "at-step", title: said(cell, i) }, h("i", { vars: { "--share": share(cell.mean, range) } }))
+        : h("span", { class: "gap" }),
+    ),
   );
 }
 
