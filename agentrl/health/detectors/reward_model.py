@@ -55,7 +55,7 @@ class _RewardModelCurve:
 
 @detector(
     bound("far", 5.0, "distance of the mean reward from 0, in standard deviations", USUAL),
-    bound("far_steps", 5, "steps in a row so far away", OURS),
+    bound("far_steps", 5, "steps that count as so far away", OURS),
     bound("leaving", 2.0, "distance from 0 that must not grow any further", OURS),
 )
 def reward_model_drift(history: History, limits: Limits) -> Verdict:
