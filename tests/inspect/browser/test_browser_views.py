@@ -20,6 +20,7 @@ from tests.inspect.browser.inspector_page import (
     watched,
 )
 from tests.inspect.conftest import HOSTILE
+from tests.inspect.hacked_runs import write_hacked_run
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
 pytestmark = pytest.mark.slow
@@ -82,15 +83,19 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_that_adds_up_t
     expect(page.locator(".curve-card.plain p").last).to_have_text("Assistant turns of a rollout.")
     assert page.locator(".chart rect.healthy").count() > 3
     assert page.locator(".chart rect.red").count() > 0
-    finding = page.locator(".finding", has=page.locator(".pill.warn, .pill.fail")).first
-    finding.locator("summary").click()
-    expect(finding.get_by_role("heading", name="Evidence")).to_be_visible()
-    expect(page.get_by_role("heading", name="What to change in the run file")).to_be_visible()
-    keys = page.locator(".changes code").all_inner_texts()
-    assert len({text.partition(":")[0] for text in keys}) == len(keys), "one value a key"
-    page.keyboard.press("Escape")
     shares = page.locator(".share", has_text="trained").first.locator("li b").all_inner_texts()
     assert sum(float(text.removesuffix("\xa0%")) for text in shares) == pytest.approx(100, abs=0.5)
+
+
+def test_a_finding_opens_with_its_evidence_and_what_to_change(page: Page, tmp_path: Path) -> None:
+    with inspecting(write_hacked_run(tmp_path / "hacked")) as address:
+        opened(page, at(address, "run", run="hacked"))
+        finding = page.locator(".finding", has=page.locator(".pill.warn, .pill.fail")).first
+        finding.locator("summary").click()
+        expect(finding.get_by_role("heading", name="Evidence")).to_be_visible()
+        expect(page.get_by_role("heading", name="What to change in the run file")).to_be_visible()
+        keys = page.locator(".changes code").all_inner_texts()
+        assert len({text.partition(":")[0] for text in keys}) == len(keys), "one value a key"
 
 
 def test_what_was_learned_leads_to_tasks_their_steps_and_pairs_of_rollouts(
