@@ -84,7 +84,7 @@ class PooledBackend(SandboxBackend):
         self._capacity = PoolCapacity(max_open)
         self._starts = Starts(inner, at_once=starts_at_once, breaker=breaker or Breaker())
         self._makers = asyncio.Semaphore(prepares_at_once)
-        self._idle = IdleSandboxes(self._starts, warm=warm)
+        self._idle = IdleSandboxes(self._starts, warm=warm, refill=self._refill)
         self._prepared = PreparedWork(entries=prepared, size_bytes=prepared_bytes)
         self._leases: set[Lease] = set()
         self._closed = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from agentrl.errors import SandboxError
 from agentrl_sandboxes.pool.lease import Held, SandboxKind
@@ -26,11 +27,12 @@ WARM_START_S = 120.0
 class IdleSandboxes:
     """Empty sandboxes by kind; the kind asked for longest ago is first."""
 
-    def __init__(self, starts: Starts, *, warm: int) -> None:
+    def __init__(self, starts: Starts, *, warm: int, refill: Callable[[], None]) -> None:
         self._starts = starts
         self._warm = warm
+        self._refill = refill
         self._idle: OrderedDict[SandboxKind, deque[Held]] = OrderedDict()
-        self._warming: dict[asyncio.Task[None], SandboxKind] = {}
+        self._warming: dict[asyncio.Task[bool], SandboxKind] = {}
         self._closed = False
 
     @property
@@ -75,7 +77,7 @@ class IdleSandboxes:
             for _ in range(min(self._warm - has, most - self.count)):
                 task = asyncio.ensure_future(self._start(kind))
                 self._warming[task] = kind
-                task.add_done_callback(self._warming.pop)
+                task.add_done_callback(self._has_started)
 
     async def close(self) -> None:
         """Close all of them, and call off what is being started. Idempotent."""
@@ -88,13 +90,19 @@ class IdleSandboxes:
         self._idle.clear()
         await asyncio.gather(*map(end_quietly, every))
 
-    async def _start(self, kind: SandboxKind) -> None:
+    async def _start(self, kind: SandboxKind) -> bool:
         try:
             started = await self._starts.start(kind, None, limit_s=WARM_START_S)
         except SandboxError as error:
             logger.warning("no sandbox could be started ahead of use: %s", error)
-        else:
-            self.put(started.held)
+            return False
+        self.put(started.held)
+        return True
+
+    def _has_started(self, task: asyncio.Task[bool]) -> None:
+        del self._warming[task]
+        if not task.cancelled() and not task.exception() and task.result():
+            self._refill()  # what was asked for while this one had the turn
 
 
 def young(held: Held) -> bool:

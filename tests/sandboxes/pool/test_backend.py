@@ -330,6 +330,36 @@ async def test_warm_sandboxes_are_ready_and_a_dead_one_is_not_handed_out() -> No
     assert not supervisors()
 
 
+async def test_a_place_that_was_left_while_another_started_is_filled_afterwards() -> None:
+    """Fails if a kind has no warm sandbox until somebody asks for it again."""
+    go_on = asyncio.Event()
+
+    async def start(number: int) -> None:
+        if number == 4:
+            await go_on.wait()
+
+    inner = InMemory(start)
+    pool = PooledBackend(inner, warm=1, starts_at_once=1)
+    other = SandboxSpec(limits=SandboxLimits(processes=16))
+
+    async def until_made(count: int) -> None:
+        while inner.made < count or inner.starting > (count == 4):
+            await asyncio.sleep(0.01)
+
+    try:
+        await pool.take(SPEC, LIMITS)
+        await asyncio.wait_for(until_made(2), 60)
+        await pool.take(other, LIMITS)
+        await asyncio.wait_for(until_made(4), 60)
+        assert (await pool.take(SPEC, LIMITS)).origin.warm
+        go_on.set()
+        await asyncio.wait_for(until_made(5), 60)
+        assert (await pool.take(SPEC, LIMITS)).origin.warm
+    finally:
+        go_on.set()
+        await pool.close()
+
+
 async def test_an_old_sandbox_is_not_handed_out() -> None:
     """Fails if age is ignored: it would end itself in the middle of a rollout."""
     inner = InMemory()
