@@ -96,7 +96,8 @@ def test_a_step_that_is_longer_than_the_grace_period_is_given_up(tmp_path: Path)
     )
     status, text = agentrl(tmp_path / "calm.txt", "train", path, "run.name=calm")
     assert status == 0, text
-    (tmp_path / "slow").write_text("4.0")
+    # Two micro-batches: the step is given up after half of the grace, in the midst of the second.
+    (tmp_path / "slow").write_text("5.5")
     process = Agentrl(tmp_path / "out.txt", "train", path, "--resume")
     process.wait_for("step 1/3")
     while not (tmp_path / "sleeps").exists():
