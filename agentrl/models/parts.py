@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ def fill(module: nn.Module) -> None:
     """Read all that a small part of a model lacks."""
     for param in module.parameters():
         if (stored := stored_weight(param)) is not None:
-            full = stored.rows(0, max(1, *param.shape[:1])).reshape(param.shape)
+            full = stored.recipe.whole()
+            check_finite([(stored.name, full)], who=stored.who, remedy=REMEDY)
             replace_weight(param, full.to(stored.device, param.dtype, copy=True))
 
 
@@ -96,6 +98,40 @@ def replace_weight(param: nn.Parameter, full: Tensor) -> None:
     """Give a parameter on the meta device its numbers; whoever holds it holds them from now on."""
     made = nn.Parameter(full, requires_grad=param.requires_grad)
     torch.utils.swap_tensors(param, made)
+
+
+@contextmanager
+def standing_in(model: nn.Module) -> Iterator[None]:
+    """Inside, weights that are in their files look as if they were here, and take no memory."""
+    kept: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for param in model.parameters():
+        if (stored := stored_weight(param)) is not None:
+            number = torch.zeros((), dtype=param.dtype, device=stored.device)
+            stand = nn.Parameter(number.expand(param.shape), requires_grad=param.requires_grad)
+            torch.utils.swap_tensors(param, stand)
+            kept.append((param, stand))
+    try:
+        yield
+    finally:
+        for param, own in kept:
+            own.requires_grad_(param.requires_grad)
+            torch.utils.swap_tensors(param, own)
+
+
+def load_weights(
+    loader: Any,
+    source: str,
+    *,
+    who: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    body: bool = False,
+    in_parts: bool = False,
+) -> Any:
+    """The model of `load_whole` on a device, or that of `load_in_parts`."""
+    if in_parts:
+        return load_in_parts(loader, source, who=who, device=device, dtype=dtype, body=body)
+    return load_whole(loader, source, who=who, dtype=dtype, body=body).to(device)
 
 
 def load_in_parts(

@@ -183,14 +183,18 @@ class Promised(Tensor):
     recipe: Recipe
     """The way to its numbers."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAttributeAccessIssue]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     @staticmethod
     def __new__(cls, recipe: Recipe) -> Promised:
         """A tensor of the CPU by its looks, so that what loads it needs no other way."""
         like = recipe.like
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device="cpu"
+            cls,
+            like.shape,
+            strides=like.stride(),
+            dtype=like.dtype,
+            device=torch.device("cpu"),
         )
         made.recipe = recipe
         return made
@@ -220,9 +224,9 @@ class Promised(Tensor):
             first = next(found for found in every if isinstance(found, Promised))
             next(first.recipe.stored()).refused.append(str(func))
             raise Unpromised(str(func)) from error
-        args, kwargs = tree_map(_recipe_of, (args, kwargs))
+        given: tuple[Any, dict[str, Any]] = tree_map(_recipe_of, (args, kwargs))
         made = [
-            cls(MadeTensor(one, func, args, kwargs, index)) if isinstance(one, Tensor) else one
+            cls(MadeTensor(one, func, *given, index)) if isinstance(one, Tensor) else one
             for index, one in enumerate(out)
         ]
         return tree_unflatten(made, spec)

@@ -12,6 +12,7 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.parts import device_of
 from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.lanes import in_lanes, lane_count
 from agentrl.train.backends.lockstep import Whole, with_tower_passes
@@ -44,7 +45,7 @@ class FrozenPolicy:
         self._mask_keys = mask_keys
         self._lanes, self._cores = lane_count(model, lanes), usable_cores()
         param = next(model.parameters())
-        self._device, self._dtype = param.device, param.dtype
+        self._device, self._dtype = device_of(model), param.dtype
         # Tied weights come once, as they do from a backend.
         self.shapes = {name: param.shape for name, param in model.named_parameters()}
         """Shape of every whole weight, by name."""
@@ -111,23 +112,33 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """Divide the model among the ranks; returns when every rank does.
 
         Args:
-            model: a `transformers` causal language model, whole and the same on every rank. It is
-                taken apart.
+            model: a `transformers` causal language model, the same on every rank, whole or in
+                parts. It is taken apart.
             ranks: joined already; closed by the caller.
             offload: keep the slices in main memory, where the model is on a GPU.
             mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
 
         Raises:
+            ConfigError: numbers of it are not finite, or its files cannot be read.
             TrainError: the ranks hold different weights, or one of them is gone.
         """
+        from agentrl.train.backends.filling import Filling
         from agentrl.train.backends.slices import Slices, shard_model
 
         super().__init__(model, mask_keys=mask_keys)
         check_same_weights(ranks.gather, dict(model.named_parameters()))
         ranks.open_global_group()
         self._ranks, self._whole = ranks, Whole(model)
+        filling = Filling()
         with ranks.naming("dividing the reference policy"):
-            shard_model(model, self._whole, ranks=ranks.world_size, offload=offload)
+            shard_model(
+                model,
+                self._whole,
+                ranks=ranks.world_size,
+                offload=offload,
+                filling=filling,
+            )
+        filling.settle(ranks.gather)
         self._slices = Slices(model)
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:

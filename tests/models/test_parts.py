@@ -37,9 +37,9 @@ def weight(param: Tensor) -> StoredWeight:
     return found
 
 
-def make(folder: Path, family: str) -> Path:
+def make(folder: Path, family: str, **settings: Any) -> Path:
     if family in FAMILIES:
-        return stored(folder, family)
+        return stored(folder, family, **settings)
     config = AutoConfig.for_model(family, **{**SMALL, **MORE[family]})
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
-from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
+from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
 from agentrl.train.model.supported import check_readable
 
@@ -43,11 +43,6 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
 
 
-def divides_weights(backend: TrainBackendSection) -> bool:
-    """Return true if a rank holds a part of the weights, and not only of gradients or moments."""
-    return backend.kind == "fsdp2" or (backend.kind == "deepspeed" and backend.zero_stage == 3)
-
-
 def make_backend(
     model: Any,
     *,
@@ -59,8 +54,9 @@ def make_backend(
     """The backend of `train.backend` for this process, whose `ranks` are joined already.
 
     Args:
-        model: a `transformers` causal language model with the same weights on every rank. A sharded
-            backend takes it apart: afterwards only the backend can run it and knows its weights.
+        model: a `transformers` causal language model with the same weights on every rank, or, for
+            a backend that divides weights, in parts (`load_in_parts`). A sharded backend takes it
+            apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
         gradient_checkpointing: recompute activations in the backward pass.
         ranks: the processes that train together, closed by the caller; None is one process.
@@ -71,7 +67,9 @@ def make_backend(
             that the trainer would compute wrongly.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
-    check_readable(model)
+    in_parts = is_in_parts(model)
+    if not in_parts:
+        check_readable(model)
     check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
     if train.backend.kind == "torch":
         if ranks is None or ranks.world_size == 1:
@@ -102,13 +100,16 @@ def make_backend(
     else:
         from agentrl.train.backends.deepspeed_backend import DeepspeedBackend as Backend
 
-    return Backend(
+    made = Backend(
         model,
         train=train,
         gradient_checkpointing=gradient_checkpointing,
         ranks=ranks,
         mask_keys=mask_keys,
     )
+    if in_parts:
+        made.check_readable()
+    return made
 
 
 def full_weights(backend: TrainBackend) -> dict[str, Tensor]:

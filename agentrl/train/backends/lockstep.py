@@ -23,6 +23,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory
+from agentrl.models.parts import device_of
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
@@ -36,18 +37,24 @@ from agentrl.train.model.logprobs import (
     packed_log_probs,
 )
 from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
+from agentrl.train.model.supported import check_readable
 from agentrl.train.model.value_head import ValueModel
 
 
 class Whole(nn.Module):
-    """Body and head in one forward pass, so that the head's weights are there when it runs."""
+    """All that a pass runs, in one forward call, so that the head's weights are there, too."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch) -> tuple[Tensor, ...]:
-        """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples."""
+    def forward(self, batch: TensorBatch | Callable[[], Any]) -> Any:
+        """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples; values of a value
+        model; or what other work on the model gives."""
+        if not isinstance(batch, TensorBatch):
+            return batch()
+        if isinstance(self.model, ValueModel):
+            return self.model(batch)
         return packed_log_probs(self.model, batch).tensors()
 
 
@@ -82,8 +89,8 @@ class LockstepBackend(ABC):
         """Take part; returns when every rank does.
 
         Args:
-            model: a `transformers` causal language model or a `ValueModel`, whole and the same on
-                every rank. It is taken apart: from now on the backend alone can run it.
+            model: a `transformers` causal language model or a `ValueModel`, the same on every rank,
+                whole or in parts. It is taken apart: from now on the backend alone can run it.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             ranks: joined already; closed by the caller.
@@ -95,8 +102,8 @@ class LockstepBackend(ABC):
         params = dict(model.named_parameters())
         first = next(iter(params.values()))
         self._model, self._train, self._ranks = model, train, ranks
-        self._whole: nn.Module = model if isinstance(model, ValueModel) else Whole(model)
-        self._device, self._dtype = first.device, first.dtype
+        self._whole: nn.Module = Whole(model)
+        self._device, self._dtype = device_of(model), first.dtype
         self._checkpointing = gradient_checkpointing
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -111,6 +118,15 @@ class LockstepBackend(ABC):
     @abstractmethod
     def _forward(self, batch: TensorBatch) -> Any:
         """The output of `self._whole` under the library that holds the parts."""
+
+    @abstractmethod
+    def _inside(self, work: Callable[[], Any]) -> None:
+        """Do work with the model under the library that holds the parts."""
+
+    def check_readable(self) -> None:
+        """The check of that name on a model that came in parts; all ranks call."""
+        with self._ranks.naming("looking at the model"):
+            self._inside(lambda: check_readable(self._model, device=self._device))
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:

@@ -22,11 +22,13 @@ _PROBE = 4
 """Tokens that are read to see what a model does with them."""
 
 
-def check_readable(model: Any) -> None:
+def check_readable(model: Any, *, device: torch.device | None = None) -> None:
     """Refuse a model whose numbers the trainer would get wrong. Reads a few tokens once.
 
     Args:
-        model: a whole `transformers` model; a critic's body is looked at, too.
+        model: a `transformers` model, whole or run by what holds its parts; a critic's body is
+            looked at, too.
+        device: that it computes on; None is the one of its weights.
 
     Raises:
         ConfigError: says what the model does that the trainer leaves out.
@@ -38,7 +40,7 @@ def check_readable(model: Any) -> None:
             "rows in one micro-batch would see each other; train a model whose attention goes "
             "through transformers' AttentionInterface (_supports_attention_backend)"
         )
-    ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)[None]
+    ids = torch.arange(1, 1 + _PROBE, device=device or next(model.parameters()).device)[None]
     try:
         with torch.no_grad(), packed_attention(model):
             body(input_ids=ids, use_cache=False, segments=Segments.of_rows([_PROBE]))
