@@ -36,6 +36,7 @@ from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
+from agentrl.train.meter.step_meter import StepMeter
 from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
@@ -104,6 +105,8 @@ class Trainer:
         self._failures = failures
         self._recorder = TokenRecorder(record)
         self._meter = UntrainedMeter(self.backend, algorithm)
+        trained = (model,) if self._critic is None else (model, self._critic.model)
+        self._speed = StepMeter(trained)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
         self._early = EarlyUpdates()
@@ -197,8 +200,9 @@ class Trainer:
 
     def _step(self, batch: StepBatch, on_progress: Callable[[int, int], None] | None) -> MetricBag:
         began = time.perf_counter()
-        metrics, early = MetricBag(), self._early
+        metrics, early, speed = MetricBag(), self._early, MetricBag()
         early.check_first_of(batch)
+        self._speed.begin(speed)
         shares = self._shares(batch)
         answers = ask_other_policies(
             self.backend,
@@ -242,6 +246,8 @@ class Trainer:
                 )
                 self._moved = True
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
+        self._speed.end(shares[len(early.made) :], speed)
+        updates.tokens.merge(speed)
         for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
@@ -253,7 +259,9 @@ class Trainer:
                 self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
         trained_now = self._tokens(batch.updates[len(early.made) :])
-        metrics.mean("train/tokens_per_second", trained_now, count=elapsed)
+        self._speed.note_speed(
+            metrics, tokens=trained_now, seconds=elapsed, ranks=self.backend.world_size
+        )
         return metrics
 
     def _update_early(self, alone: StepBatch) -> None:

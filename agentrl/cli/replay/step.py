@@ -33,9 +33,6 @@ from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 if TYPE_CHECKING:
     from agentrl.train import Trainer
 
-_CLOCKS = ("train/tokens_per_second", "record/failures")
-"""Metrics of a training step that are not of its numbers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
@@ -266,7 +263,7 @@ def _train(
             f"trained from version {step - 1}"
         )
     values = trainer.step(prepared.batch).result()
-    numbers = {name: value for name, value in values.items() if name not in _CLOCKS}
+    numbers = {name: value for name, value in values.items() if name != "record/failures"}
     found = [
         compare_metrics(
             "metrics of training", run.metrics(step), numbers, tolerance=max(tolerance, 1e-12)
