@@ -1,6 +1,6 @@
 """`make gpu`: what our code does on a GPU, part by part, in at most 5 minutes.
 
-    make gpu                                                  # on the first GPU, the worthiest first
+    make gpu                                                  # on the first GPU, by worth
     make gpu                                                  # again: goes on with what is left
     python benchmarks/gpu/run.py --parts attention,ipc        # two parts
     python benchmarks/gpu/run.py --device cpu --small         # only that the parts run; no figures
@@ -9,8 +9,9 @@
 Each part runs in a process of its own with a time limit, so a crash or a hang costs one part. After
 every part `--out` gets everything there is so far, as JSON, and after a run at full size on a GPU a
 page lies beside it. A part that has passed there on the same commit and machine is not run again
-(but with `--again`); one that failed, or for which no time was left, is. `--report FILE ...` makes one page of one JSON or several: the one to commit,
-benchmarks/results/gpu.md. The exit status is 0 if a part has run and all that ran have passed.
+(but with `--again`); one that failed, or for which no time was left, is. `--report FILE ...` makes
+one page of one JSON or several: the one to commit, benchmarks/results/gpu.md. The exit status is 0
+if a part has run and all that ran have passed.
 
 On a machine without network, what is missing there is brought as wheels:
 
