@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.models.lm_head import has_float32_head
+from agentrl.models.logit_map import body_of, logit_map
 from agentrl.models.rotary import rotary_limit
 from agentrl.models.vision.embed import language_model
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
@@ -95,6 +96,7 @@ def packed_log_probs(
         entropy_gradient=batch.entropy_gradient,
         more_AK=batch.more_AK,
         top=batch.top,
+        logit_map=logit_map(model),
     )
     at, like = (batch.index_A,), found.log_probs_A
     zeros_R = torch.zeros(len(batch.mask_R), dtype=like.dtype, device=like.device)
@@ -143,7 +145,7 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     A model with layers that carry a state from token to token cannot keep packed rows apart: it
     reads one row after the other, and a shared prefix with each of them.
     """
-    body = model.base_model
+    body = body_of(model)
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
     limit = rotary_limit(body.config) if hasattr(body, "config") else None

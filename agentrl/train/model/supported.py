@@ -1,8 +1,8 @@
 """Which models the trainer reads as they are meant: a look at the model before it is trained.
 
 The trainer runs the body of a model with its own attention and its head on chosen tokens. What a
-model does beside that (a scale or a soft cap on the logits, layers with an attention of their own)
-would be left out without a sound, and log-probabilities would be those of another model.
+model does beside that (layers between body and head, say) would be left out without a sound, and
+log-probabilities would be those of another model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, TrainError
+from agentrl.models.logit_map import LogitMap, body_of, logit_map
 from agentrl.models.rotary import rotary_limit
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.segments import Segments
@@ -31,7 +32,7 @@ def check_readable(model: Any) -> None:
     Raises:
         ConfigError: says what the model does that the trainer leaves out.
     """
-    body = getattr(model, "base_model", model)
+    body = body_of(model)
     if not (getattr(body, "_supports_attention_backend", False) or other_layers(body)):
         raise ConfigError(
             f"model.path: the layers of {type(body).__name__} have an attention of their own, so "
@@ -48,9 +49,11 @@ def check_readable(model: Any) -> None:
     if head is None or body is model:
         return  # a critic, or what `packed_log_probs` refuses by name
     seen: dict[str, Tensor] = {}
+    found = logit_map(model)
 
     def keep(module: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        seen["hidden"], seen["logits"] = args[0], out
+        seen["hidden"] = args[0]
+        seen["logits"] = found.apply_(out.to(torch.promote_types(out.dtype, torch.float32)).clone())
 
     hook = head.register_forward_hook(keep)
     body_hook = body.register_forward_hook(
@@ -66,17 +69,20 @@ def check_readable(model: Any) -> None:
     seen["model"] = logits
     # Some models call a part of their body, which says nothing about what the head is given.
     seen.setdefault("body", seen["hidden"])
+    seen["body"] = found.into_head(seen["body"])
     for own, whole, where in parts:
         got, want = seen[own], seen[whole]
-        if not torch.equal(got.to(want.dtype), want):
+        # A model that scales or caps its logits rounds each of its steps.
+        close = 0.0 if found == LogitMap() else 8 * torch.finfo(want.dtype).eps
+        if not torch.allclose(got.to(want.dtype), want, rtol=close, atol=close):
             raise ConfigError(
-                f"model.path: {type(model).__name__} changes its numbers {where} the head (a scale "
-                "or a soft cap of the logits), which the trainer does not compute; train a model "
-                "with a plain linear head"
+                f"model.path: {type(model).__name__} changes its numbers {where} the head, and not "
+                "by a scale or a soft cap alone, which the trainer computes; train a model with a "
+                "linear head"
             )
 
 
 def reads_length(model: Any) -> bool:
     """True if the position embeddings of a model depend on the longest row it has read."""
-    body = getattr(model, "base_model", model)
+    body = body_of(model)
     return hasattr(body, "config") and rotary_limit(body.config) is not None
