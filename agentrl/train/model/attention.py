@@ -37,7 +37,7 @@ from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention, is_flexible
-from agentrl.train.model.reading import Layout, Reading, layout_in, reading_of
+from agentrl.train.model.reading import RowLayout, Reading, layout_in, reading_of
 from agentrl.train.model.segments import (
     Segments,
     mutual_within,
@@ -124,7 +124,7 @@ def _packed_rows(
         key: [1, K, T, D].
         value: [1, K, T, D].
         attention_mask: None; packed rows need none. A layer that hands nothing else on gets its
-            `Layout` here.
+            `RowLayout` here.
         scaling: factor on the scores; default 1 / sqrt(D).
         sliding_window: keys a query may look back on, itself included.
         segments: what the T tokens are.
@@ -135,7 +135,7 @@ def _packed_rows(
     Returns:
         [1, T, H, D], and None for the attention weights.
     """
-    if isinstance(attention_mask, Layout):
+    if isinstance(attention_mask, RowLayout):
         segments, attention_mask = attention_mask.segments, None
     layout_in(segments, module)
     assert segments is not None

@@ -47,15 +47,15 @@ class Reading(Enum):
     """One by one, with the attention of the model itself."""
 
 
-class Layout(Tensor):
+class RowLayout(Tensor):
     """Segments in the form of a mask of four dimensions, which models pass on as it is."""
 
     segments: Segments
 
     @staticmethod
-    def of(segments: Segments, device: torch.device) -> Layout:
+    def of(segments: Segments, device: torch.device) -> RowLayout:
         """Wrap segments; on the device of the tokens, so that no library moves it."""
-        found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(Layout)
+        found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(RowLayout)
         found.segments = segments
         return found
 
@@ -83,7 +83,7 @@ def arguments(reading: Reading, ids_T: Tensor, positions_T: Tensor, segments: Se
         return given  # its positions are those that every model counts by itself
     given["position_ids"] = positions_T[None]
     if reading is Reading.MASK:
-        return {**given, "attention_mask": Layout.of(segments, ids_T.device)}
+        return {**given, "attention_mask": RowLayout.of(segments, ids_T.device)}
     return {**given, "segments": segments}
 
 
