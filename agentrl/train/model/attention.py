@@ -37,7 +37,7 @@ from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention, is_flexible
-from agentrl.train.model.reading import RowLayout, Reading, layout_in, reading_of
+from agentrl.train.model.reading import Reading, RowLayout, layout_in, reading_of
 from agentrl.train.model.segments import (
     Segments,
     mutual_within,
