@@ -1,4 +1,4 @@
-"""How a model reads the rows of a micro-batch: packed, or one after the other.
+"""Ways in which a model reads the rows of a micro-batch: packed, or one after the other.
 
 Packed rows need an attention function of ours, and layers that look back through it alone. Which
 models have that is not asked of their names: a few tokens are read once, as two rows, and compared
