@@ -39,7 +39,8 @@ from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.model.stateful_layers import carries_state
+from agentrl.train.model.attention import reading_of_model
+from agentrl.train.model.reading import Reading
 
 TOLERANCE = 2e-6
 """Nats. Norms, routers and rotary tables of many models are in float32, whatever the rest is."""
@@ -175,7 +176,7 @@ def _look_at_trainer(model: Any, found: Found) -> None:
     limits = (TOLERANCE, TOLERANCE, GRADIENT_TOLERANCE)
     offs = zip((found.packed, found.shared, found.gradient), limits, strict=True)
     close = all(off is not None and off <= limit for off, limit in offs)
-    found.trainer = (ROWS if carries_state(model) else RIGHT) if close else WRONG
+    found.trainer = (ROWS if reading_of_model(model) is Reading.ROWS else RIGHT) if close else WRONG
 
 
 def _take_gradients(model: Any) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.models.attention_layers import layer_window, unsupported
+from agentrl.models.attention_layers import Chunk, layer_window, unsupported
 from agentrl.models.fused_attention import without_plans
 from agentrl.models.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.models.logit_map import body_of, logit_map
@@ -56,12 +56,14 @@ def _attention(
     kv_step: CacheAttention,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    if used := unsupported(kwargs):
+    own = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if used := unsupported(kwargs) + own:
         raise ConfigError(
             f"{type(module).__name__} uses {', '.join(used)}, which attention over the rows of the "
             "embedded engine's cache does not implement; use serving.engine: vllm"
         )
     window = layer_window(module, sliding_window)
+    assert not isinstance(window, Chunk)  # refused by `check_supported`
     return kv_step.attend(module.layer_idx, query, key, value, scaling, window), None
 
 

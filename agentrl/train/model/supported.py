@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError, TrainError
+from agentrl.errors import ConfigError
 from agentrl.models.logit_map import LogitMap, body_of, logit_map
 from agentrl.models.rotary import rotary_limit
-from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.segments import Segments
-from agentrl.train.model.stateful_layers import other_layers
+from agentrl.train.model.attention import reading_of_model
 
 _PROBE = 4
 """Tokens that are read to see what a model does with them."""
+_AHEAD = 256
+"""Times the rounding of the dtype that a later token may move earlier ones by: experts compute
+those that are sent to them together."""
 
 
 def check_readable(model: Any) -> None:
@@ -30,21 +31,12 @@ def check_readable(model: Any) -> None:
         model: a whole `transformers` model; a critic's body is looked at, too.
 
     Raises:
-        ConfigError: says what the model does that the trainer leaves out.
+        ConfigError: says what the model does that the trainer leaves out, or that it sees ahead.
     """
     body = body_of(model)
-    if not (getattr(body, "_supports_attention_backend", False) or other_layers(body)):
-        raise ConfigError(
-            f"model.path: the layers of {type(body).__name__} have an attention of their own, so "
-            "rows in one micro-batch would see each other; train a model whose attention goes "
-            "through transformers' AttentionInterface (_supports_attention_backend)"
-        )
     ids = torch.arange(1, 1 + _PROBE, device=next(model.parameters()).device)[None]
-    try:
-        with torch.no_grad(), packed_attention(model):
-            body(input_ids=ids, use_cache=False, segments=Segments.of_rows([_PROBE]))
-    except TrainError as error:
-        raise ConfigError(f"model.path: {error}") from None
+    _check_causal(body, ids)
+    reading_of_model(model)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or body is model:
         return  # a critic, or what `packed_log_probs` refuses by name
@@ -80,6 +72,23 @@ def check_readable(model: Any) -> None:
                 "by a scale or a soft cap alone, which the trainer computes; train a model with a "
                 "linear head"
             )
+
+
+@torch.no_grad()
+def _check_causal(body: Any, ids: Tensor) -> None:
+    """Refuse a body in which a token sees the ones behind it: it has no log-probabilities."""
+    other = ids.clone()
+    other[0, -1] += 1
+    one, two = (
+        body(input_ids=each, use_cache=False).last_hidden_state[0, :-1] for each in (ids, other)
+    )
+    rounding = min(0.02, _AHEAD * torch.finfo(one.dtype).eps)
+    if (one - two).abs().max() > rounding * one.abs().max():
+        raise ConfigError(
+            f"model.path: in {type(body).__name__} a token sees the ones behind it, so it is no "
+            "causal language model; train one that is, or set is_decoder in its config.json, "
+            "expected true"
+        )
 
 
 def reads_length(model: Any) -> bool:
