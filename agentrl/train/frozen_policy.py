@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from agentrl.train.backends.lockstep import Whole, with_tower_passes
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.logprob_worker import LogProbPasses, Result
-from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
 from agentrl.train.model.lora import persistent_buffers
 
@@ -139,6 +140,9 @@ class SlicedFrozenPolicy(FrozenPolicy):
                 filling=filling,
             )
         filling.settle(ranks.gather)
+        # Found in a pass of all, where the weights of a layer are there when it runs.
+        with torch.no_grad(), ranks.naming("looking at a model that is asked"):
+            self._whole(partial(reading_of_model, model))
         self._slices = Slices(model)
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:

@@ -18,9 +18,10 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.models.attention_layers import layer_window, unsupported
+from agentrl.models.attention_layers import Chunk, layer_window, unsupported
 from agentrl.models.fused_attention import without_plans
 from agentrl.models.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.models.logit_map import body_of, logit_map
 from agentrl.models.vision.embed import PlacedFeatures, embeddings, language_model
 from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.serving.embedded.cache_attention import (
@@ -55,12 +56,14 @@ def _attention(
     kv_step: CacheAttention,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    if used := unsupported(kwargs):
+    own = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if used := unsupported(kwargs) + own:
         raise ConfigError(
             f"{type(module).__name__} uses {', '.join(used)}, which attention over the rows of the "
             "embedded engine's cache does not implement; use serving.engine: vllm"
         )
     window = layer_window(module, sliding_window)
+    assert not isinstance(window, Chunk)  # refused by `check_supported`
     return kv_step.attend(module.layer_idx, query, key, value, scaling, window), None
 
 
@@ -79,10 +82,10 @@ class RowModel:
         check_supported(model)
         self.model = model
         self._reader = reader_of(model)
-        self._decoder = model.base_model if self._reader is None else language_model(model)
+        self._decoder = body_of(model) if self._reader is None else language_model(model)
         # Not the whole of a model that sees: its tower attends as it was made to.
         self._attending = model if self._reader is None else self._decoder
-        self._head = model.get_output_embeddings()
+        self._head, self._map = model.get_output_embeddings(), logit_map(model)
         self.config = config = model.config.get_text_config()
         self.num_layers = config.num_hidden_layers
         self.num_kv_heads = getattr(config, "num_key_value_heads", None) or (
@@ -173,9 +176,15 @@ class RowModel:
         return self._logits(hidden[pad(last, (0, missing))])[: len(last)]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self._map.into_head(hidden)
         if has_float32_head(self.model) and is_narrow(self._head.weight):
-            return float32_logits(hidden, self._head)
-        return self._head(hidden)
+            return self._map.apply_(float32_logits(hidden, self._head))
+        logits = self._head(hidden)
+        if self._map.changes_logits:
+            # In float32 as the trainer: its softmax begins with the head's numbers.
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            logits = self._map.apply_(logits.to(wide))
+        return logits
 
     def _run(
         self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
@@ -280,16 +289,11 @@ def check_supported(model: Any) -> None:
 
     Raises:
         ConfigError: layers that look back otherwise than over all tokens or a window of them, or
-            no plain linear head.
+            no linear head.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     odd = sorted(kinds - {"full_attention", "sliding_attention"})
-    scaled = [
-        name
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-        if getattr(config, name, None) not in (None, 1, 1.0)
-    ]
     head = model.get_output_embeddings()
     if getattr(model, "lm_head", head) is not head:
         odd.append("a head of several layers")
@@ -297,9 +301,8 @@ def check_supported(model: Any) -> None:
         getattr(config, "head_dim", None)
     except RuntimeError:  # `transformers` has no one answer
         odd.append("layers with heads of different sizes")
-    if odd or scaled or head is None:
+    if odd or head is None:
         raise ConfigError(
-            "the embedded engine runs decoders with full or sliding attention and a plain linear "
-            f"head; "
-            f"{type(model).__name__} has {', '.join(odd + scaled) or 'no output embeddings'}"
+            "the embedded engine runs decoders with full or sliding attention and a linear head; "
+            f"{type(model).__name__} has {', '.join(odd) or 'no output embeddings'}"
         )

@@ -1,8 +1,8 @@
 """Which models the trainer reads as they are meant: a look at the model before it is trained.
 
 The trainer runs the body of a model with its own attention and its head on chosen tokens. What a
-model does beside that (a scale or a soft cap on the logits, layers with an attention of their own)
-would be left out without a sound, and log-probabilities would be those of another model.
+model does beside that (layers between body and head, say) would be left out without a sound, and
+log-probabilities would be those of another model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError, TrainError
+from agentrl.errors import ConfigError
+from agentrl.models.logit_map import LogitMap, body_of, logit_map
 from agentrl.models.rotary import rotary_limit
-from agentrl.train.model.attention import packed_attention
-from agentrl.train.model.segments import Segments
-from agentrl.train.model.stateful_layers import other_layers
+from agentrl.train.model.attention import reading_of_model
 
 _PROBE = 4
 """Tokens that are read to see what a model does with them."""
+_AHEAD = 256
+"""Times the rounding of the dtype that a later token may move earlier ones by: experts compute
+those that are sent to them together."""
 
 
 def check_readable(model: Any, *, device: torch.device | None = None) -> None:
@@ -31,28 +33,21 @@ def check_readable(model: Any, *, device: torch.device | None = None) -> None:
         device: that it computes on; None is the one of its weights.
 
     Raises:
-        ConfigError: says what the model does that the trainer leaves out.
+        ConfigError: says what the model does that the trainer leaves out, or that it sees ahead.
     """
-    body = getattr(model, "base_model", model)
-    if not (getattr(body, "_supports_attention_backend", False) or other_layers(body)):
-        raise ConfigError(
-            f"model.path: the layers of {type(body).__name__} have an attention of their own, so "
-            "rows in one micro-batch would see each other; train a model whose attention goes "
-            "through transformers' AttentionInterface (_supports_attention_backend)"
-        )
+    body = body_of(model)
     ids = torch.arange(1, 1 + _PROBE, device=device or next(model.parameters()).device)[None]
-    try:
-        with torch.no_grad(), packed_attention(model):
-            body(input_ids=ids, use_cache=False, segments=Segments.of_rows([_PROBE]))
-    except TrainError as error:
-        raise ConfigError(f"model.path: {error}") from None
+    _check_causal(body, ids)
+    reading_of_model(model)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or body is model:
         return  # a critic, or what `packed_log_probs` refuses by name
     seen: dict[str, Tensor] = {}
+    found = logit_map(model)
 
     def keep(module: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        seen["hidden"], seen["logits"] = args[0], out
+        seen["hidden"] = args[0]
+        seen["logits"] = found.apply_(out.to(torch.promote_types(out.dtype, torch.float32)).clone())
 
     hook = head.register_forward_hook(keep)
     body_hook = body.register_forward_hook(
@@ -68,17 +63,37 @@ def check_readable(model: Any, *, device: torch.device | None = None) -> None:
     seen["model"] = logits
     # Some models call a part of their body, which says nothing about what the head is given.
     seen.setdefault("body", seen["hidden"])
+    seen["body"] = found.into_head(seen["body"])
     for own, whole, where in parts:
         got, want = seen[own], seen[whole]
-        if not torch.equal(got.to(want.dtype), want):
+        # A model that scales or caps its logits rounds each of its steps.
+        close = 0.0 if found == LogitMap() else 8 * torch.finfo(want.dtype).eps
+        if not torch.allclose(got.to(want.dtype), want, rtol=close, atol=close):
             raise ConfigError(
-                f"model.path: {type(model).__name__} changes its numbers {where} the head (a scale "
-                "or a soft cap of the logits), which the trainer does not compute; train a model "
-                "with a plain linear head"
+                f"model.path: {type(model).__name__} changes its numbers {where} the head, and not "
+                "by a scale or a soft cap alone, which the trainer computes; train a model with a "
+                "linear head"
             )
+
+
+@torch.no_grad()
+def _check_causal(body: Any, ids: Tensor) -> None:
+    """Refuse a body in which a token sees the ones behind it: it has no log-probabilities."""
+    other = ids.clone()
+    other[0, -1] += 1
+    one, two = (
+        body(input_ids=each, use_cache=False).last_hidden_state[0, :-1] for each in (ids, other)
+    )
+    rounding = min(0.02, _AHEAD * torch.finfo(one.dtype).eps)
+    if (one - two).abs().max() > rounding * one.abs().max():
+        raise ConfigError(
+            f"model.path: in {type(body).__name__} a token sees the ones behind it, so it is no "
+            "causal language model; train one that is, or set is_decoder in its config.json, "
+            "expected true"
+        )
 
 
 def reads_length(model: Any) -> bool:
     """True if the position embeddings of a model depend on the longest row it has read."""
-    body = getattr(model, "base_model", model)
+    body = body_of(model)
     return hasattr(body, "config") and rotary_limit(body.config) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Verdict, diagnose, limits
@@ -31,6 +33,18 @@ def test_a_fall_is_not_taken_back_by_one_good_step() -> None:
     for more in ([], [0.9], [0.9, 0.55]):
         assert said("reward_fall", reward=low + more).status is not Status.OK, more
     assert said("reward_fall", reward=[*low, 0.8, 0.9, 0.8, 0.7, 0.9]).status is Status.OK
+
+
+@pytest.mark.parametrize("level", [-0.01, 0.05, 0.1, 0.5])
+def test_a_reward_that_never_moved_has_not_fallen(level: float) -> None:
+    """Fails if the luckiest of many windows is the level that an unlucky end is held against."""
+    draw = random.Random(0)
+    found = [
+        said("reward_fall", reward=[draw.gauss(level, 0.05) for _ in range(80)]) for _ in range(40)
+    ]
+    assert sum(one.status is not Status.OK for one in found) <= 2
+    fell = [draw.gauss(0.5 if step < 50 else 0.3, 0.08) for step in range(80)]
+    assert said("reward_fall", reward=fell).status is not Status.OK
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError, TrainError
 from agentrl.models.rotary import check_row_length, rotary_limit
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.reading import Reading, _warn
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.value_head import ValueModel
 
@@ -37,36 +38,38 @@ def backend(of):
     return make_backend(of, train=TrainSection(), gradient_checkpointing=False, ranks=None)
 
 
+def test_a_layer_before_the_head_that_is_not_computed_is_refused():
+    """Log-probabilities would be those of another model."""
+    with pytest.raises(ConfigError, match="before the head"):
+        backend(model("bert", is_decoder=True, head_dim=None))
+
+
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("kind", "reading", "changes"),
     [
-        ("granite", {"logits_scaling": 4.0}),
-        ("cohere", {"logit_scale": 0.25}),
-        ("gemma3_text", {"final_logit_softcapping": 2.0}),
+        ("gptj", Reading.ROWS, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
+        ("bloom", Reading.ROWS, {"n_head": 4, "n_layer": 2}),
+        ("nemotron", Reading.MASK, {}),
+        ("gpt_oss", Reading.PACKED, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        ("gemma2", Reading.PACKED, {}),
     ],
 )
-def test_logits_that_are_scaled_after_the_head_are_refused(kind, changes):
-    """Log-probabilities were off by more than 1 nat, and nobody said so."""
-    with pytest.raises(ConfigError, match="after the head"):
-        backend(model(kind, **changes))
+def test_each_family_is_read_as_it_can_be(kind, reading, changes, caplog):
+    """Rows of GPT-J and Bloom saw each other, and the future; then they were refused."""
+    _warn.cache_clear()
+    found = model(kind, **changes)
+    backend(found)
+    backend(ValueModel(found.base_model))
+    assert reading_of_model(found) is reading
+    warned = [entry.message for entry in caplog.records if "read alone" in entry.message]
+    assert len(warned) == (reading is Reading.ROWS)
 
 
-@pytest.mark.parametrize("kind", ["gptj", "bloom"])
-def test_layers_with_an_attention_of_their_own_are_refused(kind):
-    """Rows of a micro-batch saw each other, and the future."""
-    small = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}
-    found = model(kind, **small)
-    with pytest.raises(ConfigError, match="attention of their own"):
-        backend(found)
-    with pytest.raises(ConfigError, match="attention of their own"):
-        backend(ValueModel(found.base_model))
-
-
-def test_attention_that_is_not_implemented_is_refused_before_the_first_step():
-    """It was found out after the first rollouts had been sampled."""
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    with pytest.raises(ConfigError, match="s_aux"):
-        backend(model("gpt_oss", **experts))
+def test_a_model_that_sees_ahead_is_refused():
+    """Log-probabilities of an encoder are those of nothing, and it was trained without a word."""
+    for kind in ("bert-generation", "roberta"):
+        with pytest.raises(ConfigError, match=r"sees the ones behind it.*is_decoder"):
+            backend(model(kind, is_decoder=False, head_dim=None))
 
 
 @pytest.mark.parametrize(
