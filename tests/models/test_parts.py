@@ -23,6 +23,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 64},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "nemotron": {},
+    "modernbert-decoder": {"num_attention_heads": 2, "global_attn_every_n_layers": 2},
 }
 
 

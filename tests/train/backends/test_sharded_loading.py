@@ -17,6 +17,7 @@ from agentrl.errors import AgentrlError
 from agentrl.models import parts, recipes
 from agentrl.models.parts import load_weights
 from agentrl.train.backends.choose import make_backend
+from agentrl.train.backends.filling import Filling
 from agentrl.train.frozen_policy import SlicedFrozenPolicy
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import load_critic
@@ -162,16 +163,30 @@ def test_a_fault_in_the_part_of_one_rank_is_told_by_all(kind, crew, tmp_path):
 
     nan = change(stored(tmp_path / "nan"), poison)
     moved = change(stored(tmp_path / "moved"), lambda w: {n: t + 1 for n, t in w.items()})
-    soft = stored(tmp_path, "gemma2")
-    pairs = [[nan], [stored(tmp_path), moved], [soft]]
+    more = make(tmp_path, "modernbert-decoder")
+    pairs = [[nan], [stored(tmp_path), moved], [more]]
     said = crew.run(2, told, pairs, kind)
     assert said[0] == said[1]
-    odd, other, scaled = said[0]
+    odd, other, changes = said[0]
     assert re.fullmatch(
         rf"ConfigError: model.path 'llama' holds numbers that are not finite, in 1 of its tensors: "
         rf"{re.escape(NAN)} \(1 NaN and 1 infinite of 256\); take another copy .*",
         odd,
     )
     assert re.match("TrainError: rank 1 holds other weights than rank 0 in 21 of 21", other)
-    assert re.search(r"Gemma2Attention uses \[.softcap.\]", scaled)
+    assert re.match("ConfigError: .* ModernBertDecoderForCausalLM changes its numbers", changes)
     assert len(load_file(nan / "model.safetensors")) == 21
+
+
+def test_a_rank_reads_any_numbers_of_a_weight(tmp_path):
+    """Fails if a part that begins in the middle of a row is read from the beginning of it."""
+    folder = make(tmp_path, "qwen3_moe")
+    models = [load(folder, in_parts=True) for _ in range(3)]
+    for name, whole in load(folder, in_parts=False).named_parameters():
+        found, each = [], -(-whole.numel() // 3)
+        for rank, model in enumerate(models):
+            filling, param = Filling(), model.get_parameter(name)
+            filling.read(param, rank * each, (rank + 1) * each, dtype=torch.float32)
+            assert param.shape == whole.shape
+            found.append(param.detach().flatten()[rank * each : (rank + 1) * each])
+        assert torch.equal(torch.cat(found), whole.detach().flatten().float()), name
