@@ -65,7 +65,7 @@ class Fsdp2Training(KindSection):
     """A part of the model on every rank, by PyTorch."""
 
     divides_weights: ClassVar[bool] = True
-    """As in `TorchTraining`."""
+    """A rank holds a part of the weights, and not only of gradients or moments."""
     kind: Literal["fsdp2"] = "fsdp2"
     """`fsdp2` a part on every rank."""
     offload: bool = False
@@ -85,7 +85,7 @@ class DeepspeedTraining(KindSection):
 
     @property
     def divides_weights(self) -> bool:
-        """As in `TorchTraining`."""
+        """Return true if a rank holds a part of the weights."""
         return self.zero_stage == 3
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from agentrl.errors import ConfigError
 from agentrl.models.finite import check_finite
-from agentrl.models.recipes import Promised, Recipe, StoredTensor
+from agentrl.models.recipes import Promised, StoredTensor, TensorRecipe
 from agentrl.models.source import stored_config
 from agentrl.models.whole import (
     REMEDY,
@@ -49,7 +49,7 @@ class StoredWeight:
     """Names the model, at the beginning of messages."""
     device: torch.device
     """Device of the model."""
-    recipe: Recipe
+    recipe: TensorRecipe
     """The way to its numbers."""
 
     def rows(self, start: int, stop: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 A checkpoint goes into `transformers` as `Promised` tensors, which say their shape and dtype and
 hold no numbers. Whatever it does with them while it loads (names, casts, the matrices of all
-experts in one, halves divided or turned) is written down as a `Recipe`. Any rows of a weight are
-then made by the same steps from the parts of the file that they need, with the same bits as a load
-of everything; a step that cannot be cut is done on the whole of that one tensor.
+experts in one, halves divided or turned) is written down as a `TensorRecipe`. Any rows of a weight
+are then made by the same steps from the parts of the file that they need, with the same bits as a
+load of everything; a step that cannot be cut is done on the whole of that one tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unpromised(Exception):
     """A step that needs numbers, or changes them in place; `transformers` may swallow it."""
 
 
-class Recipe(ABC):
+class TensorRecipe(ABC):
     """The way to a tensor."""
 
     def __init__(self, like: Tensor) -> None:
@@ -47,7 +47,7 @@ class Recipe(ABC):
         """The tensors of the files that it is made from."""
 
 
-class StoredTensor(Recipe):
+class StoredTensor(TensorRecipe):
     """A tensor as it lies in a file."""
 
     def __init__(self, name: str, slices: Any, refused: list[str] | None = None) -> None:
@@ -68,15 +68,15 @@ class StoredTensor(Recipe):
         self._slices = slices
 
     def part(self, axis: int, start: int, stop: int) -> Tensor:
-        """`part` as in `Recipe.part`."""
+        """`part` as in `TensorRecipe.part`."""
         return self._slices[(*[slice(None)] * axis, slice(start, stop))]
 
     def whole(self) -> Tensor:
-        """`whole` as in `Recipe.whole`."""
+        """`whole` as in `TensorRecipe.whole`."""
         return self._slices[...]
 
     def stored(self) -> Iterator[StoredTensor]:
-        """`stored` as in `Recipe.stored`."""
+        """`stored` as in `TensorRecipe.stored`."""
         yield self
 
     def mark(self) -> int:
@@ -87,7 +87,7 @@ class StoredTensor(Recipe):
         return int(few.view(torch.uint8).to(torch.int64).dot(torch.arange(1, 1 + few.nbytes)))
 
 
-class MadeTensor(Recipe):
+class MadeTensor(TensorRecipe):
     """A tensor that one operation of torch makes of others."""
 
     def __init__(
@@ -107,7 +107,7 @@ class MadeTensor(Recipe):
         self._index = index
 
     def part(self, axis: int, start: int, stop: int) -> Tensor:
-        """`part` as in `Recipe.part`."""
+        """`part` as in `TensorRecipe.part`."""
         if start >= stop:
             shape = list(self.like.shape)
             shape[axis] = 0
@@ -117,19 +117,19 @@ class MadeTensor(Recipe):
         return self.whole().narrow(axis, start, stop - start)
 
     def whole(self) -> Tensor:
-        """`whole` as in `Recipe.whole`."""
+        """`whole` as in `TensorRecipe.whole`."""
         return self._made(lambda recipe: recipe.whole())
 
     def stored(self) -> Iterator[StoredTensor]:
-        """`stored` as in `Recipe.stored`."""
+        """`stored` as in `TensorRecipe.stored`."""
         for found in tree_flatten((self._args, self._kwargs))[0]:
-            if isinstance(found, Recipe):
+            if isinstance(found, TensorRecipe):
                 yield from found.stored()
 
-    def _made(self, read: Callable[[Recipe], Tensor], *args: Any) -> Tensor:
+    def _made(self, read: Callable[[TensorRecipe], Tensor], *args: Any) -> Tensor:
         """The result of the step on what is read of its tensors."""
         args, kwargs = tree_map(
-            lambda found: read(found) if isinstance(found, Recipe) else found,
+            lambda found: read(found) if isinstance(found, TensorRecipe) else found,
             (args or self._args, self._kwargs),
         )
         return tree_flatten(self._func(*args, **kwargs))[0][self._index]
@@ -137,7 +137,7 @@ class MadeTensor(Recipe):
     def _cut(self, axis: int, start: int, stop: int) -> Tensor | None:
         """The part by the same step on parts; None where the step is not known."""
 
-        def read(recipe: Recipe) -> Tensor:
+        def read(recipe: TensorRecipe) -> Tensor:
             return recipe.part(axis, start, stop)
 
         step, (first, *others) = self._func.overloadpacket, self._args
@@ -168,7 +168,9 @@ class MadeTensor(Recipe):
         return None
 
 
-def _overlapping(parts: Sequence[Recipe], axis: int, start: int, stop: int) -> Iterator[Tensor]:
+def _overlapping(
+    parts: Sequence[TensorRecipe], axis: int, start: int, stop: int
+) -> Iterator[Tensor]:
     """What lies between `start` and `stop` of tensors one behind the other."""
     for recipe in parts:
         size = recipe.like.shape[axis]
@@ -180,13 +182,13 @@ def _overlapping(parts: Sequence[Recipe], axis: int, start: int, stop: int) -> I
 class Promised(Tensor):
     """A tensor of a model that is being loaded, without numbers, and the recipe for them."""
 
-    recipe: Recipe
+    recipe: TensorRecipe
     """The way to its numbers."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     @staticmethod
-    def __new__(cls, recipe: Recipe) -> Promised:
+    def __new__(cls, recipe: TensorRecipe) -> Promised:
         """A tensor of the CPU by its looks, so that what loads it needs no other way."""
         like = recipe.like
         made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
