@@ -1,7 +1,8 @@
 """Loads a checkpoint whole or not at all: no tensor of a model begins random, none is left over.
 
-Every model of a run is loaded here, and `check_whole` compares names and shapes alone for those
-that load none. `transformers` reports what did not fit; this decides what of it is meant so.
+Every model of a run is loaded here or by the same checks in `parts`, and `check_whole` compares
+names and shapes alone for those that load none. `transformers` reports what did not fit; this
+decides what of it is meant so.
 """
 
 from __future__ import annotations
