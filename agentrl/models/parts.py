@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from agentrl.errors import ConfigError
 from agentrl.models.finite import check_finite
-from agentrl.models.recipes import Promised, StoredTensor, TensorRecipe
+from agentrl.models.recipes import Promised, StoredTensor, TensorRecipe, Unpromised
 from agentrl.models.source import stored_config
 from agentrl.models.whole import (
     REMEDY,
@@ -175,7 +175,7 @@ def load_in_parts(
     settings = {"config": config, "state_dict": promised, "dtype": dtype}
     try:
         model = load_checked(made, None, who=who, body=body, settings=settings, folder=folder)
-    except ConfigError:
+    except (ConfigError, Unpromised):
         if not refused:
             raise
         logger.warning(

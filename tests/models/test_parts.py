@@ -106,6 +106,23 @@ def whole_of(folder: Path) -> Any:
     return load_whole(AutoModelForCausalLM, str(folder), who="x", dtype=torch.bfloat16)
 
 
+def test_a_tied_head_that_is_stored_too_is_looked_at(tmp_path, monkeypatch):
+    """Fails if heads that are stored twice cannot be loaded, or are tied whatever they hold."""
+    monkeypatch.setattr(recipes, "_LOOKED_AT", 40)
+    for name, more in (("same", 0), ("other", 1)):
+        folder = stored(tmp_path / name, "qwen3")
+
+        def both(weights: Any, more: int = more) -> Any:
+            head = weights["model.embed_tokens.weight"].clone()
+            head[-1] += more
+            return {**weights, "lm_head.weight": head}
+
+        found, whole = in_parts(change(folder, both)), whole_of(folder)
+        check_same(found, whole)
+        tied = found.lm_head.weight is found.model.embed_tokens.weight
+        assert tied == (whole.lm_head.weight is whole.model.embed_tokens.weight) == (not more)
+
+
 def test_what_a_whole_load_refuses_is_refused_with_the_same_words(tmp_path):
     def refusals(folder: Path) -> None:
         said = []
