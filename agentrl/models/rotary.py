@@ -32,6 +32,12 @@ def rotary_limit(config: Any) -> int | None:
     return min(limits, default=None)
 
 
+def reads_length(model: Any) -> bool:
+    """True if the position embeddings of a model depend on the longest row it has read."""
+    body = getattr(model, "base_model", model)
+    return hasattr(body, "config") and rotary_limit(body.config) is not None
+
+
 def check_row_length(config: Any, tokens: int, *, who: str, key: str) -> None:
     """Refuse a model whose positions would depend on the rows beside a row.
 

@@ -16,12 +16,14 @@ from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory, share_one_heap
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
+from agentrl.train.model.proof import ProofRows, probe_numbers
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
 
@@ -53,6 +55,10 @@ class TorchPasses:
         """`values` as in `TrainBackend.values`."""
         return self._model(batch)
 
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `ProvenPasses.probe`."""
+        return probe_numbers(self._model, probe)
+
     def backward(self, loss: Tensor) -> None:
         """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()
@@ -82,6 +88,7 @@ class TorchBackend(TorchPasses):
     rank = 0
     world_size = 1
     lockstep = False
+    proof: ModelProof | None = None
 
     def __init__(
         self,
