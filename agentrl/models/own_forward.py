@@ -72,6 +72,27 @@ def probe_lengths(length: int) -> list[int]:
     return [max(2, round(part * length)) for part in _LENGTHS]
 
 
+def image_row(
+    reader: VisionReader, ids: np.ndarray, *, config: Any
+) -> tuple[np.ndarray, ImageSpan]:
+    """Token ids with a small image among them, which is kept in no folder, and where it stands.
+
+    Args:
+        reader: of the model.
+        ids: at least 12 tokens of text.
+        config: of the model.
+    """
+    picture = reader.probes()[1]  # of several features in both directions
+    grid = reader.expand(picture).grid
+    # Some find their images by the token before.
+    marker = getattr(config, "vision_start_token_id", None)
+    before = [*ids[:4], *([] if marker is None else [marker])]
+    features = int(np.prod(grid))
+    row = np.array([*before, *([reader.placeholder_id] * features), *ids[4:12]], dtype=np.int64)
+    span = ImageSpan(digest=picture.digest, start=len(before), tokens=features, grid=grid)
+    return row, span
+
+
 def _named_ids(config: Any) -> list[int]:
     """Ids of tokens that mean something to the model: padding, ends, images."""
     found: list[int] = []

@@ -21,8 +21,9 @@ from agentrl.models.own_forward import rounding
 
 logger = logging.getLogger(__name__)
 
-_ROUNDINGS = 4.0
-"""A pass may be as many times as far off as the own forward is after a change of last bits."""
+_NARROW_ROUNDINGS, _WIDE_ROUNDINGS = 4.0, 16.0
+"""A pass may be as many times as far off as the own forward is after a change of last bits: in
+bfloat16, where a fault may be as small as that; and in wider dtypes, where none is."""
 _STEADY = 0.75
 """Part of the tokens of which the mean is taken, those that differ least: a router that changes its
 mind between two experts of equal weight moves a token by a nat in bfloat16, and no other."""
@@ -93,7 +94,9 @@ def tolerated(want: Tensor, shaken: Tensor, dtype: torch.dtype) -> float:
         dtype: of the weights.
     """
     size = want.abs().double().mean().item() if want.ndim == 1 else 0.0
-    return max(_ROUNDINGS * _steady(gaps(shaken, want)), rounding(dtype) * (1.0 + size))
+    wide = torch.promote_types(dtype, torch.float32) == dtype
+    factor = _WIDE_ROUNDINGS if wide else _NARROW_ROUNDINGS
+    return max(factor * _steady(gaps(shaken, want)), rounding(dtype) * (1.0 + size))
 
 
 def judged(
@@ -164,11 +167,11 @@ def refused_by_name(
         instead: as in `judged`.
 
     Raises:
-        ConfigError: anything but the lack of memory, or of another rank.
+        ConfigError: in the place of anything but the lack of memory, or of another rank.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, RanksParted):
+    except (torch.OutOfMemoryError, RanksParted, ConfigError):
         raise
     except Exception as error:  # the code of 150 families may raise anything
         part = model if not hasattr(model, "value_head") else model.body

@@ -9,7 +9,8 @@ Legend: `_N` active rows, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -97,20 +98,14 @@ class RowModel:
         without_plans(self.device)
         self._unit = _token_unit(self.device, self._widths())
         self._least = least_rows(model) if self.device.type == "cpu" else 1
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            self._check_scores()
 
-    def _check_scores(self) -> None:
-        """Run a few tokens: many models with windows do to their scores what is not done here.
-
-        Raises:
-            ConfigError: this one does. The first request would find it, too late.
-        """
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Inside, passes may be tried; the model's own choice of attention comes back after."""
         before = self._attending.config._attn_implementation
-        nothing = PaddingAttention(self._unit)
         try:
             with torch.no_grad():
-                self._run([0] * self._unit, nothing.positions.to(self.device), nothing)
+                yield
         finally:
             self._attending.config._attn_implementation = before
 

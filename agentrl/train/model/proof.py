@@ -24,6 +24,7 @@ from agentrl.models.own_forward import (
     NARROW,
     OwnRows,
     hides_nothing,
+    image_row,
     narrowed,
     own_numbers,
     probe_ids,
@@ -143,16 +144,7 @@ class _Proving:
         reader = reader_of(self._model)
         assert reader is not None
         self.form = "with an image"
-        picture = reader.probes()[0]
-        grid = reader.expand(picture).grid
-        before, after = self._ids[0][:4], self._ids[0][4:12]
-        starts = getattr(self._model.config, "vision_start_token_id", None)
-        marker = [] if starts is None else [starts]
-        features = int(np.prod(grid))
-        inside = [reader.placeholder_id] * features
-        ids = np.array([*before, *marker, *inside, *after], dtype=np.int64)
-        start = len(before) + len(marker)
-        span = ImageSpan(digest=picture.digest, start=start, tokens=features, grid=grid)
+        ids, span = image_row(reader, self._ids[0], config=self._model.config)
         text = self._ids[-1]
         want = [
             self._want(text[None], [len(text)], window=None, form="row by row"),
