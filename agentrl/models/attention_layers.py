@@ -44,6 +44,22 @@ class ScoreChanges:
         return self.softcap is None and self.sinks is None
 
 
+class CarryingMask(Tensor):
+    """A mask of four dimensions, which models pass on as it is, with something else inside.
+
+    Layers of some families (Nemotron, StableLM) pass nothing on to their attention but the mask.
+    """
+
+    content: Any
+
+    @staticmethod
+    def of(content: Any, device: torch.device) -> CarryingMask:
+        """Wrap anything; on the device of the tokens, so that no library moves it."""
+        found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(CarryingMask)
+        found.content = content
+        return found
+
+
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     """Names of the settings a layer passes that change its scores, and are not computed here."""
     return [name for name in _UNSUPPORTED if settings.get(name) is not None]
