@@ -100,7 +100,7 @@ class RowModel:
         # Not the whole of a model that sees: its tower attends as it was made to.
         self._attending = model if self._reader is None else self._decoder
         self._head, self._map = model.get_output_embeddings(), logit_map(model)
-        self.config = config = model.config.get_text_config()
+        self.config = model.config.get_text_config()
         self.vocab_size = self._head.weight.shape[0]
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
@@ -128,7 +128,7 @@ class RowModel:
                 shapes.found.clear()
                 try:
                     with torch.no_grad():
-                        self._run([1] * FEW, shapes.positions, shapes)
+                        self._logits(self._run([1] * FEW, shapes.positions, shapes))
                     break
                 except Exception as error:  # any code of any model; refused below
                     why = str(error) if isinstance(error, ConfigError) else why
@@ -348,10 +348,11 @@ def check_supported(model: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     odd = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     head = model.get_output_embeddings()
-    if head is not None and not any(part is head for part in model.children()):
+    direct = any(part is head for part in model.children())
+    if head is not None and not (direct and getattr(model, "lm_head", head) is head):
         odd.append("a head of several layers")
     if odd or head is None:
         raise ConfigError(
-            "the embedded engine runs decoders with full, sliding or chunked attention and a linear head; "
-            f"{type(model).__name__} has {', '.join(odd) or 'no output embeddings'}"
+            "the embedded engine runs decoders with full, sliding or chunked attention and a "
+            f"linear head; {type(model).__name__} has {', '.join(odd) or 'no output embeddings'}"
         )
