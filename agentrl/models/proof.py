@@ -99,6 +99,30 @@ def tolerated(want: Tensor, shaken: Tensor, dtype: torch.dtype) -> float:
     return max(factor * _steady(gaps(shaken, want)), rounding(dtype) * (1.0 + size))
 
 
+def check_causal(own: Tensor, ids: Any, *, tolerance: float, model: Any, who: str) -> None:
+    """Refuse a model in which a token sees the ones behind it: it has no log-probabilities.
+
+    Args:
+        own: [N, ...] numbers of the own forward at each token of some rows, as `own_numbers`.
+        ids: [N, L] tokens of the rows; the first two begin alike.
+        tolerance: of `tolerated`.
+        model: as it was loaded.
+        who: as in `judged`.
+
+    Raises:
+        ConfigError: numbers of equal beginnings differ.
+    """
+    if len(ids) < 2:
+        return
+    alike = int((ids[0] != ids[1]).argmax()) - 1
+    if alike > 0 and _steady(gaps(own[0][:alike], own[1][:alike])) > tolerance:
+        part = model if not hasattr(model, "value_head") else model.body
+        raise ConfigError(
+            f"{who}: in {_named(part)} a token sees the ones behind it, so it is no causal "
+            "language model; train one that is, or set is_decoder in its config.json, expected true"
+        )
+
+
 def judged(
     model: Any,
     found: Mapping[str, Tensor],

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.models.logit_map import body_of
 
 _BY_LENGTH = ("longrope", "dynamic")
 
@@ -34,7 +35,7 @@ def rotary_limit(config: Any) -> int | None:
 
 def reads_length(model: Any) -> bool:
     """True if the position embeddings of a model depend on the longest row it has read."""
-    body = getattr(model, "base_model", model)
+    body = body_of(model)
     return hasattr(body, "config") and rotary_limit(body.config) is not None
 
 

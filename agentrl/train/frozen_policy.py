@@ -22,7 +22,7 @@ from agentrl.train.logprob_worker import LogProbPasses, Result
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
 from agentrl.train.model.lora import persistent_buffers
-from agentrl.train.model.proof import ProofRows, probe_numbers, prove
+from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers, prove
 
 
 class FrozenPolicy:
@@ -142,6 +142,7 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """
         from agentrl.train.backends.slices import Slices, shard_model
 
+        find_reading(model, who="a frozen model")
         super().__init__(model, mask_keys=mask_keys)
         check_same_weights(ranks.gather, dict(model.named_parameters()))
         ranks.open_global_group()

@@ -9,7 +9,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
-from agentrl.train.model.proof import prove
+from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +75,7 @@ def make_backend(
             that the trainer would compute wrongly.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
+    find_reading(model, who=who)
     backend = _make(model, train, gradient_checkpointing, ranks, mask_keys)
     backend.proof = prove(backend, model, who=who)
     return backend

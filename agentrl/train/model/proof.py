@@ -20,6 +20,7 @@ from torch import Tensor
 from agentrl.batch.packing import pack_micro_batch
 from agentrl.batch.records import IntArray, MicroBatch, Row, RowKey
 from agentrl.batch.tensors import TensorBatch
+from agentrl.models.logit_map import logit_map
 from agentrl.models.own_forward import (
     NARROW,
     OwnRows,
@@ -30,8 +31,16 @@ from agentrl.models.own_forward import (
     probe_ids,
     probe_lengths,
 )
-from agentrl.models.proof import ModelProof, gaps, judged, refused_by_name, tolerated
+from agentrl.models.proof import (
+    ModelProof,
+    check_causal,
+    gaps,
+    judged,
+    refused_by_name,
+    tolerated,
+)
 from agentrl.models.vision.reader import reader_of
+from agentrl.train.model.attention import reading_of_model
 from agentrl.train.model.logprobs import hidden_states, packed_log_probs
 from agentrl.types import ImageSpan
 
@@ -90,6 +99,22 @@ def probe_numbers(model: Any, probe: ProofRows) -> Tensor:
         return packed_log_probs(model, batch).log_probs_R
 
 
+def find_reading(model: Any, *, who: str) -> None:
+    """Find how a model reads rows and forms logits, which has to be done while it is whole.
+
+    Args:
+        model: as it was loaded, before a backend takes it apart.
+        who: names the model and its role at the beginning of a message.
+
+    Raises:
+        ConfigError: its own code fails.
+    """
+    with refused_by_name(model, who=who, form=lambda: "row by row", instead=_INSTEAD):
+        reading_of_model(model)
+        if getattr(model, "get_output_embeddings", lambda: None)() is not None:
+            logit_map(model)
+
+
 def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> ModelProof:
     """Compare a model with its own forward pass; all ranks call where each holds a part.
 
@@ -101,7 +126,7 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
     Raises:
         ConfigError: its numbers differ by more than rounding explains, or cannot be computed.
     """
-    work = _Proving(passes, model)
+    work = _Proving(passes, model, who)
     with refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD):
         work.text()
         if hides_nothing(model, work.length):
@@ -121,12 +146,12 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
 class _Proving:
     """What one proof has found so far."""
 
-    def __init__(self, passes: ProvenPasses, model: Any) -> None:
+    def __init__(self, passes: ProvenPasses, model: Any, who: str) -> None:
         self.began = time.perf_counter()
         self.form = ""
         self.found: dict[str, Tensor] = {}
         self.tolerance = 0.0
-        self._passes, self._model = passes, model
+        self._passes, self._model, self._who = passes, model, who
         self._ids: IntArray = probe_ids(model)
         self.length: int = self._ids.shape[1]
         self._lengths = probe_lengths(self.length)
@@ -173,6 +198,7 @@ class _Proving:
         shaken = self._passes.probe(ProofRows(batch=first, own=1, shaken=True, window=window))
         dtype = next(self._model.parameters()).dtype
         self.tolerance = max(self.tolerance, tolerated(own[0], shaken[0], dtype))
+        check_causal(own, ids, tolerance=self.tolerance, model=self._model, who=self._who)
         return torch.cat([row[: end - 1] for row, end in zip(own, lengths, strict=True)])
 
     def _compare(

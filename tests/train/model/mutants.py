@@ -75,17 +75,22 @@ def _blind(module: Any) -> None:
 
 
 def odd(made: Any) -> Any:
-    """A family whose own code raises what nobody expects."""
+    """A family whose own code raises what nobody expects, of rows that are longer than a trial."""
     body = made.base_model
     whole = body.forward
 
     def forward(*args: Any, **options: Any) -> Any:
-        if "segments" in options or "kv_step" in options:
+        if _is_long(options, "segments", "kv_step"):
             raise KeyError("layer_mask")
         return whole(*args, **options)
 
     body.forward = forward
     return made
+
+
+def _is_long(options: dict[str, Any], *ours: str) -> bool:
+    """True for passes of ours over more tokens than those that find how a model is read."""
+    return any(name in options for name in ours) and options["input_ids"].numel() > 10
 
 
 def endless_numbers(made: Any) -> Any:
@@ -101,7 +106,7 @@ def late(made: Any) -> Any:
     whole = body.forward
 
     def forward(*args: Any, **options: Any) -> Any:
-        if "segments" not in options:
+        if not _is_long(options, "segments"):
             return whole(*args, **options)
         body.layers = body.layers[::-1]
         try:

@@ -19,8 +19,9 @@ from agentrl.errors import ConfigError, TrainError
 from agentrl.models.rotary import check_row_length, rotary_limit
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.frozen_policy import FrozenPolicy
-from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.reading import Reading, _warn
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.score_model import ScoreModel
@@ -104,14 +105,32 @@ def test_a_frozen_model_and_one_that_scores_are_compared(tmp_path):
         scores.prove(who="the reward model 'r'")
 
 
-@pytest.mark.parametrize("kind", ["gptj", "bloom"])
-def test_layers_with_an_attention_of_their_own_are_named(kind):
-    """Rows of a micro-batch saw each other, and the future."""
-    small = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}
-    found = model(kind, **small)
-    for made in (found, ValueModel(found.base_model)):
-        with pytest.raises(ConfigError, match="attention of their own"):
-            backend(made)
+@pytest.mark.parametrize(
+    ("kind", "reading", "changes"),
+    [
+        ("gptj", Reading.ROWS, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
+        ("bloom", Reading.ROWS, {"n_head": 4, "n_layer": 2}),
+        ("nemotron", Reading.MASK, {}),
+        ("gpt_oss", Reading.PACKED, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        ("gemma2", Reading.PACKED, {}),
+    ],
+)
+def test_each_family_is_read_as_it_can_be(kind, reading, changes, caplog):
+    """Rows of GPT-J and Bloom saw each other, and the future; then they were refused."""
+    _warn.cache_clear()
+    found = model(kind, **changes)
+    backend(found)
+    backend(ValueModel(found.base_model))
+    assert reading_of_model(found) is reading
+    warned = [entry.message for entry in caplog.records if "read alone" in entry.message]
+    assert len(warned) == (reading is Reading.ROWS)
+
+
+def test_a_model_that_sees_ahead_is_refused():
+    """Log-probabilities of an encoder are those of nothing, and it was trained without a word."""
+    for kind in ("bert-generation", "roberta"):
+        with pytest.raises(ConfigError, match=r"sees the ones behind it.*is_decoder"):
+            backend(model(kind, is_decoder=False, head_dim=None))
 
 
 @pytest.mark.parametrize(
