@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
@@ -201,15 +201,29 @@ class TorchBackend(TorchPasses):
 def exact_passes(model: Any, *, checkpointing: bool) -> Iterator[None]:
     """Inside, packed rows go through the model and nothing is dropped out.
 
-    Checkpointing works in training mode only, so it is switched on then.
+    Layers recompute their activations in training mode only. They alone are in that mode, without
+    what they would drop out: routers and attentions of some families draw numbers in it, too.
     """
     was_training = model.training
-    model.train(checkpointing)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()
+    model.eval()
+    again = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    again = again if checkpointing else []
+    # Falcon's layers read the rate in their config.
+    holders = [*again, *{id(c): c for m in again if (c := getattr(m, "config", None))}.values()]
+    rates = [
+        (holder, name, rate)
+        for holder in holders
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    for module in again:
+        module.training = True
+    for holder, name, _ in rates:
+        setattr(holder, name, 0.0)
     try:
         with packed_attention(model):
             yield
     finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
         model.train(was_training)
