@@ -30,6 +30,7 @@ message is its only argument.
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
@@ -160,6 +161,16 @@ def some_of(names: Iterable[str], most: int = 4) -> str:
     listed = list(names)
     rest = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def in_words(error: Exception) -> str:
+    """The error as one line; one that is none of ours has its kind and the place it came from."""
+    text = str(error)
+    if not isinstance(error, AgentrlError):
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"{type(error).__name__}: {text}{place}"
+    return " ".join(text.split())
 
 
 _MARK_CHARS = 80

@@ -60,8 +60,12 @@ _GROUPS = {
 }
 """Groups of commands: module or package of the same name with a Typer `app`; else the same."""
 
-_FORMER = {("traj", "--output"): "--out", ("rm", "--eval-out"): "--out", ("env", "--dir"): "--out"}
-"""Names that options had, by command: what is written goes to `--out` everywhere."""
+_FORMER = {
+    **{("traj", "--output"): "--out", ("rm", "--eval-out"): "--out", ("env", "--dir"): "--out"},
+    **{(command, "--n"): "--limit" for command in ("rollout", "gateway")},
+}
+"""Names that options had, by command: what is written goes to `--out` everywhere, `--limit` counts
+tasks and `--n` rollouts of each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

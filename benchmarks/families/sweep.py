@@ -2,8 +2,9 @@
 
     python benchmarks/families/sweep.py [--all] [KIND ...]
 
-Log-probabilities and gradients of packed and of prefix-shared rows, and log-probabilities that the
-embedded engine decodes, are compared with the model's own forward, one row at a time, in float64.
+Log-probabilities and gradients of packed rows, and of prefix-shared ones with activations that are
+recomputed, and log-probabilities that the embedded engine decodes, are compared with the model's
+own forward, one row at a time, in float64.
 One line of JSON a family, then the counts. Without arguments the families that users train
 (`trained.py`); with `--all` every causal family that `transformers` has. Exit status 1 where a
 family is wrong or ends in an error that is not ours.
@@ -39,7 +40,8 @@ from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.model.stateful_layers import carries_state
+from agentrl.train.model.attention import reading_of_model
+from agentrl.train.model.reading import Reading
 
 TOLERANCE = 2e-6
 """Nats. Norms, routers and rotary tables of many models are in float32, whatever the rest is."""
@@ -154,10 +156,12 @@ def _look_at_trainer(model: Any, found: Found) -> None:
             return
         gradients = _take_gradients(model)
         try:
-            backend = make_backend(
-                model, train=TrainSection(), gradient_checkpointing=False, ranks=None
-            )
             for sharing in (False, True):
+                # Recomputed activations are those of the first time in every family.
+                again = sharing and model.supports_gradient_checkpointing
+                backend = make_backend(
+                    model, train=TrainSection(), gradient_checkpointing=again, ranks=None
+                )
                 micro = pack_micro_batch(rows, prefix_sharing=sharing)
                 with backend.running():
                     got = backend.log_probs(backend.to_tensors(micro)).log_probs_R
@@ -175,7 +179,7 @@ def _look_at_trainer(model: Any, found: Found) -> None:
     limits = (TOLERANCE, TOLERANCE, GRADIENT_TOLERANCE)
     offs = zip((found.packed, found.shared, found.gradient), limits, strict=True)
     close = all(off is not None and off <= limit for off, limit in offs)
-    found.trainer = (ROWS if carries_state(model) else RIGHT) if close else WRONG
+    found.trainer = (ROWS if reading_of_model(model) is Reading.ROWS else RIGHT) if close else WRONG
 
 
 def _take_gradients(model: Any) -> dict[str, Tensor]:

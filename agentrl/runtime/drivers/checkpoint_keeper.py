@@ -14,6 +14,7 @@ from agentrl.disk.checkpoint import (
     would_be_kept,
 )
 from agentrl.disk.full_disk import disk_full
+from agentrl.errors import in_words
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.compute_threads import run_computing
 from agentrl.metrics.run_clock import RunClock
@@ -101,7 +102,7 @@ class CheckpointKeeper:
         except RankLost:
             raise
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
-            logger.exception("checkpoint of step %d failed", step)
+            logger.error("checkpoint of step %d failed: %s", step, in_words(error))
             self._progress.note(disk_full(self._run_dir.path, error))
             return
         self._saved = step

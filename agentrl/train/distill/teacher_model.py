@@ -138,7 +138,8 @@ def load_teacher(
         images: of the policy, whose images the teacher reads, too; None for a model of text.
 
     Raises:
-        ConfigError: the model cannot be loaded, or cannot read the images of the policy.
+        ConfigError: the model cannot be loaded, cannot read the images of the policy, or is not
+            computed as its own forward does.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
     loaded = load_pretrained(model).model
@@ -158,4 +159,5 @@ def load_teacher(
         world_size = 1 if ranks is None else ranks.world_size
         lanes = lane_count(loaded, asked, ranks=world_size)
         frozen = FrozenPolicy(loaded, mask_keys=TRAINED, lanes=lanes)
+    frozen.prove(who=f"the teacher {model.path!r}")
     return TeacherModel(frozen, top_k=top_k, vocabulary=vocabulary, hinted=hinted)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import RunError, choices
 from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, no_rise, reward_change
@@ -68,14 +67,17 @@ def hacking_answer(
 ) -> dict[str, Any]:
     """The answer in a sentence, reward against score and parts, and the rewards of one step.
 
+    `rewards` is None where no rollout is stored.
+
     Args:
         reader: of the run.
         kind: of the step whose rewards are counted.
         step: None takes the newest.
 
     Raises:
-        RunError: no rollout is stored, or not of this kind and step.
+        RunError: rollouts are stored, and none of this kind and step.
     """
+    reader.rows.refresh()
     health = reader.health()
     evals = eval_answers(reader, health.history)
     return {
@@ -83,7 +85,7 @@ def hacking_answer(
         "one_number": one_number(health.history),
         "curves": _curves(health.history),
         "parts": moved_lines(health.history, evals),
-        "rewards": _rewards(reader, kind, step),
+        "rewards": _rewards(reader, kind, step) if reader.rows.kinds() else None,
         "notes": [*health.history.notes, *reader.rows.notes],
     }
 
@@ -179,6 +181,8 @@ def _judged(
         reasons = [first.detail + since, earn, *told, other, _carrier(history)]
         return str(worst), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
+    if counts is None and level == "ok" and not _moves(history):
+        level = "unknown"  # a reward that stands still may be hacked since the first step
     if counts is not None:
         rise = _held_out_rise(history, evals)
         shaping = carried_by_shaping(history)
@@ -201,6 +205,11 @@ def _judged(
             else [*told, *reasons]
         )
     return level, reasons, signs
+
+
+def _moves(history: History) -> bool:
+    gain = reward_change(history)
+    return gain is not None and (gain.up or gain.down)
 
 
 def _wrong_pay(history: History, counts: PaidWrong) -> str:
@@ -351,10 +360,7 @@ def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
 def _rewards(reader: RunReader, kind: str, step: int | None) -> dict[str, Any]:
     """Bars of the rewards of a step, each with the ends that find exactly its rollouts."""
     rows = reader.rows
-    rows.refresh()
-    steps = rows.steps(kind)
-    if not steps:
-        raise RunError(f"kind: {choices(kind, rows.kinds())}")
+    steps = rows.steps_of(kind)
     shelf = rows.shelf(kind, steps[-1] if step is None else step)
     index = last_rows(shelf.index)
     # As they are stored, which is what a search by reward compares.
