@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
 from agentrl.models.parts import is_in_parts
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
-from agentrl.train.model.supported import check_readable
+from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +51,11 @@ def make_backend(
     gradient_checkpointing: bool,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    who: str = "model.path",
 ) -> TrainBackend:
     """The backend of `train.backend` for this process, whose `ranks` are joined already.
+
+    The model that it holds is compared with its own forward pass before it is returned.
 
     Args:
         model: a `transformers` causal language model with the same weights on every rank, or, for
@@ -61,6 +65,7 @@ def make_backend(
         gradient_checkpointing: recompute activations in the backward pass.
         ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+        who: names the model and its role at the beginning of a message.
 
     Raises:
         ConfigError: settings that do not go together, a package that is not installed, or a model
@@ -69,7 +74,22 @@ def make_backend(
     """
     in_parts = is_in_parts(model)
     if not in_parts:
-        check_readable(model)
+        find_reading(model, who=who)
+    backend = _make(model, train, gradient_checkpointing, ranks, mask_keys)
+    if in_parts:
+        assert isinstance(backend, LockstepBackend), type(backend)
+        backend.find_reading(who=who)
+    backend.proof = prove(backend, model, who=who)
+    return backend
+
+
+def _make(
+    model: Any,
+    train: TrainSection,
+    gradient_checkpointing: bool,
+    ranks: Ranks | None,
+    mask_keys: tuple[str, ...],
+) -> TrainBackend:
     check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
     if train.backend.kind == "torch":
         if ranks is None or ranks.world_size == 1:
@@ -100,16 +120,13 @@ def make_backend(
     else:
         from agentrl.train.backends.deepspeed_backend import DeepspeedBackend as Backend
 
-    made = Backend(
+    return Backend(
         model,
         train=train,
         gradient_checkpointing=gradient_checkpointing,
         ranks=ranks,
         mask_keys=mask_keys,
     )
-    if in_parts:
-        made.check_readable()
-    return made
 
 
 def full_weights(backend: TrainBackend) -> dict[str, Tensor]:

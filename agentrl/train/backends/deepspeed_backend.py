@@ -33,6 +33,7 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.backends.zero_init import divide
 from agentrl.train.backends.zero_muon import FlatMuon
 from agentrl.train.backends.zero_parts import ZeroParts, zero_parts
+from agentrl.train.model.proof import ProofRows
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.muon import MUON_MOMENTS, checked_matrices
 from agentrl.train.optim.optimizer import (
@@ -139,12 +140,8 @@ class DeepspeedBackend(LockstepBackend):
             weight_decay=decay,
         )
 
-    def _forward(self, batch: TensorBatch) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         return self._engine(batch)
-
-    def _inside(self, work: Callable[[], Any]) -> None:
-        with torch.no_grad():
-            self._engine(work)
 
     def _backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self.loss_factor)

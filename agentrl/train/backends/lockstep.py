@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory
 from agentrl.models.parts import device_of
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
@@ -37,7 +39,7 @@ from agentrl.train.model.logprobs import (
     packed_log_probs,
 )
 from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
-from agentrl.train.model.supported import check_readable
+from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -48,11 +50,14 @@ class Whole(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch | Callable[[], Any]) -> Any:
+    def forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples; values of a value
-        model; or what other work on the model gives."""
+        model; or whatever else is to be done while the weights are there."""
+        if isinstance(batch, ProofRows):
+            return (probe_numbers(self.model, batch),)
         if not isinstance(batch, TensorBatch):
-            return batch()
+            batch()
+            return ()
         if isinstance(self.model, ValueModel):
             return self.model(batch)
         return packed_log_probs(self.model, batch).tensors()
@@ -76,6 +81,7 @@ class LockstepBackend(ABC):
     """Base of `TrainBackend`s whose ranks hold parts of one model."""
 
     lockstep = True
+    proof: ModelProof | None = None
 
     def __init__(
         self,
@@ -116,17 +122,14 @@ class LockstepBackend(ABC):
         ranks.open_global_group()
 
     @abstractmethod
-    def _forward(self, batch: TensorBatch) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         """The output of `self._whole` under the library that holds the parts."""
 
-    @abstractmethod
-    def _inside(self, work: Callable[[], Any]) -> None:
-        """Do work with the model under the library that holds the parts."""
-
-    def check_readable(self) -> None:
-        """The check of that name on a model that came in parts; all ranks call."""
-        with self._ranks.naming("looking at the model"):
-            self._inside(lambda: check_readable(self._model, device=self._device))
+    @torch.no_grad()
+    def find_reading(self, *, who: str) -> None:
+        """`find_reading` on a model that came in parts, in a pass of all ranks."""
+        with self._ranks.naming("gathering weights to see how the model reads rows"):
+            self._forward(partial(find_reading, self._model, who=who))
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -166,6 +169,13 @@ class LockstepBackend(ABC):
         batch = with_tower_passes(self.gather, self._model, batch)
         with self._ranks.naming("gathering weights in a forward pass of the critic"):
             return self._forward(batch)
+
+    @torch.no_grad()
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `TrainBackend.probe`."""
+        with self._ranks.naming("gathering weights to compare the model with its own forward"):
+            found = self._forward(probe)
+        return found if isinstance(found, Tensor) else found[0]
 
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`; all ranks call."""
