@@ -174,7 +174,7 @@ def test_a_fault_in_the_part_of_one_rank_is_told_by_all(kind, crew, tmp_path):
         odd,
     )
     assert re.match("TrainError: rank 1 holds other weights than rank 0 in 21 of 21", other)
-    assert re.match("ConfigError: .* ModernBertDecoderForCausalLM changes its numbers", changes)
+    assert re.match("ConfigError: .* ModernBertDecoderForCausalLM .* as another model", changes)
     assert len(load_file(nan / "model.safetensors")) == 21
 
 
