@@ -16,8 +16,8 @@ from pathlib import Path
 
 from agentrl.config import load_config
 from agentrl.config.plan import plan_run
-from agentrl.preflight.checks.machine import model_shape
-from agentrl.preflight.checks.memory_estimate import GIB, estimate
+from agentrl.disk.model_source import policy_config
+from agentrl.preflight.memory.estimate import GIB, Room, estimate
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.serving.cache_room import TILE, tiled
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.pictures import PromptImages
-from agentrl.serving.embedded.row_attention import TILE, row_attention, tiled
+from agentrl.serving.embedded.row_attention import row_attention
 
 
 class CacheAttention(Protocol):

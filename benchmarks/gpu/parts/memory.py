@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from agentrl.config.schema import ModelSection, TrainSection
-from agentrl.preflight.checks.machine import shape_of
+from agentrl.preflight.memory.shape import demand_of, shape_of
 from agentrl.preflight.checks.memory_estimate import ModelShape, activation_bytes, trained_bytes
 from parts.models import make_model
 from parts.readings import PartSkipped, Reading, Setting, seconds_of, synchronize
