@@ -22,7 +22,7 @@ from agentrl.runtime.assembly.layout import engine_width
 from agentrl.serving.cache_room import SHARED_GIB, cache_bytes, option, tiled
 
 GIB = 2**30
-_PROCESS = int(0.75 * GIB)
+PROCESS = int(0.75 * GIB)
 """Python, torch, transformers and pyarrow of a process that trains, before any weight."""
 _WORKER = int(0.35 * GIB)
 """A process that runs agent loops: no torch in use, environments not counted."""
@@ -174,19 +174,19 @@ def estimate(
     beside = [] if count else scorers
     name = "trainer with engine" if serving.engine == "embedded" else "trainer"
     if on_gpu:
-        host = [Part(what="process", size=_PROCESS), *(part for part in trainer if part.on_host)]
+        host = [Part(what="process", size=PROCESS), *(part for part in trainer if part.on_host)]
         trainer = [
             Part(what="process", size=_CUDA),
             *(part for part in trainer if not part.on_host),
             *beside,
         ]
     else:
-        host, trainer = [], [Part(what="process", size=_PROCESS), *trainer, *beside]
+        host, trainer = [], [Part(what="process", size=PROCESS), *trainer, *beside]
     found = [ProcessMemory(name=name, count=ranks, on_gpu=on_gpu, parts=tuple(trainer))]
     if host:
         found.append(_on_host("trainer on the host", ranks, host))
     if count:
-        worker = [Part(what="process", size=_PROCESS if scorers else _WORKER), *scorers]
+        worker = [Part(what="process", size=PROCESS if scorers else _WORKER), *scorers]
         found.append(_on_host("rollout worker", count, worker))
     if serving.engine == "vllm":
         gpu = runtime.gpus_per_engine > 0 if runtime.kind == "ray" else on_gpu
