@@ -122,6 +122,14 @@ def head_size(text: Any) -> int:
     return given or text.hidden_size // text.num_attention_heads
 
 
+def key_width(text: Any) -> int:
+    """Numbers of the keys of a token in one layer, where latent vectors are kept expanded."""
+    heads = text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):
+        return heads * max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
+    return (getattr(text, "num_key_value_heads", None) or heads) * head_size(text)
+
+
 def _layer(text: Any, kind: str) -> LayerCache:
     if kind in _NO_CACHE:
         return LayerCache(heads=0, head=0)

@@ -11,7 +11,7 @@ from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.model_source import policy_config
 from agentrl.errors import ConfigError
-from agentrl.models.cache_bytes import cache_shape, head_size
+from agentrl.models.cache_bytes import cache_shape, key_width
 from agentrl.preflight.memory.estimate import Demand, ModelShape, activation_bytes
 
 
@@ -43,8 +43,7 @@ def shape_of(model: Any) -> ModelShape:
     import torch
 
     text = model.config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    if heads is None:
+    if getattr(text, "num_attention_heads", None) is None:
         raise ConfigError(f"{type(model).__name__} has no attention heads")
     head = model.get_output_embeddings()
     linear = [
@@ -65,7 +64,7 @@ def shape_of(model: Any) -> ModelShape:
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_size(text),
+        kv_width=key_width(text),
         vocabulary=text.vocab_size,
         cache=cache_shape(model.config),
         layer=max(layers, default=parameters),
