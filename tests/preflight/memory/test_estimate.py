@@ -210,7 +210,7 @@ def test_weights_and_states_are_those_of_a_built_model(
 ) -> None:
     """Fails if a tied head is counted twice, a master forgotten, or adapters taken for weights."""
     lora = None if rank is None else LoraSection(rank=rank)
-    train = TrainSection(optimizer=optimizer, lora=lora)
+    train = TrainSection.model_validate({"optimizer": optimizer, "lora": lora})
     model = real_llama(getattr(torch, dtype))
     shape = shape_of(model)
     assert shape.parameters == sum(p.numel() for p in model.parameters())
