@@ -276,6 +276,8 @@ class _LiveBytes(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten.equal.default:
             return True  # a gradient that was guessed: right, as in every step
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0  # the last position of a row, say: within any limit
         if func is torch.ops.aten._grouped_mm.default:
             out = _products_of_experts(*args, **(kwargs or {}))
             self._note(out)
