@@ -16,7 +16,6 @@ from agentrl.types.finding import Finding, any_failed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl.config import RunConfig
     from agentrl.config.plan import Plan
     from agentrl.preflight.checks.facts import PreflightFacts
     from agentrl.preflight.reward.known_answers import TriedAnswer
@@ -64,7 +63,9 @@ def command(
     prepare()
     settings, base = read_config(config, overrides or [], with_models=True)
     if target is not None:
-        _print(_target_lines(settings, base, target), [], as_json=as_json)
+        asked = "dtype" in settings.model.model_fields_set
+        lines = _target_lines(plan_run(settings, base), target, dtype_asked=asked)
+        _print(lines, [], as_json=as_json)
     request = None
     if samples or model is not None:
         name = f"{settings.run.name}-preflight"
@@ -96,19 +97,12 @@ def _print(checks: list[Finding], answers: Sequence[TriedAnswer], *, as_json: bo
     raise typer.Exit(int(any_failed(checks)))
 
 
-def _target_lines(settings: RunConfig, base: Path, target: str) -> list[Finding]:
+def _target_lines(run: Plan, target: str, *, dtype_asked: bool) -> list[Finding]:
     """The memory of a run on machines that are not here."""
-    from agentrl.config.plan import plan_run
     from agentrl.preflight.memory.target import parse_target
-
-    machines = parse_target(target)
-    if machines.gpus and "dtype" not in settings.model.model_fields_set:
-        # `auto` was resolved for this machine.
-        model = settings.model.model_copy(update={"dtype": "bfloat16"})
-        settings = settings.model_copy(update={"model": model})
     from agentrl.preflight.memory.verdict import target_findings
 
-    return target_findings(plan_run(settings, base), machines)
+    return target_findings(run, parse_target(target), dtype_asked=dtype_asked)
 
 
 def plan(

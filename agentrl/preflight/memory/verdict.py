@@ -63,13 +63,21 @@ class TargetRun:
         return estimate(self.plan, self.serving, demand, on_gpu=self.on_gpu, room=room)
 
 
-def target_findings(run: Plan, target: Target) -> list[Finding]:
+def target_findings(run: Plan, target: Target, *, dtype_asked: bool = True) -> list[Finding]:
     """The verdict on a run, from the config of its model alone.
+
+    Args:
+        run: the run.
+        target: the machines.
+        dtype_asked: False where `model.dtype` is what this machine is fastest with.
 
     Raises:
         ConfigError: the model's config cannot be read.
     """
     trainer = run.trainer
+    if target.gpus and not dtype_asked:
+        model = trainer.model.model_copy(update={"dtype": "bfloat16"})
+        trainer = replace(trainer, model=model)
     config = policy_config(trainer.model)
     here = TargetRun(plan=trainer, serving=run.engines.serving, target=target)
     given = {"reward_models": reward_model_bytes(run.rewards), "teacher": teacher_bytes(trainer)}
