@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,15 +13,18 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.fleet import OffloadPart
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory, share_one_heap
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
+from agentrl.train.model.proof import ProofRows, probe_numbers
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
 
@@ -53,6 +56,10 @@ class TorchPasses:
         """`values` as in `TrainBackend.values`."""
         return self._model(batch)
 
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `ProvenPasses.probe`."""
+        return probe_numbers(self._model, probe)
+
     def backward(self, loss: Tensor) -> None:
         """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()
@@ -82,6 +89,7 @@ class TorchBackend(TorchPasses):
     rank = 0
     world_size = 1
     lockstep = False
+    proof: ModelProof | None = None
 
     def __init__(
         self,
@@ -170,6 +178,14 @@ class TorchBackend(TorchPasses):
         self._optimizer.step(
             learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
         )
+
+    def state_on_device(self) -> Mapping[OffloadPart, Iterable[Tensor]]:
+        """Tensors by the switch that moves them between two steps."""
+        return {
+            "optimizer": self._optimizer.own_tensors(),
+            "gradients": self._optimizer.sums.held(),
+            "weights": (*self._model.parameters(), *self._model.buffers()),
+        }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` as in `TrainBackend.weights`."""
