@@ -100,6 +100,11 @@ class FrozenPolicy:
         """Weights in this process: all of them, or its slice of each; to be changed in place."""
         return dict(self._model.named_parameters())
 
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of the model, to be moved between two steps."""
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+
     def part(self, name: str, full: Tensor) -> Tensor:
         """The numbers of a whole weight that belong into `held()[name]`."""
         return full

@@ -5,7 +5,7 @@ It is frozen, unless `algorithm.reference_update` lets it follow the policy from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class Reference(LogProbWorker):
         self._wide: dict[str, Tensor] = {}
         """In float32, what a mean moves of a reference in bfloat16; in this rank's slices."""
         super().__init__(self.frozen, name="reference policy")
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of the reference, to be moved between two steps."""
+        yield from self.frozen.own_tensors()
+        yield from self._wide.values()
 
     @torch.no_grad()
     def follow(self, weights: Iterable[tuple[str, Tensor]], *, share: float) -> None:

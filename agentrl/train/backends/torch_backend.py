@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.fleet import OffloadPart
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory, share_one_heap
 from agentrl.machine.compute_threads import usable_cores
@@ -177,6 +178,14 @@ class TorchBackend(TorchPasses):
         self._optimizer.step(
             learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
         )
+
+    def state_on_device(self) -> Mapping[OffloadPart, Iterable[Tensor]]:
+        """Tensors by the switch that moves them between two steps."""
+        return {
+            "optimizer": self._optimizer.own_tensors(),
+            "gradients": self._optimizer.sums.held(),
+            "weights": (*self._model.parameters(), *self._model.buffers()),
+        }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` as in `TrainBackend.weights`."""

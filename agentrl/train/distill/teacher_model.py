@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.tensors import TopIds
@@ -63,6 +64,11 @@ class TeacherModel:
         self.proof: ModelProof | None = getattr(policy, "proof", None)
         """Comparison of its model with its own forward pass."""
         self._top = TopIds(k=top_k, below=vocabulary) if top_k else None
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of a teacher that is a model of its own, to be moved between two steps."""
+        if isinstance(self._policy, FrozenPolicy):
+            yield from self._policy.own_tensors()
 
     @torch.no_grad()
     def ask(
