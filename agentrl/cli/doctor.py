@@ -141,6 +141,8 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         if kinds[Status.OK] and history.metrics:
             most = len(kinds[Status.OK]) >= len(kinds[Status.UNKNOWN])
             verdict = ("healthy", "bold green") if most else ("nothing wrong seen", "bold")
+            if _unseen(verdicts) is not None:
+                verdict = ("nothing wrong seen, hacking cannot be told", "bold")
     yield Text.assemble(
         visible(str(run)), f": {_steps(history)} steps, ", verdict, f"; {_judged(kinds)}"
     )
@@ -161,12 +163,20 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
-    unseen = next((v for v in kinds[Status.OK] if v.name == "unscored_pay"), None)
-    if unseen is not None:  # that no detector speaks is no answer where nothing judges the reward
+    if (unseen := _unseen(verdicts)) is not None:
         yield Text("hacked?     cannot be told, since no score stands beside the reward: ").append(
             visible(unseen.detail)
         )
+        yield Text.assemble(
+            ("read them   agentrl traj hacking ", "dim"), visible(shlex.quote(str(run)))
+        )
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
+
+
+def _unseen(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict of a run where only the reward judges: that no detector speaks is no answer."""
+    quiet = (v for v in verdicts if v.name == "unscored_pay" and v.status is Status.OK)
+    return next(quiet, None)
 
 
 def _judged(kinds: Mapping[Status, Sequence[Verdict]]) -> str:
