@@ -14,7 +14,6 @@ from agentrl.health.measures.curves import (
     Stretch,
     difference,
     end_steps,
-    percent,
     since,
     trend,
 )
@@ -347,13 +346,3 @@ def stalled(history: History, step: int) -> bool:
     if len(before) < 2 or len(after) < 2:
         return False
     return not difference(before, after).up
-
-
-def share(value: float) -> str:
-    """Write a share from 0 to 1 in percent, so that `1` is never read as one rollout.
-
-    Example:
-        >>> share(0.98712)
-        '98.7 %'
-    """
-    return percent(value)

@@ -6,6 +6,7 @@ window, sinks and soft cap of a layer alike, and refuse alike what neither of th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 _UNSUPPORTED = ("position_bias", "head_mask", "indices", "block_indices", "block_mask")
+_MASK_OF_A_WINDOW = "create_sliding_window_causal_mask"
+"""The function of transformers that modules import whose models have such masks."""
 Position = TypeVar("Position", int, Tensor)
 
 
@@ -42,6 +45,22 @@ class ScoreChanges:
     def is_plain(self) -> bool:
         """True if scores are only scaled."""
         return self.softcap is None and self.sinks is None
+
+
+class CarryingMask(Tensor):
+    """A mask of four dimensions, which models pass on as it is, with something else inside.
+
+    Layers of some families (Nemotron, StableLM) pass nothing on to their attention but the mask.
+    """
+
+    content: Any
+
+    @staticmethod
+    def of(content: Any, device: torch.device) -> CarryingMask:
+        """Wrap anything; on the device of the tokens, so that no library moves it."""
+        found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(CarryingMask)
+        found.content = content
+        return found
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
@@ -75,8 +94,9 @@ def layer_window(module: Any, given: int | None) -> Window | None:
     layer = getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        # Phi-MoE has one kind of layer, and a window for all of them.
-        return getattr(config, "sliding_window", None)
+        # Phi-MoE has a window for all layers; configs of others have one that nothing reads.
+        windowed = hasattr(sys.modules.get(type(module).__module__), _MASK_OF_A_WINDOW)
+        return getattr(config, "sliding_window", None) if windowed else None
     if layer is None:
         return None
     if kinds[layer] == "chunked_attention":

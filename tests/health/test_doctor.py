@@ -38,7 +38,8 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     text = capsys.readouterr().out
     first = text.splitlines()[0]
     counts = re.search(
-        r"30 steps, nothing wrong seen, hacking cannot be told; (\d+) of (\d+) detectors judged it, (\d+) did not \(",
+        r"30 steps, nothing wrong seen, hacking cannot be told; (\d+) of (\d+) detectors "
+        r"judged it, (\d+) did not \(",
         first,
     )
     assert counts, first

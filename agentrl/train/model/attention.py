@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 
 from agentrl.errors import TrainError
 from agentrl.models.attention_layers import (
+    CarryingMask,
     ScoreChanges,
     Window,
     at_positions,
@@ -32,12 +33,12 @@ from agentrl.models.attention_layers import (
     unsupported,
     window_size,
 )
-from agentrl.models.fused_attention import without_plans
+from agentrl.models.fused_attention import formed_attention, without_plans
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention, is_flexible
-from agentrl.train.model.reading import Reading, RowLayout, layout_in, reading_of
+from agentrl.train.model.reading import Reading, layout_in, reading_of
 from agentrl.train.model.segments import (
     Segments,
     mutual_within,
@@ -124,7 +125,7 @@ def _packed_rows(
         key: [1, K, T, D].
         value: [1, K, T, D].
         attention_mask: None; packed rows need none. A layer that hands nothing else on gets its
-            `RowLayout` here.
+            segments here, in a `CarryingMask`.
         scaling: factor on the scores; default 1 / sqrt(D).
         sliding_window: keys a query may look back on, itself included.
         segments: what the T tokens are.
@@ -135,8 +136,8 @@ def _packed_rows(
     Returns:
         [1, T, H, D], and None for the attention weights.
     """
-    if isinstance(attention_mask, RowLayout):
-        segments, attention_mask = attention_mask.segments, None
+    if isinstance(attention_mask, CarryingMask):
+        segments, attention_mask = attention_mask.content, None
     layout_in(segments, module)
     assert segments is not None
     used = unsupported(kwargs)
@@ -198,7 +199,9 @@ def fused_attention(
                 mask &= at >= first_seen(at[depth:], sliding_window)[:, None]
         if mask is not None and not changes.is_plain:
             k, v = (tensor.repeat_interleave(share, dim=1) for tensor in (k, v))
-            outputs.append(_formed(query[:, :, start : start + length], k, v, mask, scale, changes))
+            outputs.append(
+                formed_attention(query[:, :, start : start + length], k, v, mask, scale, changes)
+            )
             continue
         # Of torch's kernels for a GPU only the one for narrow dtypes without a mask knows groups:
         # for all others repeated heads cost less than scores of every pair.
@@ -217,19 +220,3 @@ def fused_attention(
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2)
-
-
-def _formed(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, changes: ScoreChanges
-) -> Tensor:
-    """[1, H, L, D] with all scores formed, in float32 at least."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) * scale) @ key.to(wide).transpose(2, 3)
-    if changes.softcap is not None:
-        scores = changes.softcap * torch.tanh(scores / changes.softcap)
-    scores = scores.masked_fill(~mask, float("-inf"))
-    if changes.sinks is not None:
-        sinks = changes.sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    probs = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
-    return probs.to(value.dtype) @ value

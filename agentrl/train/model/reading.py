@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import TrainError
+from agentrl.models.attention_layers import CarryingMask
 from agentrl.models.logit_map import body_of
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.segments import Segments
@@ -47,19 +48,6 @@ class Reading(Enum):
     """One by one, with the attention of the model itself."""
 
 
-class RowLayout(Tensor):
-    """Segments in the form of a mask of four dimensions, which models pass on as it is."""
-
-    segments: Segments
-
-    @staticmethod
-    def of(segments: Segments, device: torch.device) -> RowLayout:
-        """Wrap segments; on the device of the tokens, so that no library moves it."""
-        found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(RowLayout)
-        found.segments = segments
-        return found
-
-
 def layout_in(segments: Segments | None, module: Any) -> None:
     """Note that an attention layer was reached, and refuse it where it has no segments.
 
@@ -83,7 +71,7 @@ def arguments(reading: Reading, ids_T: Tensor, positions_T: Tensor, segments: Se
         return given  # its positions are those that every model counts by itself
     given["position_ids"] = positions_T[None]
     if reading is Reading.MASK:
-        return {**given, "attention_mask": RowLayout.of(segments, ids_T.device)}
+        return {**given, "attention_mask": CarryingMask.of(segments, ids_T.device)}
     return {**given, "segments": segments}
 
 
