@@ -109,6 +109,7 @@ def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
         "run": str(run),
         "status": _overall(history, verdicts),
         "steps": _steps(history),
+        "hacked": _hacked(run, history, verdicts),
         **ranked_records(verdicts, str(run)),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
         "notes": [*history.notes, *(silence.text for silence in silent_rules(history))],
@@ -163,14 +164,31 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
-    if (unseen := _unseen(verdicts)) is not None:
-        yield Text("hacked?     cannot be told, since no score stands beside the reward: ").append(
-            visible(unseen.detail)
-        )
+    if (hacked := _hacked(run, history, verdicts)) is not None:
+        yield Text("hacked?     ").append(visible(f"{hacked['word']}: {hacked['headline']}"))
         yield Text.assemble(
             ("read them   agentrl traj hacking ", "dim"), visible(shlex.quote(str(run)))
         )
+    elif (unseen := _unseen(verdicts)) is not None:
+        yield Text("hacked?     cannot be told, since no score stands beside the reward: ").append(
+            visible(unseen.detail)
+        )
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
+
+
+def _hacked(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
+    """The inspector's answer to whether the reward is hacked; None where no rollout is stored."""
+    from agentrl.inspect.pages.hacking.answer import answer_of
+    from agentrl.inspect.pages.scores import eval_answers
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    if not history.rollouts:
+        return None
+    reader = RunReader(FoundRun(id=run.name, path=run.resolve()))
+    reader.rows.refresh()
+    answer = answer_of(reader, history, verdicts, eval_answers(reader, history))
+    return {name: answer[name] for name in ("level", "word", "headline", "more")}
 
 
 def _unseen(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -161,7 +161,7 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
             seen(
                 metric,
                 some,
-                f"log-probabilities differ by {number(some.worst)} nats a token, "
+                f"log-probabilities differ by up to {number(some.worst)} nats a token, "
                 f"above {number(bound if wide else warn)} for {steps_text(some)}",
             )
         )
@@ -188,7 +188,7 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
         name,
         Status.FAIL if (wide is not None and now) or lost else Status.WARN,
         ("the sampler does not follow the trained weights: " if unsent else "")
-        + f"sampler and trainer drift apart: {number(gap)} nats a token"
+        + f"sampler and trainer are up to {number(gap)} nats a token apart"
         + (f", rollouts {number(old)} versions old" if old else "")
         + (over(some, now) if some else ""),
         *evidence,

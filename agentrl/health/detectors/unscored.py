@@ -119,8 +119,8 @@ def _copies(first: Sequence[RolloutFacts], last: Sequence[RolloutFacts]) -> str:
         return ""
     seen = ", ".join(fact.rollout_id for fact in copies[-2:])
     return (
-        f"{percent(now)} of the paid answers repeat the words of their prompt, {percent(before)} at "
-        f"the start, as {seen} (where the answer stands in the prompt, that may be right)"
+        f"{percent(now)} of the paid answers repeat the words of their prompt, {percent(before)} "
+        f"at the start, as {seen} (where the answer stands in the prompt, that may be right)"
     )
 
 
