@@ -239,6 +239,8 @@ def test_a_part_writes_into_the_folder_of_the_run(tmp_path: Path, monkeypatch):
 
 def test_the_colocated_part_skips_without_a_gpu_and_reads_what_vllm_freed(tmp_path: Path):
     """Fails if a machine without a GPU counts as a failure, or if words of a key come twice."""
+    import torch
+
     setting = Setting(device=torch.device("cpu"), small=True, folder=tmp_path)
     with pytest.raises(PartSkipped, match="needs a GPU"):
         next(colocated.measure(setting))

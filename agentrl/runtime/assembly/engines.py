@@ -314,6 +314,7 @@ def server_commands(
             replica=replica,
             replicas=section.replicas,
             device=device,
+            shared=_trainer_gpu(policy.device) in (devices[replica] or ()),
             devices=devices[replica],
             dtype=policy.dtype,
             head_dtype=policy.head_dtype,
@@ -347,8 +348,7 @@ def engine_devices(
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
             f"machine has {have}; lower serving.replicas"
         )
-    kind, _, index = trainer.partition(":")
-    own = None if kind == "cpu" else int(index or 0)
+    own = _trainer_gpu(trainer)
     free = [number for number in range(have) if number != own]
     if shared and own is not None:
         free = [own, *free]
@@ -358,6 +358,12 @@ def engine_devices(
     return [
         tuple(free[replica * width : (replica + 1) * width]) for replica in range(section.replicas)
     ]
+
+
+def _trainer_gpu(device: str) -> int | None:
+    """Number of the GPU that a trainer in this process is on."""
+    kind, _, index = device.partition(":")
+    return None if kind == "cpu" else int(index or 0)
 
 
 def make_client(
