@@ -14,6 +14,7 @@
     |-- EngineError            an engine or its transport failed (infrastructure)
     |   |-- EngineRefused      the request was turned away before anything was sampled
     |   |-- NoEngine           no engine takes requests, and none came back in time
+    |   |-- WakeFailed         a server did not leave the device it shares, or not come back to it
     |   `-- SyncError          weights did not arrive whole on every engine
     |       `-- WeightsDoNotFit    a server holds another model; no later try can succeed
     |-- TrainError             a broken number or tensor in the trainer
@@ -96,6 +97,10 @@ class EngineRefused(EngineError):
 
 class NoEngine(EngineError):
     """No engine takes requests, and none came back within the limit: nothing was asked of any."""
+
+
+class WakeFailed(EngineError):
+    """A server that shares its device did not go to sleep or wake up; only a new start helps."""
 
 
 class SyncError(EngineError):

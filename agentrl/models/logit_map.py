@@ -71,7 +71,7 @@ def logit_map(model: Any) -> LogitMap:
     """The map of a model with a linear head; found once, while no other thread changes the model.
 
     A model whose forward cannot be followed, or does something else, has the map that does nothing:
-    `check_readable` compares the results.
+    the proof of the model compares the results.
     """
     found = model.__dict__.get(_KEPT)
     if found is None:

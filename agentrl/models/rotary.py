@@ -10,8 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.errors import ConfigError
+from agentrl.models.logit_map import body_of
 
+_STRETCHED = ("yarn", "linear")
 _BY_LENGTH = ("longrope", "dynamic")
+
+
+def context_limit(config: Any) -> int | None:
+    """Most tokens that a model was made for; None where its config names no limit.
+
+    Frequencies that are stretched by a factor (yarn, linear) reach as many times further than the
+    positions that the model was first trained with.
+
+    Args:
+        config: of `transformers`.
+    """
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    rotary = getattr(text, "rope_parameters", None) or {}
+    if positions is None or rotary.get("rope_type") not in _STRETCHED:
+        return positions
+    first = rotary.get("original_max_position_embeddings") or positions
+    return max(positions, int(first * rotary.get("factor", 1.0)))
 
 
 def rotary_limit(config: Any) -> int | None:
@@ -30,6 +50,12 @@ def rotary_limit(config: Any) -> int | None:
         if part.get("rope_type") in _BY_LENGTH
     ]
     return min(limits, default=None)
+
+
+def reads_length(model: Any) -> bool:
+    """True if the position embeddings of a model depend on the longest row it has read."""
+    body = body_of(model)
+    return hasattr(body, "config") and rotary_limit(body.config) is not None
 
 
 def check_row_length(config: Any, tokens: int, *, who: str, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,9 @@ from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.proof import ModelProof
     from agentrl.models.vision.reader import VisionReader
+    from agentrl.runtime.colocated.turns import TurnTaking
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
@@ -62,6 +64,8 @@ class Policy:
     """Backend and how strong it is."""
     reward_models: RewardModelUsers
     """Processes that score its rollouts."""
+    reward_proofs: Mapping[str, ModelProof | None]
+    """Comparison of each reward model with its own forward pass."""
     news: EngineNews | None = None
     """The way to workers in child processes; None where there are none."""
 
@@ -76,6 +80,7 @@ async def open_policy(
     version: int = 0,
     train: bool = False,
     images: Path | None = None,
+    turns: TurnTaking | None = None,
 ) -> AsyncIterator[Policy]:
     """Load the model, start the engines and the sandboxes; close them in any case.
 
@@ -87,6 +92,7 @@ async def open_policy(
         version: of the weights there.
         train: whether the model is needed in this process, wherever it samples.
         images: folder for the images that a vision-language model is shown; by default in `logs`.
+        turns: of servers that share the device of the trainer; it is the trainer's turn afterwards.
 
     Raises:
         AgentrlError: whatever does not fit, named.
@@ -108,7 +114,9 @@ async def open_policy(
         )
         context = engine.rollout.max_context_tokens
         await run_computing(check_policy, source, engine.model, rollouts.chat, context=context)
-        pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
+        pretrained, tokenizer = await _load(
+            plan, source, model_path=model_path, train=train, turns=turns
+        )
         reader = _reader(pretrained, source, tokenizer)
         open_images(plan.trainer, engine.serving, reader, images or logs / "images")
         engines = await stack.enter_async_context(
@@ -124,8 +132,11 @@ async def open_policy(
                 version=loaded,
                 note=note,
                 pictures=reader,
+                turns=turns,
             )
         )
+        if turns is not None:
+            await turns.to_trainer()
         if here is not None:
             models = await stack.enter_async_context(
                 open_reward_models(rollouts, tokenizer=tokenizer)
@@ -151,6 +162,7 @@ async def open_policy(
             chat=build_chat(tokenizer, rollouts.chat, images=reader),
             sandbox_text=opened.sandbox_text,
             reward_models=opened.reward_models,
+            reward_proofs=opened.reward_proofs,
             news=opened.news,
         )
 
@@ -162,6 +174,7 @@ class _OpenRollouts:
     rollouts: LocalRollouts | ChildRollouts
     sandbox_text: str
     reward_models: RewardModelUsers
+    reward_proofs: Mapping[str, ModelProof | None]
     news: EngineNews | None = None
 
 
@@ -201,7 +214,12 @@ class OpenEnvironment:
             cancelled=lambda: worker.cancelled,
             look=lambda most: worker.in_flight.report(most, client.engine_of),
         )
-        return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text, reward_models=reward_models)
+        return _OpenRollouts(
+            rollouts=rollouts,
+            sandbox_text=self.text,
+            reward_models=reward_models,
+            reward_proofs=reward_models.proofs,
+        )
 
 
 async def open_environment(
@@ -241,6 +259,7 @@ async def _open_children(
             rollouts=opened.rollouts,
             sandbox_text=opened.report.sandbox_text,
             reward_models=opened.workers,
+            reward_proofs=opened.report.reward_proofs,
             news=opened.news,
         )
 
@@ -259,15 +278,18 @@ def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> Visio
 
 
 async def _load(
-    plan: Plan, source: str, *, model_path: str | None, train: bool
+    plan: Plan, source: str, *, model_path: str | None, train: bool, turns: TurnTaking | None
 ) -> tuple[Pretrained | None, Any]:
     """The model, where it is needed in this process, and its tokenizer."""
-    from agentrl.train.model.load import load_model, load_trained
+    from agentrl.train.model.load import load_model, load_trained, parked
 
     if train:
         pretrained = await run_computing(
             load_trained, plan.trainer.model, plan.trainer.train, checkpoint=model_path
         )
+        if turns is not None:
+            # Servers want a free device when they start.
+            turns.attach(await run_computing(parked, pretrained.model))
     elif plan.engines.serving.engine == "embedded":
         pretrained = await run_computing(load_model, plan.engines.model, path=model_path)
     else:

@@ -63,7 +63,11 @@ class Critic:
         self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
         whole = train.model_copy(update={"lora": None})
         self.backend: TrainBackend = make_backend(
-            model, train=whole, gradient_checkpointing=gradient_checkpointing, ranks=ranks
+            model,
+            train=whole,
+            gradient_checkpointing=gradient_checkpointing,
+            ranks=ranks,
+            who="the critic",
         )
         """Runs the model and holds its gradient."""
 

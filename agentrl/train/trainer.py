@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,13 @@ from torch import OutOfMemoryError, Tensor
 
 from agentrl.batch.minibatches import why_not_early
 from agentrl.batch.records import PackedBatch, StepBatch
+from agentrl.config.fleet import OffloadPart
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import RanksParted, RunError, StepAbandoned, TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_same_batch, check_shares
 from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.offload import TrainerOffload, state_on_device
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
 from agentrl.train.critic import Critic, ValuePass
@@ -374,6 +376,23 @@ class Trainer:
         weight together. The tensors are those that the next `step` changes: copy or send them.
         """
         return self.backend.weights()
+
+    def state_on_device(self) -> Mapping[OffloadPart, list[Tensor]]:
+        """Tensors by the switch that moves them between two steps.
+
+        Raises:
+            ConfigError: the backend has an offload of its own.
+        """
+        return state_on_device(
+            self.backend,
+            critic=None if self._critic is None else self._critic.backend,
+            beside=(self._reference, self._teacher),
+        )
+
+    def offload(self, parts: Collection[OffloadPart]) -> TrainerOffload:
+        """A way to move parts of this trainer to main memory and back, between two steps."""
+        _, weight = next(self.backend.parameters())
+        return TrainerOffload(self, parts, device=weight.device)
 
     def save(self, directory: Path) -> None:
         """Write all that `load` reads into `directory`; see `TrainerState`.

@@ -2,8 +2,9 @@
 
     python benchmarks/families/sweep.py [--all] [KIND ...]
 
-Log-probabilities and gradients of packed and of prefix-shared rows, and log-probabilities that the
-embedded engine decodes, are compared with the model's own forward, one row at a time, in float64.
+Log-probabilities and gradients of packed rows, and of prefix-shared ones with activations that are
+recomputed, and log-probabilities that the embedded engine decodes, are compared with the model's
+own forward, one row at a time, in float64.
 One line of JSON a family, then the counts. Without arguments the families that users train
 (`trained.py`); with `--all` every causal family that `transformers` has. Exit status 1 where a
 family is wrong or ends in an error that is not ours.
@@ -155,10 +156,12 @@ def _look_at_trainer(model: Any, found: Found) -> None:
             return
         gradients = _take_gradients(model)
         try:
-            backend = make_backend(
-                model, train=TrainSection(), gradient_checkpointing=False, ranks=None
-            )
             for sharing in (False, True):
+                # Recomputed activations are those of the first time in every family.
+                again = sharing and model.supports_gradient_checkpointing
+                backend = make_backend(
+                    model, train=TrainSection(), gradient_checkpointing=again, ranks=None
+                )
                 micro = pack_micro_batch(rows, prefix_sharing=sharing)
                 with backend.running():
                     got = backend.log_probs(backend.to_tensors(micro)).log_probs_R

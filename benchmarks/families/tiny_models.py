@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY = 61
 _MOST_PARAMETERS = 3_000_000
@@ -47,6 +48,10 @@ _SIZES: dict[str, Any] = {
     "logit_scale": 0.3, "lm_head_multiplier": 0.4, "floor_scale": 4, "attn_scale": 0.5,
     "attention_multiplier": 0.2, "embedding_multiplier": 1.5, "residual_multiplier": 0.7,
     "dim_model_base": 16, "scale_emb": 2,
+    # what only training mode does, and recomputed activations must not
+    "dropout": 0.2, "attention_dropout": 0.2, "hidden_dropout": 0.2, "resid_pdrop": 0.2,
+    "attn_pdrop": 0.2, "embd_pdrop": 0.2, "activation_dropout": 0.2, "layerdrop": 0.2,
+    "router_jitter_noise": 0.1, "input_jitter_noise": 0.1,
 }  # fmt: skip
 _LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": None}
 """Attention over a latent: as many key heads as query heads, and no width that all have."""
@@ -112,3 +117,8 @@ def _has(config: Any, name: str) -> bool:
         return hasattr(config, name)
     except RuntimeError:  # several values, and none for all layers
         return False
+
+
+def architecture(kind: str) -> str:
+    """Name of the class of a family, as configs and vLLM have it."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]

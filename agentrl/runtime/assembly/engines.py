@@ -30,14 +30,17 @@ from agentrl.runtime.assembly.weight_route import (
     transfer_name,
     urls_are_local,
 )
+from agentrl.runtime.colocated.turns import Sleepers, TurnTaking
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.serving.connect import connect_engine
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
     from agentrl.serving.vllm.launcher import VllmServer
     from agentrl.serving.vllm.pictures import PictureSource
 
@@ -68,6 +71,8 @@ class OpenEngines:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     pictures: PictureSource | None = None
     """Images of the run, for servers that join it."""
+    proof: ModelProof | None = None
+    """Comparison of what the embedded engine decodes with its model's own forward pass."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
 
@@ -86,6 +91,7 @@ async def open_engines(
     version: int,
     note: Callable[[str], None],
     pictures: PictureSource | None = None,
+    turns: TurnTaking | None = None,
 ) -> AsyncIterator[OpenEngines]:
     """Start the engines of a config, or connect to those that run, and end what was started.
 
@@ -101,6 +107,7 @@ async def open_engines(
         version: of the embedded engine's weights, or of those that the servers load.
         note: called with each line for the user.
         pictures: images of the run, which servers are sent; the embedded engine has its own.
+        turns: of servers that share the device of the trainer.
 
     Raises:
         ConfigError: the section cannot work here.
@@ -119,12 +126,14 @@ async def open_engines(
             max_context_tokens=max_context_tokens,
             source=source,
             secret=secret,
+            sleeps=turns is not None,
         )
         connect = ServerConnection(
             secret=secret,
             start_version=version,
             max_context_tokens=max_context_tokens,
             pictures=pictures,
+            turns=turns,
         )
         async with _launched(section, commands, connect, wait_s, logs, note) as launched:
             yield launched
@@ -147,6 +156,7 @@ def _embedded(
         same_host=True,
         text="embedded in this process",
         wait_s=wait_s,
+        proof=engine.proof,
     )
 
 
@@ -200,6 +210,9 @@ async def _launched(
         kept = [_OwnServer(server, connect) for server in servers]
         engines = await connected(server.connect() for server in kept)
         client = make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section))
+        if connect.turns is not None:
+            ends = {server.name: server.stop for server in servers}
+            connect.turns.serve(Sleepers(client=client, ends=ends))
         async with (
             closing_engines(client),
             engine_care(client, section, note=note, kept=kept),
@@ -229,6 +242,8 @@ class ServerConnection:
     """Context limit, as in `rollout`."""
     pictures: PictureSource | None = None
     """Images of the run."""
+    turns: TurnTaking | None = None
+    """Of servers that share the device of the trainer."""
 
 
 class _OwnServer:
@@ -242,12 +257,14 @@ class _OwnServer:
         return self._server.running
 
     async def start_again(self) -> Engine:
-        await self._server.restart()
-        return await self.connect()
+        await self._server.stop()
+        turns = self._connection.turns
+        async with contextlib.nullcontext() if turns is None else turns.starting():
+            await self._server.start()
+            return await self.connect()
 
     async def connect(self) -> Engine:
-
-        return await connect_engine(
+        engine = await connect_engine(
             self._server.url,
             name=self.name,
             secret=self._connection.secret,
@@ -255,6 +272,10 @@ class _OwnServer:
             max_context_tokens=self._connection.max_context_tokens,
             pictures=self._connection.pictures,
         )
+        turns = self._connection.turns
+        if turns is not None and isinstance(engine, VllmEngine):
+            engine.share(turns.shared_device(str(self._server.log)))
+        return engine
 
 
 def server_commands(
@@ -265,6 +286,7 @@ def server_commands(
     max_context_tokens: int,
     source: str,
     secret: str,
+    sleeps: bool = False,
 ) -> Sequence[Any]:
     """Commands that start the vLLM servers of a config on this machine.
 
@@ -275,6 +297,7 @@ def server_commands(
         max_context_tokens: as in `rollout`.
         source: folder or hub name that they load.
         secret: of their lean listeners.
+        sleeps: one of them shares the device of the trainer, and all can sleep.
 
     Raises:
         ConfigError: vLLM is not installed, or an option is not the user's to set.
@@ -285,7 +308,8 @@ def server_commands(
     backend = section_backend(section, sync, device=policy.device)
     devices: Sequence[tuple[int, ...] | None] = [None] * section.replicas
     if device == "cuda":
-        devices = engine_devices(section, have=torch.cuda.device_count(), trainer=policy.device)
+        have = torch.cuda.device_count()
+        devices = engine_devices(section, have=have, trainer=policy.device, shared=sleeps)
     commands = [
         server_command(
             section,
@@ -294,11 +318,13 @@ def server_commands(
             replica=replica,
             replicas=section.replicas,
             device=device,
+            shared=_trainer_gpu(policy.device) in (devices[replica] or ()),
             devices=devices[replica],
             dtype=policy.dtype,
             head_dtype=policy.head_dtype,
             weight_transfer=transfer_name(backend),
             middleware=(LEAN,),
+            sleeps=sleeps,
         )
         for replica in range(section.replicas)
     ]
@@ -306,13 +332,16 @@ def server_commands(
     return [replace(c, env={**c.env, **more}) for c in commands]
 
 
-def engine_devices(section: VllmServing, *, have: int, trainer: str) -> list[tuple[int, ...]]:
+def engine_devices(
+    section: VllmServing, *, have: int, trainer: str, shared: bool = False
+) -> list[tuple[int, ...]]:
     """The GPUs of each replica: those the trainer leaves free, if they are enough.
 
     Args:
         section: how many servers, and how many GPUs each needs.
         have: GPUs of this machine.
         trainer: `model.device`; `auto` and `cuda` are the first GPU, `cpu` leaves all free.
+        shared: the first server takes turns with the trainer on its GPU.
 
     Raises:
         ConfigError: the servers need more GPUs than there are.
@@ -323,15 +352,22 @@ def engine_devices(section: VllmServing, *, have: int, trainer: str) -> list[tup
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
             f"machine has {have}; lower serving.replicas"
         )
-    kind, _, index = trainer.partition(":")
-    own = None if kind == "cpu" else int(index or 0)
+    own = _trainer_gpu(trainer)
     free = [number for number in range(have) if number != own]
-    if len(free) < needed:
+    if shared and own is not None:
+        free = [own, *free]
+    elif len(free) < needed:
         logger.warning("no GPU is left for the trainer: it shares one with a server")
         free = list(range(have))
     return [
         tuple(free[replica * width : (replica + 1) * width]) for replica in range(section.replicas)
     ]
+
+
+def _trainer_gpu(device: str) -> int | None:
+    """Number of the GPU that a trainer in this process is on."""
+    kind, _, index = device.partition(":")
+    return None if kind == "cpu" else int(index or 0)
 
 
 def make_client(

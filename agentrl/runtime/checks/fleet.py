@@ -5,23 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection, VllmServing
 from agentrl.config.plan import EnginePlan, SchedulePlan
 from agentrl.config.schema import ModelSection
+from agentrl.config.training import TrainSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
+from agentrl.models.cache_bytes import cache_shape
 from agentrl.models.rotary import rotary_limit
-from agentrl.models.source import load_tokenizer, stored_config
+from agentrl.models.source import load_tokenizer, read_config, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
+from agentrl.runtime.checks.colocation import find_colocation, refuse_running_ahead
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
 from agentrl.runtime.records import find_cluster
+from agentrl.serving.cache_room import require_one_sequence
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
-from agentrl.serving.vllm.command import require_one_config, server_command, vllm_device
+from agentrl.serving.vllm.command import (
+    cache_size,
+    require_one_config,
+    server_command,
+    vllm_device,
+)
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 from agentrl.types.finding import Finding, Status
 
@@ -29,10 +39,13 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 """Texts that distinguish tokenizers."""
 
 
-async def schedule(plan: SchedulePlan, serving: ServingSection) -> str:
+async def schedule(plan: SchedulePlan, engines: EnginePlan) -> str:
     """Describe in words how a schedule runs."""
-    schedule, shared = plan.schedule, serving.engine == "embedded"
+    schedule, shared = plan.schedule, engines.serving.engine == "embedded"
     check_schedule(schedule, shares_weights=shared)
+    if find_colocation(engines, plan.train) is not None:
+        refuse_running_ahead(schedule)
+        shared = True
     early = early_plan(plan, shares_weights=shared)
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
@@ -47,13 +60,20 @@ async def schedule(plan: SchedulePlan, serving: ServingSection) -> str:
     )
 
 
-async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
+async def engines(
+    plan: EnginePlan, *, tokenizer: Any = None, train: TrainSection | None = None
+) -> Finding | str:
     """Check that the engines of a run are available and fit the policy's tokenizer.
 
     Args:
         plan: of the engines.
         tokenizer: of the policy.
+        train: of the trainer that may share a device with them; None where that is settled.
     """
+    colocation = None if train is None else find_colocation(plan, train)
+    if colocation is not None:
+        sync = plan.sync.model_copy(update={"backend": colocation.backend})
+        plan = replace(plan, sync=sync)
     section, model, limit = plan.serving, plan.model, plan.rollout.max_context_tokens
     find_transfer(plan.sync.backend, base=plan.base)
     backend = _backend(plan)
@@ -65,9 +85,16 @@ async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
             section.urls, tokenizer, backend, model=model, max_context_tokens=limit
         )
     require_one_config(section.args)
+    _require_one_sequence(section, model, limit, on_ray=plan.runtime.kind == "ray")
     if plan.runtime.kind == "local":
         server_commands(
-            section, plan.sync, model, max_context_tokens=limit, source=model.path, secret=""
+            section,
+            plan.sync,
+            model,
+            max_context_tokens=limit,
+            source=model.path,
+            secret="",
+            sleeps=colocation is not None,
         )
     else:  # the devices are those of other machines
         server_command(
@@ -78,12 +105,26 @@ async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
             head_dtype=model.head_dtype,
         )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
+    text += "" if colocation is None else f"; {colocation.text}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
         detail = f"{text}; they share {cores} cores, so lower serving.replicas"
         fix = f"set serving.replicas: {cores}"
         return Finding(name="engines", status=Status.WARN, detail=detail, fix=fix)
     return text
+
+
+def _require_one_sequence(
+    section: VllmServing, model: ModelSection, tokens: int, *, on_ray: bool
+) -> None:
+    """Refuse a cache without room for one whole sequence, where its size is known beforehand."""
+    # Devices of other machines are not known here.
+    device = "cuda" if on_ray else vllm_device()
+    room = cache_size(section, device)
+    config = read_config(model_source(model))
+    if room is not None and config is not None:
+        cache = cache_shape(config)
+        require_one_sequence(section, cache, dtype=model.dtype, tokens=tokens, room=room)
 
 
 async def require_fleet(plan: EnginePlan) -> None:

@@ -9,7 +9,8 @@ Legend: `_N` active rows, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,16 @@ class RowModel:
         self._unit = _token_unit(self.device, self._widths(shapes))
         self._least = least_rows(model) if self.device.type == "cpu" else 1
 
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Inside, passes may be tried; the model's own choice of attention comes back after."""
+        own = self._attending.config._attn_implementation
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._attending.config._attn_implementation = own
+
     def _tried(self) -> dict[int, tuple[int, int, int]]:
         """Key heads of each layer, and width of its keys and values, from a pass of a few tokens.
 
@@ -120,21 +131,17 @@ class RowModel:
             ConfigError: layers that do not look back through our attention once each. The first
                 request would find it, too late.
         """
-        own = self._attending.config._attn_implementation
         shapes = _LayerShapes(FEW, self.device)
         why = "an attention of their own"
-        try:
+        with self.trying():
             for self._carried in (False, True):
                 shapes.found.clear()
                 try:
-                    with torch.no_grad():
-                        self._logits(self._run([1] * FEW, shapes.positions, shapes))
+                    self._logits(self._run([1] * FEW, shapes.positions, shapes))
                     break
                 except Exception as error:  # any code of any model; refused below
                     why = str(error) if isinstance(error, ConfigError) else why
                     shapes.found.clear()
-        finally:
-            self._attending.config._attn_implementation = own
         expected = self.config.num_hidden_layers
         if set(shapes.found) != set(range(expected)):
             raise ConfigError(

@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
+from agentrl.machine.free_memory import available_bytes
 from agentrl.plugins.distribution import install_command
+from agentrl.serving.cache_room import SHARED_GIB, cache_bytes, option
 
 Device = Literal["cpu", "cuda"]
 
@@ -90,11 +92,13 @@ def server_command(
     replica: int = 0,
     replicas: int = 1,
     device: Device | None = None,
+    shared: bool = False,
     devices: tuple[int, ...] | None = None,
     dtype: str = "auto",
     head_dtype: str = "model",
     weight_transfer: str | None = "agentrl",
     middleware: tuple[str, ...] = (),
+    sleeps: bool = False,
 ) -> ServerCommand:
     """The server of one replica.
 
@@ -105,11 +109,13 @@ def server_command(
         replica: which one of `replicas` on this machine; they share its cores or devices.
         replicas: servers on this machine.
         device: None asks the installed vLLM.
+        shared: whether a trainer is on the same GPU.
         devices: CUDA devices of this replica; None takes as many as it needs, in order.
         dtype: of the weights, as `model.dtype`.
         head_dtype: of the logits, as `model.head_dtype`.
         weight_transfer: vLLM's weight-transfer backend; None for a server whose weights stay.
         middleware: import strings of ASGI middleware, in front of those of `serving.args`.
+        sleeps: it shares its device with a trainer, and must be able to free it.
 
     Raises:
         ConfigError: `serving.args` holds an option that is not the user's, or the installed vLLM
@@ -121,7 +127,7 @@ def server_command(
         "max_model_len": max_context_tokens,
         "max_num_seqs": section.max_batch_size,
         "max_num_batched_tokens": max(PREFILL_TOKENS, section.max_batch_size),
-        "kv_cache_memory_bytes": int(section.kv_cache_gb * 2**30),
+        "kv_cache_memory_bytes": cache_size(section, device, shared=shared),
         "dtype": dtype,
         "logprobs_mode": "processed_logprobs",
         "enable_prompt_tokens_details": True,
@@ -142,6 +148,14 @@ def server_command(
         batched = options["max_num_batched_tokens"]
         options["max_num_batched_tokens"] = max(batched, max_context_tokens)
     options |= _theirs(section.args, middleware)
+    if sleeps:
+        if options.get("enable_sleep_mode") is False:
+            raise ConfigError(
+                "serving.args.enable_sleep_mode is false, but the server shares its GPU with the "
+                "trainer and must sleep while that works; remove it, or set runtime.colocated: "
+                "false"
+            )
+        options["enable_sleep_mode"] = True
     options["hf_overrides"] = _overrides(options.get("hf_overrides"), head_dtype)
     width = int(options.get("tensor_parallel_size", 1)) * int(
         options.get("pipeline_parallel_size", 1)
@@ -151,6 +165,21 @@ def server_command(
     argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     env = _environment(device, replica=replica, replicas=replicas, width=width, devices=devices)
     return ServerCommand(argv=argv, env=env)
+
+
+def cache_size(section: VllmServing, device: Device, *, shared: bool = False) -> int | None:
+    """Bytes of the cache on each device of a server; None where vLLM measures what is left.
+
+    Args:
+        section: number, or `auto`.
+        device: that the servers compute on.
+        shared: whether a trainer is on the same GPU.
+    """
+    if option(section.args, "gpu_memory_utilization") is not None:
+        return None
+    if section.kv_cache_gb == "auto" and device == "cuda":
+        return int(SHARED_GIB * 2**30) if shared else None
+    return cache_bytes(section, free=available_bytes() or 0)
 
 
 def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, Any]:

@@ -378,6 +378,30 @@ def test_a_run_whose_rollouts_are_not_stored_is_judged_by_its_curves(tmp_path: P
     assert any("no rollout is stored" in note for note in notes)
 
 
+def test_a_reward_that_rises_below_zero_while_all_are_wrong_is_not_cleared(tmp_path: Path) -> None:
+    """Fails ("No sign: The score does not fall") where penalties alone became fewer."""
+    for step in range(1, 21):
+        rewards = [-float(n >= step) for n in range(20)]
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", f"word {n}")], group_id=f"{step}/{n}",
+                         task_id=f"t{n}", reward=reward, score=0.0)
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+        write_step(tmp_path / "run", rows, step)
+        mean = sum(rewards) / len(rewards)
+        write_metrics(tmp_path / "run", {"step": step, "reward": mean, "score": 0.0})
+    answer = hacking_answer(reader_of(tmp_path / "run"))
+    assert answer["answer"].startswith("Cannot tell: The score does not fall while the reward")
+
+
+def test_one_step_is_counted_once(tmp_path: Path) -> None:
+    rows = [make_rollout(f"g/{n}", [("assistant", "x")], reward=1.0, score=0.0) for n in range(12)]
+    write_step(tmp_path / "run", rows, 1)
+    write_metrics(tmp_path / "run", {"step": 1, "reward": 1.0, "score": 0.0})
+    answer = hacking_answer(reader_of(tmp_path / "run"))
+    assert answer["headline"].count("in step 1") == len(answer["links"]) == 1
+
+
 def diagnose_few(run: Path, values: list[float]) -> dict[str, Any]:
     """The answer of a run of few steps, one number for reward and score, evaluated twice."""
     for step, value in enumerate(values, 1):

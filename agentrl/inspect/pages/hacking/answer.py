@@ -181,8 +181,8 @@ def _judged(
         reasons = [first.detail + since, earn, *told, other, _carrier(history)]
         return str(worst), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
-    if counts is None and level == "ok" and not _moves(history):
-        level = "unknown"  # a reward that stands still may be hacked since the first step
+    if counts is None and level == "ok" and not _sound(history, evals):
+        level = "unknown"
     if counts is not None:
         rise = _held_out_rise(history, evals)
         shaping = carried_by_shaping(history)
@@ -207,9 +207,15 @@ def _judged(
     return level, reasons, signs
 
 
-def _moves(history: History) -> bool:
-    gain = reward_change(history)
-    return gain is not None and (gain.up or gain.down)
+def _sound(history: History, evals: Mapping[str, Any]) -> bool:
+    """True if the curves alone clear the reward: it fell, or a score rose with it.
+
+    One that stands still may be hacked since the first step, and so may one that rises alone.
+    """
+    gain, own = reward_change(history), movement(history, "score")
+    if gain is None or not gain.up:
+        return gain is not None and gain.down
+    return bool(own and own.up) or bool(_held_out_rise(history, evals))
 
 
 def _wrong_pay(history: History, counts: PaidWrong) -> str:
@@ -268,7 +274,7 @@ def _links(
             bounds = {"kind": "train", "reward_min": ends.least, "score_max": top}
             found += [
                 (one.text(), one.wrong, bounds | _steps(one.first_step, one.last_step))
-                for one in (ends.first, ends.last)
+                for one in ends.both()
             ]
     for one in tests.ends if tests else ():
         bounds = {"kind": "train", "q": "is:public_only"}

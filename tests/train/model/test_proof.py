@@ -1,13 +1,16 @@
-"""Models that the trainer would compute wrongly are refused before they are trained."""
+"""Models are compared with their own forward pass, and refused where a form of reading differs.
+
+Each mutant is wrong in one form alone; without its part of the proof it is trained.
+"""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from agentrl.batch.packing import pack_micro_batch
 from agentrl.batch.records import Row, RowKey
@@ -15,33 +18,91 @@ from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError, TrainError
 from agentrl.models.rotary import check_row_length, rotary_limit
 from agentrl.train.backends.choose import make_backend
+from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.reading import Reading, _warn
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.value_head import ValueModel
-
-SIZES = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
-
-def model(kind, **changes):
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **changes})
-    return AutoModelForCausalLM.from_config(config).float().eval()
+from agentrl.train.score_model import ScoreModel
+from tests.train.model.mutants import (
+    endless,
+    endless_numbers,
+    far_window,
+    late,
+    model,
+    odd,
+    restless,
+    scaled,
+)
 
 
 def backend(of):
     return make_backend(of, train=TrainSection(), gradient_checkpointing=False, ranks=None)
 
 
-def test_a_layer_before_the_head_that_is_not_computed_is_refused():
-    """Log-probabilities would be those of another model."""
-    with pytest.raises(ConfigError, match="before the head"):
-        backend(model("bert", is_decoder=True, head_dim=None))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("mutant", "wrong", "agrees"),
+    [
+        (scaled, "packed by .* prefix-shared by", ""),
+        # Rotary positions count by their differences alone, so rows that share nothing are right.
+        (restless, "own forward pass: prefix-shared by", r"\(packed, "),
+        (endless, "own forward pass: packed with a window of 5", r"\(packed, prefix-shared agrees"),
+    ],
+    ids=lambda found: getattr(found, "__name__", ""),
+)
+def test_each_form_is_compared_and_named_where_it_differs(mutant, wrong, agrees, dtype):
+    """Log-probabilities were off by more than 1 nat, and nobody said so."""
+    assert backend(far_window(dtype)).proof.tolerance < 0.3
+    with pytest.raises(ConfigError, match=wrong) as caught:
+        backend(mutant(far_window(dtype)))
+    name = str(dtype).removeprefix("torch.")
+    assert re.search(
+        rf"MistralForCausalLM \(mistral\).* nats .*rounding in {name}", str(caught.value)
+    )
+    assert re.search(agrees, str(caught.value))
+
+
+def test_a_short_window_bites_without_being_narrowed_and_stands_as_it_was():
+    short = model("mistral", sliding_window=6)
+    proof = backend(short).proof
+    assert set(proof.forms) == {"packed", "prefix-shared"}
+    with pytest.raises(ConfigError, match="packed by"):
+        backend(endless(short))
+    far = far_window()
+    forms = backend(far).proof.forms
+    assert len(forms) == 4
+    assert far.config.sliding_window == 4096
+    assert "window of 5" in " ".join(forms)
+
+
+def test_whatever_the_code_of_a_family_raises_becomes_a_refusal():
+    with pytest.raises(ConfigError, match=r"cannot be computed packed: KeyError: 'layer_mask'"):
+        backend(odd(far_window()))
+    with pytest.raises(ConfigError, match="packed by nan nats"):
+        backend(endless_numbers(far_window()))
+
+
+def test_a_critic_is_compared_by_what_its_head_reads():
+    """Its values are all 0 before the first update."""
+    right = backend(ValueModel(far_window().base_model)).proof
+    assert right.model == "MistralModel"
+    assert right.forms["packed"] < 1e-5
+    with pytest.raises(ConfigError, match=r"MistralModel.* hidden states .* of their size"):
+        backend(ValueModel(late(far_window()).base_model))
+
+
+def test_a_frozen_model_and_one_that_scores_are_compared(tmp_path):
+    for made in (far_window(), ValueModel(far_window().base_model)):
+        frozen = FrozenPolicy(made)
+        frozen.prove(who="x")
+        assert frozen.proof.forms["packed"] < 1e-5
+    with pytest.raises(ConfigError, match=r"^the reference 'r': .* would be computed as another"):
+        FrozenPolicy(scaled(far_window())).prove(who="the reference 'r'")
+    scores = ScoreModel(ValueModel(late(far_window()).base_model))
+    with pytest.raises(ConfigError, match=r"^the reward model"):
+        scores.prove(who="the reward model 'r'")
 
 
 @pytest.mark.parametrize(
