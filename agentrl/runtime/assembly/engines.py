@@ -40,6 +40,7 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
     from agentrl.serving.vllm.launcher import VllmServer
     from agentrl.serving.vllm.pictures import PictureSource
 
@@ -70,6 +71,8 @@ class OpenEngines:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     pictures: PictureSource | None = None
     """Images of the run, for servers that join it."""
+    proof: ModelProof | None = None
+    """Comparison of what the embedded engine decodes with its model's own forward pass."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
 
@@ -153,6 +156,7 @@ def _embedded(
         same_host=True,
         text="embedded in this process",
         wait_s=wait_s,
+        proof=engine.proof,
     )
 
 
