@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from agentrl.errors import RunError
+from agentrl.types.solved import ROUNDING
 
 FILTERS = (
     "task:sum end:max_turns tool:any_error reward<0.5 score<1 step>=3 lag>=1 gap>=0.1 "
@@ -162,9 +161,8 @@ def _bounds(name: str, sign: str, value: str) -> dict[str, Any]:
     signs = [">=", "<="] if sign == "=" else [f"{sign[0]}="]
     if sign in ("<", ">"):  # bounds are inclusive
         towards = -1 if sign == "<" else 1
-        # The next number of those that files hold, which are in float32.
-        beside = float(np.nextafter(np.float32(number), np.float32(towards * np.inf)))
-        number = number + towards if name == "step" else beside
+        # A search takes what is equal but for rounding, too.
+        number += towards if name == "step" else 2 * towards * ROUNDING
     found = {_BOUNDS[name, each]: number for each in signs if (name, each) in _BOUNDS}
     if not found:
         raise RunError(f"{name}{sign}{value} is no filter; {name} can only be asked with >=")
