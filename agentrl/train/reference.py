@@ -5,7 +5,7 @@ It is frozen, unless `algorithm.reference_update` lets it follow the policy from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.pretrained import load_pretrained
+from agentrl.train.saving.own_part import OwnPart
 
 
 class Reference(LogProbWorker):
@@ -113,6 +114,10 @@ class Reference(LogProbWorker):
         call; where each holds a slice it is empty on all but rank 0.
         """
         return self.frozen.state_dict(self._wide)
+
+    def own_state(self, *, rank: int, world_size: int) -> Iterator[OwnPart]:
+        """The part of `state_dict` that a rank writes, as it is now."""
+        return self.frozen.own_state(self._wide, rank=rank, world_size=world_size)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
