@@ -46,7 +46,7 @@ bench: $(VENV)/.test  ## measure what the README claims, against a peer or a lim
 	$(BIN)/python benchmarks/health/planted_faults.py
 	$(BIN)/python benchmarks/memory.py $(CONFIG)
 
-gpu: $(VENV)/.gpu  ## compare a GPU with the CPU and measure it, in at most 25 minutes
+gpu: $(VENV)/.gpu  ## compare a GPU with the CPU and measure it, in at most 5 minutes; again: goes on
 	$(BIN)/python benchmarks/gpu/run.py $(ARGS)
 
 clean:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from agentrl.errors import EngineRefused
+from agentrl.errors import EngineError, EngineRefused
 from agentrl.types import Generation, ImageSpan, SamplingParams
 
 LONGEST_TURN_S = 24 * 3600.0
@@ -195,6 +195,18 @@ class Engine(ABC):
         Raises:
             EngineError: they could not be staged; `load_weights` takes them all the same.
         """
+
+    async def sleep(self, level: Literal[1, 2]) -> None:
+        """Free the device, paused; `load_weights` and `resume` take it again.
+
+        Args:
+            level: 1 keeps the weights in main memory; 2 forgets them, so that `resume` fails until
+                new ones have been loaded.
+
+        Raises:
+            EngineError: it cannot; its memory may be anywhere.
+        """
+        raise EngineError(f"engine {self.name} cannot sleep (level {level})")
 
     async def weight_digests(self) -> Mapping[str, Sequence[Any]]:
         """Dtype, shape and digest of the weights it computes with, by its own names for them.

@@ -14,6 +14,7 @@
     |-- EngineError            an engine or its transport failed (infrastructure)
     |   |-- EngineRefused      the request was turned away before anything was sampled
     |   |-- NoEngine           no engine takes requests, and none came back in time
+    |   |-- WakeFailed         a server did not leave the device it shares, or not come back to it
     |   `-- SyncError          weights did not arrive whole on every engine
     |       `-- WeightsDoNotFit    a server holds another model; no later try can succeed
     |-- TrainError             a broken number or tensor in the trainer
@@ -29,6 +30,7 @@ message is its only argument.
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
@@ -97,6 +99,10 @@ class NoEngine(EngineError):
     """No engine takes requests, and none came back within the limit: nothing was asked of any."""
 
 
+class WakeFailed(EngineError):
+    """A server that shares its device did not go to sleep or wake up; only a new start helps."""
+
+
 class SyncError(EngineError):
     """Weights did not arrive, or not those that were sent."""
 
@@ -155,6 +161,16 @@ def some_of(names: Iterable[str], most: int = 4) -> str:
     listed = list(names)
     rest = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def in_words(error: Exception) -> str:
+    """The error as one line; one that is none of ours has its kind and the place it came from."""
+    text = str(error)
+    if not isinstance(error, AgentrlError):
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"{type(error).__name__}: {text}{place}"
+    return " ".join(text.split())
 
 
 _MARK_CHARS = 80

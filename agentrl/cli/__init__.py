@@ -36,6 +36,7 @@ _COMMANDS = {
     "inspect": (_AFTER, "Look at runs in the browser, or in the terminal."),
     "doctor": (_AFTER, "Read a run and say what is wrong with it, why, and what to change."),
     "replay": (_AFTER, "Recompute a recorded step, and say what is not what it was."),
+    "profile": (_AFTER, "Train a recorded step under a profiler, and write its trace."),
     "mismatch": (_AFTER, "Trace what the sampler and the trainer disagree on to a cause."),
     "export": (_AFTER, "Write a checkpoint of a run as one model directory."),
     "serve": (_MACHINES, "Start one vLLM server by hand."),
@@ -59,8 +60,12 @@ _GROUPS = {
 }
 """Groups of commands: module or package of the same name with a Typer `app`; else the same."""
 
-_FORMER = {("traj", "--output"): "--out", ("rm", "--eval-out"): "--out", ("env", "--dir"): "--out"}
-"""Names that options had, by command: what is written goes to `--out` everywhere."""
+_FORMER = {
+    **{("traj", "--output"): "--out", ("rm", "--eval-out"): "--out", ("env", "--dir"): "--out"},
+    **{(command, "--n"): "--limit" for command in ("rollout", "gateway")},
+}
+"""Names that options had, by command: what is written goes to `--out` everywhere, `--limit` counts
+tasks and `--n` rollouts of each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

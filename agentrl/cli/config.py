@@ -60,11 +60,10 @@ def schema(
     path = section.split(".") if section else []
     keys = [key for key in leaves(root) if _is_in(path, key.name.split("."))]
     if not keys:
-        beside = [
-            key.name for key in leaves(root) if path[1:] and _is_in(path[:-1], key.name.split("."))
-        ]
-        known = beside or {name for key in leaves(root) for name in _sections_above(key)}
-        raise ConfigError(f"config schema: {choices(section, known)}")
+        known = {name for key in leaves(root) for name in _sections_above(key)}
+        all_of = known | {key.name for key in leaves(root)} if path[1:] else known
+        beside = {name for name in all_of if _is_in(path[:-1], name.split("."))}
+        raise ConfigError(f"config schema: {choices(section, beside or known)}")
     if as_json:
         typer.echo(json.dumps(_json_schema(path, root), indent=2))
         return

@@ -41,11 +41,9 @@ def serve(
         list[str] | None,
         typer.Option(help="Another name by which agents reach this machine; may be given again."),
     ] = None,
-    n: Annotated[
+    limit: Annotated[
         int | None,
-        typer.Option(
-            "--n", min=0, help="Only the first so many tasks; 0: those that agents bring alone."
-        ),
+        typer.Option(min=0, help="Only the first so many tasks; 0: those that agents bring alone."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -98,11 +96,11 @@ def serve(
         from agentrl.cli.train import train_from
 
         raise typer.Exit(train_from(config, words, resume=resume, inspect=False))
-    _record(config, words, args, n=n, out=out)
+    _record(config, words, args, limit=limit, out=out)
 
 
 def _record(
-    config: Path, words: list[str], args: dict[str, Any], *, n: int | None, out: Path | None
+    config: Path, words: list[str], args: dict[str, Any], *, limit: int | None, out: Path | None
 ) -> None:
     from agentrl.gateway.outside import OutsideAgent
     from agentrl.runtime.sampling.sample import collect
@@ -117,7 +115,7 @@ def _record(
             settings,
             base=base,
             model_path=model_of(None, config),
-            tasks=n,
+            tasks=limit,
             out=target,
             progress=progress,
             each_stored=True,

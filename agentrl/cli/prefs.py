@@ -165,8 +165,8 @@ def balance(
         f"before: {before}",
         f"after:  {after}",
         f"{len(found.pairs)} of {len(pairs)} pairs in {out}: {found.each} with the longer one "
-        f"chosen and {found.each} with the shorter, in {found.classes} classes of the ratio of "
-        f"lengths (width {width:g}), and {found.equal} of equal lengths",
+        f"chosen and {found.each} with the shorter, in classes of the ratio of lengths "
+        f"(width {width:g}; {found.classes} have both), and {found.equal} of equal lengths",
         f"left out: {found.longer_left_out} with the longer one chosen and "
         f"{found.shorter_left_out} with the shorter, drawn with seed {seed}",
         f"next: agentrl prefs check {out}",

@@ -14,7 +14,7 @@ from agentrl.cli.console.start import free_directory, open_console, prepare, rea
 def command(
     config: RunFile,
     overrides: Overrides = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Tasks to roll out.")] = 4,
+    limit: Annotated[int, typer.Option(min=1, help="Only the first so many tasks.")] = 4,
     model: Model = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Directory for the trajectories.")
@@ -41,7 +41,7 @@ def command(
             settings,
             base=base,
             model_path=model_of(model, config),
-            tasks=n,
+            tasks=limit,
             out=target,
             progress=progress,
         ),

@@ -240,9 +240,14 @@ class Explainer:
         for part in location:
             value = value.get(part) if isinstance(value, Mapping) else None
         inner = dotted(value, ".".join(location)) if isinstance(value, Mapping) else {}
-        paths = [name.split(".") for name in inner]
-        named = [path for path in paths if path[-1].lower() in OTHER_NAMES]
-        return [f"    {'.'.join(path)}: {self._meant(path)}" for path in named[:_MOST_NAMES]]
+        # Words such as `name` and `path` are keys of many things.
+        paths = [
+            path
+            for path in (name.split(".") for name in inner)
+            if path[-1].lower() in OTHER_NAMES or "_" in path[-1]
+        ]
+        named = [(path, meant) for path in paths if (meant := self._meant(path))]
+        return [f"    {'.'.join(path)}: {meant}" for path, meant in named[:_MOST_NAMES]]
 
     def _setting(self, name: str, data: Mapping[str, Any]) -> Any:
         """What names a kind in a run file, or its default."""

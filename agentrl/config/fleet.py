@@ -183,6 +183,10 @@ class ScheduleSection(Section):
         return isinstance(self.max_version_lag, dict) and "mask" in self.max_version_lag
 
 
+OffloadPart = Literal["optimizer", "gradients", "weights"]
+"""State of a trainer that can leave its device."""
+
+
 class LocalRuntime(KindSection):
     """The trainer in this process, and rollouts beside it."""
 
@@ -191,6 +195,21 @@ class LocalRuntime(KindSection):
     worker_processes: int = Field(default=0, ge=0)
     """Child processes that run agent loops, hundreds of them each, with vLLM servers; 0 runs them
     on the event loop of this process, which is enough for a few hundred at once."""
+    colocated: Literal["auto"] | bool = "auto"
+    """Trainer and vLLM servers use one GPU in turn: servers sleep while the trainer works, and its
+    state is in main memory while they sample (`runtime.offload`). `auto` does so where
+    `serving.engine: vllm` leaves the trainer no GPU of its own; false keeps both on it."""
+    offload: tuple[OffloadPart, ...] | None = None
+    """State of a colocated trainer that is in main memory while servers sample: `optimizer`
+    (masters, moments and the models beside the policy), `gradients`, `weights`. None moves the
+    first two; with the third, weights go through main memory and not by CUDA IPC."""
+
+    @field_validator("offload")
+    @classmethod
+    def _each_once(cls, offload: tuple[OffloadPart, ...] | None) -> tuple[OffloadPart, ...] | None:
+        if offload is not None and len(set(offload)) < len(offload):
+            raise ValueError(f"offload is {list(offload)}; name each part once")
+        return offload
 
 
 class RayRuntime(KindSection):

@@ -217,6 +217,14 @@ def is_fit_file(path: Path) -> bool:
     return (file.is_file() or not path.is_dir()) and _is_fit(_read(file))
 
 
+def is_fit_run(run: Path) -> bool:
+    """As `is_fit_file`; false where there is no config that can be read, or not yet."""
+    try:
+        return is_fit_file(run)
+    except ConfigError:
+        return False
+
+
 def _is_fit(data: Mapping[str, Any]) -> bool:
     return bool(_OF_FITS & data.keys()) and not _OF_RUNS & data.keys()
 

@@ -29,13 +29,6 @@ ALIASES: Mapping[str, str] = {
     "reinforce_plus_plus_baseline": "reinforce_baseline",
 }
 
-_CLIPPED: Mapping[str, Any] = {
-    "policy_loss": "ppo_clip",
-    "eps_clip_low": 0.2,
-    "eps_clip_high": 0.2,
-    "whiten_advantages": False,
-    "old_log_probs": "rollout",
-}
 LOSS_BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "ppo_clip": {"eps_clip_low": 0.2, "eps_clip_high": 0.2},
     "gspo": {
@@ -56,75 +49,37 @@ it beside a preset of another loss. The bounds of a token's ratio never act on t
 _IN_LOSS: Mapping[str, Any] = {"use_kl_loss": True, "kl_estimator": "k3"}
 _IN_REWARD: Mapping[str, Any] = {"use_kl_loss": False, "kl_estimator": "k1"}
 
+
+def _blocks(
+    estimator: str, agg: LossAggMode, kl: Mapping[str, Any], *, loss: str = "ppo_clip", **own: Any
+) -> Mapping[str, Any]:
+    return {
+        "policy_loss": loss,
+        "eps_clip_low": 0.2,
+        "eps_clip_high": 0.2,
+        "whiten_advantages": False,
+        "old_log_probs": "rollout",
+        "advantage_estimator": estimator,
+        "loss_agg_mode": agg,
+        **kl,
+        **LOSS_BLOCKS[loss],
+        **own,
+    }
+
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "dr_grpo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "dr_grpo",
-        "loss_agg_mode": "seq-mean-token-sum-norm",
-    },
-    "grpo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "loss_agg_mode": "seq-mean-token-mean",
-    },
-    "rloo": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "rloo",
-        "loss_agg_mode": "token-mean",
-    },
-    "reinforce++": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "reinforce",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "reinforce++-baseline": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "reinforce_baseline",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "ppo": {
-        **_CLIPPED,
-        **_IN_REWARD,
-        "advantage_estimator": "gae",
-        "whiten_advantages": True,
-        "loss_agg_mode": "token-mean",
-    },
-    "gspo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "policy_loss": "gspo",
-        **LOSS_BLOCKS["gspo"],
-    },
-    "cispo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "policy_loss": "cispo",
-        **LOSS_BLOCKS["cispo"],
-    },
-    "tis_reinforce": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "dr_grpo",
-        "policy_loss": "tis_reinforce",
-        **LOSS_BLOCKS["tis_reinforce"],
-        "loss_agg_mode": "seq-mean-token-sum-norm",
-    },
-    "dapo": {
-        **_CLIPPED,
-        **_IN_LOSS,
-        "advantage_estimator": "group_norm",
-        "eps_clip_high": 0.28,
-        "loss_agg_mode": "token-mean",
-    },
+    "dr_grpo": _blocks("dr_grpo", "seq-mean-token-sum-norm", _IN_LOSS),
+    "grpo": _blocks("group_norm", "seq-mean-token-mean", _IN_LOSS),
+    "rloo": _blocks("rloo", "token-mean", _IN_REWARD),
+    "reinforce++": _blocks("reinforce", "token-mean", _IN_REWARD, whiten_advantages=True),
+    "reinforce++-baseline": _blocks(
+        "reinforce_baseline", "token-mean", _IN_REWARD, whiten_advantages=True
+    ),
+    "ppo": _blocks("gae", "token-mean", _IN_REWARD, whiten_advantages=True),
+    "gspo": _blocks("group_norm", "seq-mean-token-mean", _IN_LOSS, loss="gspo"),
+    "cispo": _blocks("group_norm", "token-mean", _IN_LOSS, loss="cispo"),
+    "tis_reinforce": _blocks("dr_grpo", "seq-mean-token-sum-norm", _IN_LOSS, loss="tis_reinforce"),
+    "dapo": _blocks("group_norm", "token-mean", _IN_LOSS, eps_clip_high=0.28),
 }
 """What each preset fills in where the section names nothing."""
 

@@ -331,7 +331,9 @@ def _sums(
         pretrained = load_pretrained(section)
         _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
         loaded = pretrained.model
-        return Reference(loaded, lanes=lane_count(loaded, None)).row_log_probs
+        found = Reference(loaded, lanes=lane_count(loaded, None))
+        found.frozen.prove(who=f"objective.reference {reference.path!r}")
+        return found.row_log_probs
 
     name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens
     sharing = config.train.prefix_sharing

@@ -20,7 +20,7 @@ from agentrl.disk.checkpoint import (
 from agentrl.disk.full_disk import disk_full
 from agentrl.disk.model_source import model_source
 from agentrl.disk.run_directory import RunDir
-from agentrl.errors import AgentrlError, DataError, RunError
+from agentrl.errors import AgentrlError, DataError, RunError, in_words
 from agentrl.fit.crew import FitCrew
 from agentrl.fit.model import FitModel
 from agentrl.fit.progress import FitProgress, FitResult
@@ -263,7 +263,7 @@ class FitSession:
         except AgentrlError:
             raise
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
-            logger.exception("checkpoint of step %d failed", self.done)
+            logger.error("checkpoint of step %d failed: %s", self.done, in_words(error))
             text = disk_full(self.directory.path, error)
             if last:
                 raise RunError(text) from error

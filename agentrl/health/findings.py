@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
+from agentrl.health.levers.policy import trains_on
 from agentrl.health.measures.curves import (
     Change,
     Stretch,
     difference,
     end_steps,
-    percent,
     since,
     trend,
 )
@@ -195,23 +195,13 @@ def ends(history: History, width: int = 3) -> tuple[list[RolloutFacts], list[Rol
 
 
 def held_out(history: History) -> dict[str, Series]:
-    """Scores of evaluations on tasks that are not trained on, by name.
-
-    An evaluation of the training tasks shares their source and split; where no config says so, it
-    is one whose name says "train".
-    """
-    config = history.config
-    source = (config.get("dataset.source"), config.get("dataset.split"))
+    """Scores of evaluations on tasks that are not trained on, by name."""
     scores: dict[str, Series] = {}
     for metric, series in history.metrics.items():
-        if not (metric.startswith("eval/") and metric.endswith("/score")):
-            continue
-        name = metric.removeprefix("eval/").removesuffix("/score")
-        key = f"eval.datasets.{name}"
-        own = (config.get(f"{key}.source"), config.get(f"{key}.split"))
-        same = own == source if own[0] is not None else "train" in name
-        if not same:
-            scores[name] = series
+        if metric.startswith("eval/") and metric.endswith("/score"):
+            name = metric.removeprefix("eval/").removesuffix("/score")
+            if not trains_on(history.config, name):
+                scores[name] = series
     return scores
 
 
@@ -356,13 +346,3 @@ def stalled(history: History, step: int) -> bool:
     if len(before) < 2 or len(after) < 2:
         return False
     return not difference(before, after).up
-
-
-def share(value: float) -> str:
-    """Write a share from 0 to 1 in percent, so that `1` is never read as one rollout.
-
-    Example:
-        >>> share(0.98712)
-        '98.7 %'
-    """
-    return percent(value)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentrl.config.base import Section
 from agentrl.config.fit import FitConfig
 from agentrl.config.keys import dotted, plain_location
-from agentrl.config.load import FIT_FILE, is_fit_file, load_stored_config
+from agentrl.config.load import FIT_FILE, is_fit_run, load_stored_config
 from agentrl.config.plan import flat_config
 from agentrl.config.schema import RunConfig
 from agentrl.config.stored import translate
@@ -121,7 +121,7 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{path.name} cannot be read: {error.strerror or error}")
         return {}
     except ConfigError as error:
-        if _of_a_fit(path):
+        if is_fit_run(path):
             notes.append(
                 "a run of `agentrl fit`: nothing is rolled out, so only its curves are judged"
             )
@@ -129,13 +129,6 @@ def read_config(path: Path, notes: list[str]) -> dict[str, Any]:
         first = " ".join(line.strip() for line in str(error).splitlines()[:2])
         notes.append(f"config.yaml is not one of this version of agentrl: {first}")
     return _plain_config(path, notes)
-
-
-def _of_a_fit(path: Path) -> bool:
-    try:
-        return is_fit_file(path)
-    except ConfigError:  # it is not YAML at all
-        return False
 
 
 def _fit_config(path: Path, notes: list[str]) -> dict[str, Any]:

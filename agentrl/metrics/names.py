@@ -24,6 +24,11 @@ def find_metric(name: str) -> MetricName | None:
     return entry
 
 
+def is_of_machine(name: str) -> bool:
+    """True for clocks, speeds and memory: what a repeated step need not give again."""
+    return name.startswith(("perf/", "timing_s/")) or name == "train/tokens_per_second"
+
+
 def verl_name(name: str, *, n_samples: int = 1) -> str:
     """Name of a metric in verl; the name itself where verl has no such number.
 

@@ -160,8 +160,13 @@ class _Checks:
         engines = self.run.engines
         model, tokens = trainer.model, plan.rollout.max_context_tokens
         return [
-            ("schedule", lambda: fleet_checks.schedule(plan, engines.serving)),
-            ("engines", lambda: fleet_checks.engines(engines, tokenizer=found.tokenizer)),
+            ("schedule", lambda: fleet_checks.schedule(plan, engines)),
+            (
+                "engines",
+                lambda: fleet_checks.engines(
+                    engines, tokenizer=found.tokenizer, train=trainer.train
+                ),
+            ),
             ("cluster", lambda: fleet_checks.cluster(engines)),
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),

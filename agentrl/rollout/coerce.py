@@ -52,6 +52,24 @@ SAMPLING_KEYS = ("temperature", "top_p", "max_tokens")
 _ENDINGS = tuple(ending for ending, rule in TERMINATION_RULES.items() if rule.from_env)
 
 
+def as_reward_range(value: Any) -> tuple[float, float]:
+    """Bounds that an environment declares of its rewards; an infinite one is none.
+
+    Raises:
+        EnvError: not two numbers, the smaller one first.
+    """
+    try:
+        low, high = map(float, value)
+    except (TypeError, ValueError):
+        low, high = 1.0, 0.0
+    if not low <= high:  # NaN, too
+        raise EnvError(
+            f"reward_range is {reprlib.repr(value)}; expected two numbers, the smallest and the "
+            "largest sum of an episode's rewards, or None"
+        )
+    return low, high
+
+
 def as_observation(value: Any) -> Observation:
     """`Observation`, text, messages, or `{"observation": ...}`.
 

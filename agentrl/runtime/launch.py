@@ -42,6 +42,7 @@ from agentrl.runtime.assembly.teacher import ask_server, check_teacher
 from agentrl.runtime.assembly.tools import make_tools
 from agentrl.runtime.assembly.trainer import check_learner
 from agentrl.runtime.checks.algorithm import check_estimator, doubts, notes
+from agentrl.runtime.checks.colocation import with_turns
 from agentrl.runtime.checks.fleet import require_fleet
 from agentrl.runtime.checks.task_faults import check_labels, limit_prompts, log_notes
 from agentrl.runtime.drivers.choose import (
@@ -95,7 +96,7 @@ async def train(
         tasks = limit_prompts(tasks, plan.rollouts, plan.tasks)
         if (hint := hint_section(plan.trainer)) is not None:
             check_hints(hint, tasks.train)
-        await require_fleet(plan.engines)
+        await require_fleet(with_turns(plan)[0].engines)
         await ask_server(plan.trainer)
         directory = run_dir or RunDir.create(config, base=base)
         try:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
     from agentrl.models.vision.reader import VisionReader
+    from agentrl.runtime.colocated.turns import TurnTaking
     from agentrl.sandbox import SandboxBackend
     from agentrl.tool import Tool
     from agentrl.train.model.pretrained import Pretrained
@@ -76,6 +77,7 @@ async def open_policy(
     version: int = 0,
     train: bool = False,
     images: Path | None = None,
+    turns: TurnTaking | None = None,
 ) -> AsyncIterator[Policy]:
     """Load the model, start the engines and the sandboxes; close them in any case.
 
@@ -87,6 +89,7 @@ async def open_policy(
         version: of the weights there.
         train: whether the model is needed in this process, wherever it samples.
         images: folder for the images that a vision-language model is shown; by default in `logs`.
+        turns: of servers that share the device of the trainer; it is the trainer's turn afterwards.
 
     Raises:
         AgentrlError: whatever does not fit, named.
@@ -108,7 +111,9 @@ async def open_policy(
         )
         context = engine.rollout.max_context_tokens
         await run_computing(check_policy, source, engine.model, rollouts.chat, context=context)
-        pretrained, tokenizer = await _load(plan, source, model_path=model_path, train=train)
+        pretrained, tokenizer = await _load(
+            plan, source, model_path=model_path, train=train, turns=turns
+        )
         reader = _reader(pretrained, source, tokenizer)
         open_images(plan.trainer, engine.serving, reader, images or logs / "images")
         engines = await stack.enter_async_context(
@@ -124,8 +129,11 @@ async def open_policy(
                 version=loaded,
                 note=note,
                 pictures=reader,
+                turns=turns,
             )
         )
+        if turns is not None:
+            await turns.to_trainer()
         if here is not None:
             models = await stack.enter_async_context(
                 open_reward_models(rollouts, tokenizer=tokenizer)
@@ -259,15 +267,18 @@ def _reader(pretrained: Pretrained | None, source: str, tokenizer: Any) -> Visio
 
 
 async def _load(
-    plan: Plan, source: str, *, model_path: str | None, train: bool
+    plan: Plan, source: str, *, model_path: str | None, train: bool, turns: TurnTaking | None
 ) -> tuple[Pretrained | None, Any]:
     """The model, where it is needed in this process, and its tokenizer."""
-    from agentrl.train.model.load import load_model, load_trained
+    from agentrl.train.model.load import load_model, load_trained, parked
 
     if train:
         pretrained = await run_computing(
             load_trained, plan.trainer.model, plan.trainer.train, checkpoint=model_path
         )
+        if turns is not None:
+            # Servers want a free device when they start.
+            turns.attach(await run_computing(parked, pretrained.model))
     elif plan.engines.serving.engine == "embedded":
         pretrained = await run_computing(load_model, plan.engines.model, path=model_path)
     else:

@@ -31,8 +31,10 @@ from agentrl.runtime.assembly.weight_check import (
 )
 from agentrl.runtime.assembly.weight_route import device_to_device, own_address, section_backend
 from agentrl.runtime.assembly.weight_stream import sent_digests, sent_weights
+from agentrl.runtime.checks.colocation import make_turns, with_turns
 from agentrl.runtime.checks.fleet import require_server
 from agentrl.runtime.children.stages import ChildEngines
+from agentrl.runtime.colocated.turns import TurnTaking
 from agentrl.runtime.open_policy import Policy, open_policy
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.records import OpenStages, find_cluster
@@ -69,6 +71,8 @@ async def open_stages(
                 logger.info("%s", line)
             yield opened
         return
+    plan, colocation = with_turns(plan)
+    turns = None if colocation is None else make_turns(colocation, progress.note)
     checkpoint, engine = point.checkpoint, plan.engines
     async with open_policy(
         plan,
@@ -78,10 +82,13 @@ async def open_stages(
         version=checkpoint.state.version if checkpoint else 0,
         train=True,
         images=directory.path / "images",
+        turns=turns,
     ) as policy:
         assert policy.pretrained is not None  # there is something to train
         write_tokenizer(directory.tokenizer_file, policy.pretrained.tokenizer)
         learner, trainer = open_learner(plan, policy, store, checkpoint, run_dir=directory.path)
+        if turns is not None and colocation is not None:
+            turns.attach(trainer.offload(colocation.moves))
         async with syncing(
             engine.sync,
             engine.serving,
@@ -91,7 +98,7 @@ async def open_stages(
             lora=plan.trainer.train.lora,
             directory=directory.weights,
         ) as push:
-            engines = _engine_stage(policy, push)
+            engines = _engine_stage(policy, push, turns)
             stages = Stages(
                 rollouts=policy.rollouts,
                 engines=engines,
@@ -114,13 +121,14 @@ async def open_stages(
                 yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
 
 
-def _engine_stage(policy: Policy, push: Push) -> LocalEngines:
+def _engine_stage(policy: Policy, push: Push, turns: TurnTaking | None) -> LocalEngines:
     """The engines, which workers in child processes ask without this process."""
     client, wait_s = policy.engines.client, policy.engines.wait_s
     if policy.news is not None:
         client.counted = policy.news.counted
-        return ChildEngines(client, push, policy.news, wait_s=wait_s)
-    return LocalEngines(client, push, shared=policy.engines.shares_weights, wait_s=wait_s)
+        return ChildEngines(client, push, policy.news, wait_s=wait_s, turns=turns)
+    shared = policy.engines.shares_weights
+    return LocalEngines(client, push, shared=shared, wait_s=wait_s, turns=turns)
 
 
 def open_learner(

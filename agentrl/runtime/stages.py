@@ -264,7 +264,7 @@ class EngineStage(Protocol):
 
     @property
     def shares_weights(self) -> bool:
-        """They sample from the same tensors that training changes."""
+        """They sample from the same tensors that training changes, or use its device in turn."""
         ...
 
     async def pause(self) -> None:

@@ -63,7 +63,7 @@ def turn_body(
     if max_tokens is not None:
         settings = replace(settings, max_tokens=min(max_tokens, known or max_tokens))
     anthropic = settings.api == "anthropic"
-    written = _anthropic_messages(messages) if anthropic else [_openai(m) for m in messages]
+    written = _anthropic_messages(messages) if anthropic else [openai_message(m) for m in messages]
     body = wire.request_body(settings, written, None)
     functions = [tool["function"] for tool in tools]
     if functions and anthropic:
@@ -95,7 +95,8 @@ def read_served_turn(settings: ServedSettings, answer: Any) -> ServedTurn:
     )
 
 
-def _openai(message: Message) -> dict[str, Any]:
+def openai_message(message: Message) -> dict[str, Any]:
+    """A message as chat completions have it, without its pictures."""
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         out["tool_calls"] = [

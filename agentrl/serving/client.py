@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from agentrl.engine import Engine, WeightTicket, turn_held
-from agentrl.errors import EngineError, EngineRefused, NoEngine
+from agentrl.errors import EngineError, EngineRefused, NoEngine, WakeFailed
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.fleet import FAILURES_TO_QUARANTINE, RECOVER_LIMIT_S, Fleet, Recover
 from agentrl.serving.loop_timeout import LoopTimeout
@@ -365,7 +365,7 @@ class TokenClient(Fleet):
         failed = await self._each(names, act)
         for name, error in failed.items():
             if name in self.names():
-                self.member(name).stuck |= isinstance(error, Silent)
+                self.member(name).stuck |= isinstance(error, Silent | WakeFailed)
         if len(failed) == len(names):
             raise _failure(what, failed)
         for name, error in failed.items():

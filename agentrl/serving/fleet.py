@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.engine import Engine, EngineHealth
-from agentrl.errors import EngineError, NoEngine, choices
+from agentrl.errors import EngineError, NoEngine, WakeFailed, choices
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.loop_timeout import LoopTimeout
 from agentrl.serving.member import ANSWER_LIMIT_S, Member
@@ -423,6 +423,7 @@ class Fleet:
                     return
             except Exception as error:  # recording boundary: the hook is the runtime's code
                 known = isinstance(error, EngineError | TimeoutError)
+                member.stuck |= isinstance(error, WakeFailed)
                 logger.warning("engine %s stays out: %r", name, error, exc_info=not known)
 
     async def _try_to_return(self, name: str, member: Member) -> bool:

@@ -23,6 +23,7 @@ from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import by_row, check_finite, in_batch_order
+from agentrl.train.meter.phases import phase
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.policy_gradient import MicroBatchProgress
@@ -63,7 +64,11 @@ class Critic:
         self._schedule = train.model_copy(update={"learning_rate": section.learning_rate})
         whole = train.model_copy(update={"lora": None})
         self.backend: TrainBackend = make_backend(
-            model, train=whole, gradient_checkpointing=gradient_checkpointing, ranks=ranks
+            model,
+            train=whole,
+            gradient_checkpointing=gradient_checkpointing,
+            ranks=ranks,
+            who="the critic",
         )
         """Runs the model and holds its gradient."""
 
@@ -160,7 +165,8 @@ class ValuePass:
 
         def compute(model: ModelPasses, micro: MicroBatch) -> tuple[float, MetricBag]:
             tensors = model.to_tensors(micro)
-            values_R = self.critic.values(model, tensors, micro)
+            with phase("critic forward"):
+                values_R = self.critic.values(model, tensors, micro)
             result = value_loss(
                 values_R,
                 old_values_R=in_batch_order(self.old, micro, like=values_R, policy="critic"),
@@ -169,7 +175,8 @@ class ValuePass:
                 mask_R=tensors.mask_R,
                 clip=self.critic.value_clip,
             )
-            model.backward(result.loss)
+            with phase("critic backward"):
+                model.backward(result.loss)
             if progress is not None:
                 progress.advance()
             return float(result.loss.detach()), result.metrics

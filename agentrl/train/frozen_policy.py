@@ -12,6 +12,7 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.lanes import in_lanes, lane_count
 from agentrl.train.backends.lockstep import Whole, with_tower_passes
@@ -21,11 +22,15 @@ from agentrl.train.logprob_worker import LogProbPasses, Result
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
 from agentrl.train.model.lora import persistent_buffers
+from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers, prove
 from agentrl.train.saving.own_part import MASTERS, OwnPart, share_of_copies
 
 
 class FrozenPolicy:
     """A policy that is asked and never trained; takes the model over and freezes it."""
+
+    proof: ModelProof | None = None
+    """Comparison of the model with its own forward pass; None where it was not asked."""
 
     def __init__(
         self,
@@ -68,6 +73,21 @@ class FrozenPolicy:
         with torch.no_grad():
             return packed_log_probs(self._model, batch)
 
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `ProvenPasses.probe`."""
+        return probe_numbers(self._model, probe)
+
+    def prove(self, *, who: str) -> None:
+        """Compare the model with its own forward pass; all ranks call where each has a slice.
+
+        Args:
+            who: names the model and its role at the beginning of a message.
+
+        Raises:
+            ConfigError: as `agentrl.train.model.proof.prove`.
+        """
+        self.proof = prove(self, self._model, who=who)
+
     def run_each(
         self,
         micro_batches: Sequence[MicroBatch],
@@ -80,6 +100,11 @@ class FrozenPolicy:
     def held(self) -> dict[str, Tensor]:
         """Weights in this process: all of them, or its slice of each; to be changed in place."""
         return dict(self._model.named_parameters())
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of the model, to be moved between two steps."""
+        yield from self._model.parameters()
+        yield from self._model.buffers()
 
     def part(self, name: str, full: Tensor) -> Tensor:
         """The numbers of a whole weight that belong into `held()[name]`."""
@@ -130,6 +155,7 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """
         from agentrl.train.backends.slices import Slices, shard_model
 
+        find_reading(model, who="a frozen model")
         super().__init__(model, mask_keys=mask_keys)
         check_same_weights(ranks.gather, dict(model.named_parameters()))
         ranks.open_global_group()
@@ -143,6 +169,12 @@ class SlicedFrozenPolicy(FrozenPolicy):
         batch = with_tower_passes(self._ranks.gather, self._model, batch)
         with torch.no_grad(), self._ranks.naming("gathering the reference in a forward pass"):
             return of_tensors(self._whole(batch))
+
+    @torch.no_grad()
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `ProvenPasses.probe`; all ranks call."""
+        with self._ranks.naming("gathering a frozen model to compare it with its own forward"):
+            return self._whole(probe)[0]
 
     def run_each(
         self,

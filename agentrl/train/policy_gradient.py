@@ -15,6 +15,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.logprob_worker import check_finite
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
+from agentrl.train.meter.phases import phase
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
 from agentrl.train.objective import KnownLogProbs, Objective, objective, with_wishes
 from agentrl.train.token_record import TokenNumbers, TokenRecorder
@@ -118,10 +119,13 @@ class PolicyPass:
                 loss_factor=self.backend.loss_factor,
             )
             asked = with_wishes(tensors, fixed, self.algorithm)
-            out = model.log_probs(asked, loss_of=self._loss_of(evaluate))
-            check_finite(out.log_probs_R, micro)
-            result = evaluate(out, keep_tokens=self.recorder.listens)
-            model.backward(result.loss)
+            with phase("policy forward"):
+                out = model.log_probs(asked, loss_of=self._loss_of(evaluate))
+            with phase("policy loss"):
+                check_finite(out.log_probs_R, micro)
+                result = evaluate(out, keep_tokens=self.recorder.listens)
+            with phase("policy backward"):
+                model.backward(result.loss)
             if progress is not None:
                 progress.advance()
             return _Computed(

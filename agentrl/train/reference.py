@@ -61,6 +61,11 @@ class Reference(LogProbWorker):
         """In float32, what a mean moves of a reference in bfloat16; in this rank's slices."""
         super().__init__(self.frozen, name="reference policy")
 
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of the reference, to be moved between two steps."""
+        yield from self.frozen.own_tensors()
+        yield from self._wide.values()
+
     @torch.no_grad()
     def follow(self, weights: Iterable[tuple[str, Tensor]], *, share: float) -> None:
         """ref = share * policy + (1 - share) * ref (FORMULAS F21).
@@ -163,7 +168,7 @@ def load_reference(
         None if `algorithm.kl_coef` is 0.
 
     Raises:
-        ConfigError: the model cannot be loaded.
+        ConfigError: the model cannot be loaded, or is not computed as its own forward does.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
     if not algorithm.needs_reference:
@@ -178,7 +183,10 @@ def load_reference(
             asked = backend.lanes if backend.kind == "torch" else 1
         world_size = 1 if ranks is None else ranks.world_size
         lanes = lane_count(loaded, asked, ranks=world_size)
-        return Reference(loaded, mask_keys=mask_keys, lanes=lanes)
-    assert backend.kind != "torch"
-    assert ranks is not None, "a backend that divides weights has ranks"
-    return Reference(loaded, mask_keys=mask_keys, ranks=ranks, offload=backend.offload)
+        reference = Reference(loaded, mask_keys=mask_keys, lanes=lanes)
+    else:
+        assert backend.kind != "torch"
+        assert ranks is not None, "a backend that divides weights has ranks"
+        reference = Reference(loaded, mask_keys=mask_keys, ranks=ranks, offload=backend.offload)
+    reference.frozen.prove(who=f"the reference {model.path!r}")
+    return reference

@@ -21,6 +21,7 @@ from agentrl.batch.examples import ScoredTokens, score_key, score_rows
 from agentrl.batch.records import FloatArray, MicroBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.models.proof import ModelProof
 from agentrl.models.source import check_model_path, stored_config
 from agentrl.reward.posterior import HeadPosterior
 from agentrl.train.frozen_policy import FrozenPolicy
@@ -62,6 +63,15 @@ class ScoreModel:
         """Most packed tokens of a pass."""
         # In one lane a pass has all cores of the thread that calls.
         self._passes = FrozenPolicy(model, lanes=1)
+
+    @property
+    def proof(self) -> ModelProof | None:
+        """Comparison of the model with its own forward pass; None where it was not asked."""
+        return self._passes.proof
+
+    def prove(self, *, who: str) -> None:
+        """`prove` as in `FrozenPolicy.prove`."""
+        self._passes.prove(who=who)
 
     @property
     def outputs(self) -> int:
@@ -213,8 +223,8 @@ def load_score_model(
         posterior: gives the deviation of each score; None leaves that to the model.
 
     Raises:
-        ConfigError: it cannot be loaded, is no reward model, or the device is not there; or a
-            posterior that is not of this model.
+        ConfigError: it cannot be loaded, is no reward model, is not computed as its own forward
+            does, or the device is not there; or a posterior that is not of this model.
     """
     head = reward_head(path)
     section = ModelSection(path=path, dtype=head.dtype, device=device)
@@ -222,6 +232,7 @@ def load_score_model(
         CriticSection(path=path), section, outputs=head.heads * head.outputs, heads=head.heads
     )
     made = ScoreModel(model, batch_tokens=batch_tokens, posterior=posterior)
+    made.prove(who=f"the reward model {path!r}")
     if posterior is not None and (
         head.heads > 1 or not np.array_equal(posterior.weight_E, made.reward_weight)
     ):

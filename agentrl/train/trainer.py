@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,13 @@ from torch import OutOfMemoryError, Tensor
 
 from agentrl.batch.minibatches import why_not_early
 from agentrl.batch.records import PackedBatch, StepBatch
+from agentrl.config.fleet import OffloadPart
 from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import RanksParted, RunError, StepAbandoned, TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_same_batch, check_shares
 from agentrl.train.backends.contract import TrainBackend
+from agentrl.train.backends.offload import TrainerOffload, state_on_device
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
 from agentrl.train.critic import Critic, ValuePass
@@ -36,6 +38,8 @@ from agentrl.train.failed_step import save_failed_step
 from agentrl.train.kl_control import next_kl_coef
 from agentrl.train.logprob_worker import LogProbSource
 from agentrl.train.losses import derive_metrics
+from agentrl.train.meter.phases import phase
+from agentrl.train.meter.step_meter import StepMeter
 from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
@@ -105,6 +109,8 @@ class Trainer:
         self._failures = failures
         self._recorder = TokenRecorder(record)
         self._meter = UntrainedMeter(self.backend, algorithm)
+        trained = (model,) if self._critic is None else (model, self._critic.model)
+        self._speed = StepMeter(trained)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
         self._early = EarlyUpdates()
@@ -205,24 +211,27 @@ class Trainer:
 
     def _step(self, batch: StepBatch, on_progress: Callable[[int, int], None] | None) -> MetricBag:
         began = time.perf_counter()
-        metrics, early = MetricBag(), self._early
+        metrics, early, speed = MetricBag(), self._early, MetricBag()
         early.check_first_of(batch)
+        self._speed.begin(speed)
         shares = self._shares(batch)
-        answers = ask_other_policies(
-            self.backend,
-            batch,
-            shares[len(early.made) :],
-            algorithm=self._algorithm,
-            reference=self._reference,
-            critic=self._critic,
-            teacher=self._teacher,
-        ).with_ref(early.ref)
+        with phase("other policies"):
+            answers = ask_other_policies(
+                self.backend,
+                batch,
+                shares[len(early.made) :],
+                algorithm=self._algorithm,
+                reference=self._reference,
+                critic=self._critic,
+                teacher=self._teacher,
+            ).with_ref(early.ref)
         if answers.teacher_s is not None:
             metrics.sum("timing_s/teacher", answers.teacher_s)
         if batch.credit is not None:
-            batch = with_advantages(
-                batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm
-            )
+            with phase("advantages"):
+                batch = with_advantages(
+                    batch, answers, kl_coef=self._kl_coef, algorithm=self._algorithm
+                )
             metrics.merge(batch.metrics)
             shares = self._shares(batch)
         updates = self._updates(answers, batch, shares, on_progress)
@@ -235,21 +244,20 @@ class Trainer:
             if self._critic is not None:
                 stack.enter_context(self._critic.running())
             if not updates.only_critic:
-                metrics.merge(
-                    self._meter.measure(batch, old_known=old_known, moved=bool(early.made))
-                )
+                with phase("metrics of rows that are not trained"):
+                    found = self._meter.measure(batch, old_known=old_known, moved=bool(early.made))
+                metrics.merge(found)
             for index, (update, part) in enumerate(zip(batch.updates, shares, strict=True)):
                 if index < len(early.made):
                     continue
                 self._recorder.enter(index)
-                updates.run(
-                    index,
-                    update,
-                    part,
-                    compare_sampler=is_compared(index, update, old_known=old_known),
-                )
+                compare = is_compared(index, update, old_known=old_known)
+                with phase(f"update {index + 1}"):
+                    updates.run(index, update, part, compare_sampler=compare)
                 self._moved = True
         self._recorder.finish(self._version + 1, self.backend.rank, updates.tokens)
+        self._speed.end(shares[len(early.made) :], speed)
+        updates.tokens.merge(speed)
         for bag in self.backend.gather(updates.tokens):
             metrics.merge(bag)
         metrics.merge(updates.metrics)
@@ -261,7 +269,9 @@ class Trainer:
                 self._steer_penalty(batch, metrics)
         elapsed = time.perf_counter() - began
         trained_now = self._tokens(batch.updates[len(early.made) :])
-        metrics.mean("train/tokens_per_second", trained_now, count=elapsed)
+        self._speed.note_speed(
+            metrics, tokens=trained_now, seconds=elapsed, ranks=self.backend.world_size
+        )
         return metrics
 
     def _update_early(self, alone: StepBatch) -> None:
@@ -376,6 +386,24 @@ class Trainer:
         weight together. The tensors are those that the next `step` changes: copy or send them.
         """
         return self.backend.weights()
+
+    def state_on_device(self) -> Mapping[OffloadPart, list[Tensor]]:
+        """Tensors by the switch that moves them between two steps.
+
+        Raises:
+            ConfigError: the backend has an offload of its own.
+        """
+        self.settle()  # what is being saved lies there
+        return state_on_device(
+            self.backend,
+            critic=None if self._critic is None else self._critic.backend,
+            beside=(self._reference, self._teacher),
+        )
+
+    def offload(self, parts: Collection[OffloadPart]) -> TrainerOffload:
+        """A way to move parts of this trainer to main memory and back, between two steps."""
+        _, weight = next(self.backend.parameters())
+        return TrainerOffload(self, parts, device=weight.device)
 
     def hold(self, snapshot: Snapshot) -> HeldState:
         """Hold this rank's part of all that `load` reads; it is written while training goes on.

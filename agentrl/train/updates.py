@@ -10,6 +10,7 @@ from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import on_every_rank
 from agentrl.train.critic import ValuePass
 from agentrl.train.gradients import finite_norm
+from agentrl.train.meter.phases import phase
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyLoss, PolicyPass
 
 
@@ -64,15 +65,17 @@ class Updates:
             self.metrics.sum("train/updates_skipped", 1)
             return
         # Both gradients are looked at before any weight moves.
-        policy_norm = 0.0 if self.only_critic else finite_norm(self.policy, update, part)
-        value_norm = 0.0 if self.value is None else finite_norm(self.value, update, part)
-        self.before_moving()
-        if not self.only_critic:
-            rate = self.policy_rates[index]
-            self._move_policy(rate, policy_norm, [loss.policy for loss in losses])
-        if self.value is not None:
-            rate = self.critic_rates[index]
-            self._move_critic(self.value, rate, value_norm, [loss.value for loss in losses])
+        with phase("gradients over the ranks, and their norm"):
+            policy_norm = 0.0 if self.only_critic else finite_norm(self.policy, update, part)
+            value_norm = 0.0 if self.value is None else finite_norm(self.value, update, part)
+        with phase("optimizer"):
+            self.before_moving()
+            if not self.only_critic:
+                rate = self.policy_rates[index]
+                self._move_policy(rate, policy_norm, [loss.policy for loss in losses])
+            if self.value is not None:
+                rate = self.critic_rates[index]
+                self._move_critic(self.value, rate, value_norm, [loss.value for loss in losses])
 
     def _losses(self, part: PackedBatch, *, compare_sampler: bool) -> _Losses:
         policy = PolicyLoss(total=0.0, penalty=0.0, bonus=0.0)

@@ -72,6 +72,17 @@ class Results:
                 del part["weights"]
         return first
 
+    def passed_before(self, file: Path) -> dict[str, dict[str, Any]]:
+        """Parts that an earlier run of the same commit, size and machine has passed."""
+        try:
+            earlier = Results.load(file)
+        except (OSError, ValueError, TypeError):  # none yet, or no results of ours
+            return {}
+        mine, theirs = ((one.commit, one.small, one.facts) for one in (self, earlier))
+        if mine != theirs:
+            return {}
+        return {n: part for n, part in earlier.parts.items() if part["state"] == "passed"}
+
     def _name_weights(self) -> None:
         """Move the weights from the facts to each part."""
         weights = self.facts.pop("weights", "unknown")

@@ -79,7 +79,8 @@ def test_schema_of_a_section_has_the_keys_of_that_section_alone() -> None:
     assert "max_grad_norm" in json.loads(run("schema", "train", "--json"))["properties"]
     kinds = json.loads(run("schema", "serving", "--json"))["oneOf"]
     assert {kind["title"] for kind in kinds} >= {"EmbeddedServing", "VllmServing"}
-    for wrong, near in {"trian": "train", "train.learning_rat": "train.learning_rate"}.items():
+    nearest = {"trian": "train", "train.learning_rat": "train.learning_rate"}
+    for wrong, near in (nearest | {"reward.modles": "reward.models"}).items():
         with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
             CliRunner().invoke(app, ["schema", wrong], catch_exceptions=False)
 

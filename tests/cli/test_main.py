@@ -111,6 +111,10 @@ def test_what_is_written_goes_to_out_in_every_command(
     assert run(capsys, "env", "new", "guess", f"--dir={tmp_path}/a")[0] == 0
     assert run(capsys, "env", "new", "guess", "--dir", f"{tmp_path}/b")[0] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    for words in (("rollout", "no.yaml"), ("gateway", "serve", "no.yaml")):
+        assert "config no.yaml does not exist" in run(capsys, *words, "--n", "2")[2]
+        assert "config no.yaml does not exist" in run(capsys, *words, "--limit=2")[2]
+    assert "Rollouts per task" in run(capsys, "eval", "--help")[1]
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_every_known_key_of_a_pasted_file_is_translated() -> None:
         "data": {"train_batch_size": 64},
         "actor_rollout_ref": {
             "actor": {"ppo_mini_batch_size": 16, "optim": {"lr": 1e-6}, "use_torch_compile": True},
-            "rollout": {"n": 8},
+            "rollout": {"n": 8, "name": "vllm", "top_p": 0.9},
         },
         "critic": {"optim": {"lr": 1e-5}},
     }
@@ -99,6 +99,7 @@ def test_every_known_key_of_a_pasted_file_is_translated() -> None:
         "actor_rollout_ref.actor.ppo_mini_batch_size": "train.minibatches",
         "actor_rollout_ref.actor.optim.lr": "train.learning_rate",
         "actor_rollout_ref.rollout.n": "rollout.n_samples_per_prompt",
+        "actor_rollout_ref.rollout.top_p": "rollout.top_p",
         "critic.optim.lr": "critic.learning_rate",
     }
     assert any(line.startswith("actor_rollout_ref: unknown key: got") for line in lines)

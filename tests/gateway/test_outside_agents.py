@@ -345,7 +345,7 @@ def _project(folder: Path, **changes: Any) -> Path:
 
 def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Path) -> None:
     path, port, out = _project(tmp_path, train__steps=0), _free_port(), tmp_path / "rec"
-    words = ("gateway", "serve", path, "--port", port, "--out", out, "--n", 3)
+    words = ("gateway", "serve", path, "--port", port, "--out", out, "--limit", 3)
     with _agents(port):
         status, text = agentrl(tmp_path / "log", *words)
     assert status == 0, text
@@ -355,7 +355,7 @@ def test_rollouts_of_outside_agents_are_recorded_also_before_a_kill(tmp_path: Pa
     assert all(row.num_action_tokens for row in rows)
     # Once more with an agent that dies in the middle, and a kill of the server.
     killed = tmp_path / "killed"
-    process = Agentrl(tmp_path / "log2", *words[:-3], killed, "--n", 3)
+    process = Agentrl(tmp_path / "log2", *words[:-3], killed, "--limit", 3)
     server = f"http://127.0.0.1:{port}"
     process.wait_for("sessions/next")
     _first_rollouts(server, 4)

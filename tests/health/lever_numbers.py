@@ -14,7 +14,8 @@ PULLED = (
     "train.minibatches=2", "train.max_grad_norm=5.0", "reward.overlong.buffer_len=9",
 )  # fmt: skip
 PPO = ("algorithm.preset=ppo", "algorithm.old_log_probs=recompute", "critic.learning_rate=0.1")
-BLIND = ("eval.datasets={}", "algorithm.kl_coef=0.05")
+BLIND = ("eval.datasets={}", "dataset.source=tasks.py:tasks", "algorithm.kl_coef=0.05")
+UNSPLIT = ("eval.datasets.held.source=train.jsonl",)
 DENSE = ("serving.engine=vllm", "sync.backend=disk", "sync.dense_every=8")
 ROUNDED = (*LATE, "model.dtype=bfloat16")
 JUDGED = ("reward.functions.style={target: 'rewards.py:paid', args: {model: {url: http://j}}}",)
@@ -70,7 +71,7 @@ NUMBERS = {
     "score_falls": Number(
         metric="score", way=1, streams=("reward is paid beside the task",),
         raised_by=f"{PULL} {SEEN}", lowered_by="reward.functions.length.weight",
-        runs=((), PAID, BLIND)),
+        runs=((), PAID, BLIND, UNSPLIT)),
     "unscored_pay": Number(
         metric="rewards/correct/mean", way=1, raised_by=f"{PULL} {SEEN}",
         streams=("one part of the reward eats another",), runs=((), PULLED, BLIND)),

@@ -86,6 +86,7 @@ EDITS: dict[str, tuple[str, Callable[[History], History]]] = {
 STAND_INS = {
     "your_package.rewards:well_formed_trace": "rewards.py:paid",
     "what agentrl tasks profile wrote": "rates.jsonl",
+    "a file of tasks that are not trained on": "held.jsonl",
     "the run of an agentrl fit on solved examples (objective: sft)": "model",
     "the folder of a reward model": "rm0",
     "the file of `agentrl prefs balance SOURCE --out FILE`": "held.jsonl",
@@ -101,6 +102,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         scale = RewardScale(std=2.0)
         write_reward_model(folder / f"rm{seed}", folder / "model", seed=seed, scale=scale)
     (folder / "rewards.py").write_text("def paid(trajectory, task, model=None):\n    return 0.0\n")
+    (folder / "tasks.py").write_text(
+        "from agentrl.types import Task\n\n\ndef tasks(split='train'):\n"
+        "    return [Task(id=f'{split}-{n}', prompt=f'say {n}') for n in range(12)]\n"
+    )
     with (folder / "rates.jsonl").open("wb") as file:
         for n in range(12):
             item = Measured(

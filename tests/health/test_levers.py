@@ -55,8 +55,12 @@ def test_a_held_out_score_needs_tasks_as_well_as_a_date(make_run) -> None:
     """Fails if evaluations are to come every 50 steps where no tasks are named for them."""
     run = make_run({"reward": [0.1] * 10 + [0.9] * 20, "score": [0.6] * 10 + [0.1] * 20})
     found = next(v for v in diagnose(read_history(run)) if v.name == "score_falls")
-    keys = [lever.key for lever in found.levers]
+    levers = {lever.key: lever.value for lever in found.levers}
+    keys = list(levers)
     assert keys.index("eval.datasets.NAME.source") < keys.index("eval.every_steps")
+    # A file has no splits: its tasks are the training tasks whatever split is named.
+    assert levers["eval.datasets.NAME.source"] == "a file of tasks that are not trained on"
+    assert "eval.datasets.NAME.split" not in levers
 
 
 def test_a_server_that_died_leads_to_its_log(make_run) -> None:

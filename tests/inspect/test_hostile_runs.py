@@ -242,7 +242,7 @@ def test_a_run_that_is_gone_is_said_to_be(run_copy):
     shutil.rmtree(run_copy)
     with pytest.raises(RunError, match="does not exist"):
         run_overview(reader)
-    with pytest.raises(RunError, match="no rollout is stored yet"):
+    with pytest.raises(RunError, match="no rollout is stored here"):
         step_answer(reader, "train", 1)
 
 

@@ -82,6 +82,6 @@ def test_a_run_is_renamed_resumed_started_again_and_rolled_out(tmp_path: Path) -
     assert len(ours) > 0
 
     out = tmp_path / "out"
-    status, text = agentrl(tmp_path / "rollout.log", "rollout", run, "--n", "1", "--out", out)
+    status, text = agentrl(tmp_path / "rollout.log", "rollout", run, "--limit", "1", "--out", out)
     assert status == 0, text
     assert (out / "run.log").is_file()

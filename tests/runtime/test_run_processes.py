@@ -180,7 +180,7 @@ def test_eval_and_rollout(project: Path, tmp_path: Path) -> None:
     assert "held (3)" in text
     assert TrajectoryStore(tmp_path / "scores" / "trajectories").steps("eval/held") == [0]
     status, text = agentrl(
-        tmp_path / "b.txt", "rollout", project, "--n", 2, "--out", tmp_path / "made"
+        tmp_path / "b.txt", "rollout", project, "--limit", 2, "--out", tmp_path / "made"
     )
     assert status == 0, text
     assert "8 rollouts, 8 scored" in text

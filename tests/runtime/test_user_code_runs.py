@@ -97,7 +97,7 @@ def ran(folder: Path, schedule: str, *, odd: bool) -> tuple[str, dict[str, Any]]
     )
     (folder / "odd.py").write_text(ENV)
     shutil.copy(misbehaviour.__file__, folder / "misbehaviour.py")
-    number = {"rollout": ("--n", PLACES * len(WAYS)), "eval": ("--n", 2)}
+    number = {"rollout": ("--limit", PLACES * len(WAYS)), "eval": ("--n", 2)}
     words = [path, *number.get(command, ())]
     status, text = agentrl(folder / "out.txt", command, *words)
     assert status == 0, text[-3000:]

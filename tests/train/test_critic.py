@@ -11,6 +11,7 @@ from transformers import LlamaForSequenceClassification
 
 from agentrl.config.schema import CriticSection, ModelSection, TrainSection
 from agentrl.errors import ConfigError, RunError, TrainError
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.critic import Critic
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.value_head import ValueModel, load_value_model
@@ -219,7 +220,7 @@ def test_poison_at_masked_positions_changes_no_bit_of_policy_or_critic(value, ch
             reference=Poisoned(beside),
         )  # fmt: skip
         metrics = trainer.step(spoil(make_step(make_groups(), algorithm=section))).result()
-        del metrics["train/tokens_per_second"]
+        metrics = {k: v for k, v in metrics.items() if not is_of_machine(k)}
         return metrics, backend.kept[0], critic.backend.kept[0]
 
     metrics, *gradients = outcome(lambda step: step, 0.0)
@@ -288,7 +289,9 @@ def test_resuming_continues_to_the_bit(tmp_path, dtype):
     assert resumed.kl_coef == stopped.kl_coef != 0.05
     for step, want in zip(steps[2:], straight[2:], strict=True):
         got = resumed.step(step).result()
-        assert {**got, "train/tokens_per_second": 0} == {**want, "train/tokens_per_second": 0}
+        assert {k: v for k, v in got.items() if not is_of_machine(k)} == {
+            k: v for k, v in want.items() if not is_of_machine(k)
+        }
     assert same(weights(resumed_policy), weights(policy))
     assert same(weights(resumed_model), weights(model))
 

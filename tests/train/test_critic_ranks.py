@@ -9,6 +9,7 @@ import torch
 
 from agentrl.config.schema import CriticSection, TrainSection
 from agentrl.errors import TrainError
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
 from agentrl.train.reference import Reference
@@ -43,8 +44,7 @@ def made(ranks):
 def train(ranks=None):
     policy, model, reference, trainer = made(ranks)
     metrics = [trainer.step(step).result() for step in steps()]
-    for found in metrics:
-        del found["train/tokens_per_second"]
+    metrics = [{k: v for k, v in found.items() if not is_of_machine(k)} for found in metrics]
     return {
         "weights": weights(policy),
         "critic": weights(model),

@@ -13,6 +13,7 @@ from agentrl.batch import StepBatch
 from agentrl.config.schema import TrainSection
 from agentrl.errors import TrainError
 from agentrl.metrics.bag import MetricBag
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrainedTokens
@@ -85,8 +86,11 @@ after its early updates."""
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
     """Without times, and without what rows of no update add."""
-    without = ("timing_s/", "train/tokens_per_second", *OF_THE_POLICY)
-    return {name: value for name, value in metrics.items() if not name.startswith(without)}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not (is_of_machine(name) or name.startswith(OF_THE_POLICY))
+    }
 
 
 def test_a_step_that_begins_with_another_update_is_refused() -> None:

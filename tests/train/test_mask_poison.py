@@ -10,6 +10,7 @@ import torch
 
 from agentrl.batch.records import MaskCounts, StepBatch
 from agentrl.config.schema import AlgorithmSection, TrainSection
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.losses import LossInputs, TokenLosses, needs_of, policy_loss
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
@@ -52,9 +53,7 @@ def outcome(model, step, section, *, beside=0.0):
         reference=Poisoned(beside),
     )
     metrics = trainer.step(step).result()
-    for name in ("train/tokens_per_second", "timing_s/measure"):
-        metrics.pop(name, None)
-    return metrics, backend.kept
+    return {k: v for k, v in metrics.items() if not is_of_machine(k)}, backend.kept
 
 
 def poisoned(step: StepBatch, value: float, seed: int) -> StepBatch:

@@ -80,7 +80,8 @@ def score_table(summaries: Sequence[EvalSummary]) -> RenderableType:
         )
         note = f"{item.name}: {item.rollouts} rollouts, {item.mean_tokens:.0f} tokens each"
         if item.truncated:
-            note += f"; {item.truncated:.3f} of them cut off by a limit of turns, tokens or context"
+            cut = f"{100 * item.truncated:.3g} % of them cut off"
+            note += f"; {cut} by a limit of turns, tokens or context"
         if item.untrusted:
             note += f"; {item.untrusted} failed for reasons of their own and are not counted"
         if item.missing:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.data.store.token_columns import ENTROPY_STEP, LOG_PROB_STEP, SIGNIFICANT_BITS
+from agentrl.metrics.names import is_of_machine
 from agentrl.types import TrainedTokens
 
 _EXACT = 1e-12
@@ -137,7 +138,7 @@ def compare_metrics(
     pairs = (
         (name, recorded.get(name), value)
         for name, value in recomputed.items()
-        if not name.startswith("timing_s/")
+        if not is_of_machine(name)
     )
     return compare_numbers(
         what, (pair for pair in pairs if pair[1] is not None), tolerance=tolerance

@@ -13,8 +13,6 @@ that is gone, the steps since an older one can be trained again first, as a resu
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,9 +30,6 @@ from agentrl.runtime.assembly.step_batch import PreparedStep, StepMaker
 
 if TYPE_CHECKING:
     from agentrl.train import Trainer
-
-_CLOCKS = ("train/tokens_per_second", "record/failures")
-"""Metrics of a training step that are not of its numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +79,7 @@ def replay_step(
         AgentrlError: the step is not stored, or the run's config cannot be used here.
     """
     number = pick_step(run, step, any_weights=retrain or checkpoint is not None)
-    start, why = _start(run, number, checkpoint, retrain=retrain)
+    start, why = weights_before(run, number, checkpoint, retrain=retrain)
     prepared = None
     weights, failure = why, ""
     trained: list[Agreement] = []
@@ -92,12 +87,8 @@ def replay_step(
         try:
             if not why:
                 weights = _describe(start, number)
-                with _trainer(run, start, Path(scratch)) as trainer:
-                    maker = _maker(run, start)
-                    for earlier in range(_step_of(start) + 1, number):
-                        trainer.step(maker.prepare(earlier, run.groups(earlier)).batch)
-                    prepared = maker.prepare(number, run.groups(number))
-                    trained = _train(run, number, trainer, prepared, Path(scratch), tolerance)
+                trainer, prepared = before_step(run, number, start, Path(scratch))
+                trained = _train(run, number, trainer, prepared, Path(scratch), tolerance)
         except TrainError as error:
             failure = str(error)
         except (AgentrlError, ImportError, OSError) as error:
@@ -142,19 +133,16 @@ def replay_failed(
         which = "a failed step" if step is None else f"a failed step {step}"
         raise RunError(f"{run.path} keeps no batch of {which}; {there}")
     kept = load_failed_step(files[number])
-    start, why = _start(run, number, checkpoint, retrain=True)
+    start, why = weights_before(run, number, checkpoint, retrain=True)
     if why:
         raise RunError(why)
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as scratch:
-        with _trainer(run, start, Path(scratch)) as trainer:
-            maker = _maker(run, start)
-            for earlier in range(_step_of(start) + 1, number):
-                trainer.step(maker.prepare(earlier, run.groups(earlier)).batch)
-            failure = ""
-            try:
-                replay_failed_step(files[number], trainer)
-            except TrainError as error:
-                failure = str(error)
+        trainer, maker = _trained_until(run, number, start, Path(scratch))
+        failure = ""
+        try:
+            replay_failed_step(files[number], trainer)
+        except TrainError as error:
+            failure = str(error)
     return ReplayReport(
         step=number,
         weights=_describe(start, number),
@@ -164,7 +152,34 @@ def replay_failed(
     )
 
 
-def _start(
+def before_step(
+    run: RecordedRun, step: int, start: Checkpoint | None, scratch: Path
+) -> tuple[Trainer, PreparedStep]:
+    """The trainer as it stood before a step, and what it was given then.
+
+    Args:
+        run: which run.
+        step: which step.
+        start: from `weights_before`; steps since are trained again.
+        scratch: takes what the trainer records.
+
+    Raises:
+        AgentrlError: the model cannot be loaded here, or a step does not train.
+    """
+    trainer, maker = _trained_until(run, step, start, scratch)
+    return trainer, maker.prepare(step, run.groups(step))
+
+
+def _trained_until(
+    run: RecordedRun, step: int, start: Checkpoint | None, scratch: Path
+) -> tuple[Trainer, StepMaker]:
+    trainer, maker = _trainer(run, start, scratch), _maker(run, start)
+    for earlier in range(_step_of(start) + 1, step):
+        trainer.step(maker.prepare(earlier, run.groups(earlier)).batch)
+    return trainer, maker
+
+
+def weights_before(
     run: RecordedRun, step: int, checkpoint: Path | None, *, retrain: bool
 ) -> tuple[Checkpoint | None, str]:
     """The checkpoint to begin from, None for the model itself; or why nothing can be trained."""
@@ -223,8 +238,7 @@ def _prepare_alone(run: RecordedRun, step: int) -> PreparedStep:
     return maker.prepare(step, run.groups(step))
 
 
-@contextmanager
-def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Iterator[Trainer]:
+def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Trainer:
     """The trainer of the run in this process, as `start` left it; it records into `scratch`."""
     from agentrl.models.vision.checks import open_images
     from agentrl.runtime.assembly.trainer import make_trainer
@@ -239,7 +253,7 @@ def _trainer(run: RecordedRun, start: Checkpoint | None, scratch: Path) -> Itera
         checkpoint=None if checkpoint is None else str(checkpoint),
     )
     open_images(trainer, plan.engines.serving, pretrained.images, run.path / "images")
-    yield make_trainer(trainer, pretrained.model, run_dir=scratch, checkpoint=checkpoint)
+    return make_trainer(trainer, pretrained.model, run_dir=scratch, checkpoint=checkpoint)
 
 
 def _alone(plan: TrainerPlan) -> TrainerPlan:
@@ -266,7 +280,7 @@ def _train(
             f"trained from version {step - 1}"
         )
     values = trainer.step(prepared.batch).result()
-    numbers = {name: value for name, value in values.items() if name not in _CLOCKS}
+    numbers = {name: value for name, value in values.items() if name != "record/failures"}
     found = [
         compare_metrics(
             "metrics of training", run.metrics(step), numbers, tolerance=max(tolerance, 1e-12)

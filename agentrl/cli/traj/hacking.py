@@ -53,8 +53,8 @@ def hacking(
         raise RunError(str(error)) from error
     reader = RunReader(FoundRun(id=run.name, path=run.resolve()))
     answer = hacking_answer(reader, kind, step)
-    alike = clusters_answer(reader, kind, wanted)
-    say_notes(dict.fromkeys([*answer["notes"], *alike["notes"]]))
+    alike = clusters_answer(reader, kind, wanted) if answer["rewards"] else None
+    say_notes(dict.fromkeys([*answer["notes"], *(alike or answer)["notes"]]))
     if as_json:
         both = {name: value for name, value in answer.items() if name != "curves"}
         text = jsonable(both | {"clusters": alike})
@@ -63,7 +63,7 @@ def hacking(
     _print(answer, alike, run)
 
 
-def _print(answer: Mapping[str, Any], alike: Mapping[str, Any], run: Path) -> None:
+def _print(answer: Mapping[str, Any], alike: Mapping[str, Any] | None, run: Path) -> None:
     from agentrl.inspect.read.safe_terminal import number, visible
 
     screen = console()
@@ -82,6 +82,9 @@ def _print(answer: Mapping[str, Any], alike: Mapping[str, Any], run: Path) -> No
     for one in answer["parts"]:
         table.add_row(visible(one["name"]), *_moved(one))
     screen.print(table)
+    if alike is None:
+        say("no rollout is stored here, so no answer is compared", "dim")
+        return
     rewards = answer["rewards"]
     say(f"rewards of {rewards['kind']} step {rewards['step']}")
     most = max((bar["rollouts"] for bar in rewards["bars"]), default=1)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from agentrl.config.load import is_fit_file
-from agentrl.errors import ConfigError, RunError, choices
+from agentrl.config.load import is_fit_run
+from agentrl.errors import RunError, choices
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
@@ -41,14 +41,6 @@ class Summary:
     """Reason for its end."""
 
 
-def _is_fit(run: Path) -> bool:
-    """True for a run of `agentrl fit`; a run that has only begun may have no whole config yet."""
-    try:
-        return is_fit_file(run)
-    except ConfigError:
-        return False
-
-
 def open_store(run: Path) -> TrajectoryStore:
     """The trajectories of a run directory.
 
@@ -61,7 +53,7 @@ def open_store(run: Path) -> TrajectoryStore:
     check_run(run)
     store = TrajectoryStore(RunPaths(run).trajectories)
     if not store.kinds():
-        if _is_fit(run):
+        if is_fit_run(run):
             raise RunError(
                 f"run {run} is one of `agentrl fit`, which trains on data that exists and samples "
                 f"no trajectories; see its curves with: agentrl inspect {run}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 from agentrl.errors import AgentrlError, RunError
 
 
@@ -13,13 +11,3 @@ class RefreshFailed(AgentrlError):
 
 class ModelsParted(RunError):
     """Processes that score may have different versions of a reward model."""
-
-
-def in_words(error: Exception) -> str:
-    """The error as one line; one that is none of ours has its kind and the place it came from."""
-    text = str(error)
-    if not isinstance(error, AgentrlError):
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        text = f"{type(error).__name__}: {text}{place}"
-    return " ".join(text.split())

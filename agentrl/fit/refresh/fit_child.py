@@ -24,12 +24,11 @@ from agentrl.config.load import FIT_FILE, dump_config
 from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_libraries
-from agentrl.errors import DataError
+from agentrl.errors import DataError, in_words
 from agentrl.fit.data.preferences.load import load_pairs
 from agentrl.fit.launch import fit
 from agentrl.fit.rating.reward_model import open_reward_model
 from agentrl.fit.rating.scored_pairs import NamedPairs, ScoredPairs, score_pairs
-from agentrl.fit.refresh.failures import in_words
 from agentrl.fit.refresh.jobs import TRAIN_PAIRS, FitOutcome, RefreshJob
 from agentrl.fit.refresh.origin import fit_of
 from agentrl.fit.refresh.pool import write_mixed

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 from agentrl.config.plan import SchedulePlan
 from agentrl.disk.checkpoint import latest_checkpoint, resolve_model_path
 from agentrl.disk.other_models import other_model_source
-from agentrl.errors import RunError
+from agentrl.errors import RunError, in_words
 from agentrl.fit.data.preferences.files import PairWriter
 from agentrl.fit.data.preferences.from_runs import PairParts
 from agentrl.fit.progress import PhaseNotes
 from agentrl.fit.refresh.candidates import NewestPairs
 from agentrl.fit.refresh.decision import accepts, divided, measured_of, why_no_pairs
-from agentrl.fit.refresh.failures import ModelsParted, RefreshFailed, in_words
+from agentrl.fit.refresh.failures import ModelsParted, RefreshFailed
 from agentrl.fit.refresh.fit_process import TARGET, train_apart
 from agentrl.fit.refresh.human_queue import HumanQueue
 from agentrl.fit.refresh.jobs import RefreshJob

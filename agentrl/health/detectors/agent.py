@@ -12,7 +12,6 @@ from agentrl.health.findings import (
     moved,
     over,
     seen,
-    share,
     shown,
     solved,
     trained,
@@ -21,7 +20,7 @@ from agentrl.health.findings import (
 from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import policy, system
 from agentrl.health.measures.counts import newest_step, recent_count, shares, summed
-from agentrl.health.measures.curves import change, current, smoothed
+from agentrl.health.measures.curves import change, current, percent, smoothed
 from agentrl.health.measures.error_texts import error_words
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
@@ -107,7 +106,7 @@ def tool_errors(history: History, limits: Limits) -> Verdict:
             for metric, what in _FAILED.items()
             if metric in history.metrics
         }
-        rates = [f"{share(rate)} of the {what}" for what, rate in newest.items() if rate > 0]
+        rates = [f"{percent(rate)} of the {what}" for what, rate in newest.items() if rate > 0]
         return fine(name, " and ".join(rates) or "no tool call fails")
     failing = [fact for facts in trained(history).values() for fact in facts if fact.tool_errors]
     if failing:
@@ -168,7 +167,7 @@ def _storm(history: History, metric: str, what: str, limits: Limits) -> tuple[li
     if move is not None and move.down and from_start:
         # It learns to call; only what stays bad is a finding.
         return [], False
-    text = f"up to {share(some.worst)} of the {what}, for {steps_text(some)}"
+    text = f"up to {percent(some.worst)} of the {what}, for {steps_text(some)}"
     return [seen(metric, some, text + over(some, not is_over))], bad is not None and now
 
 

@@ -13,14 +13,13 @@ from agentrl.health.findings import (
     moved,
     over,
     seen,
-    share,
     shown,
     solved,
     unknown,
 )
 from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import sampler, system
-from agentrl.health.measures.curves import Stretch, change, number
+from agentrl.health.measures.curves import Stretch, change, number, percent
 from agentrl.health.records import Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
@@ -58,11 +57,11 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
         some = some if some.length >= 4 * steps else None
     if some is None:
         return fine(
-            name, f"{share(series.values[-1])} of the rollouts are in groups with zero advantage"
+            name, f"{percent(series.values[-1])} of the rollouts are in groups with zero advantage"
         )
     if solved(history):
         return _nothing_left(history, limits)
-    evidence = [seen(metric, some, f"up to {share(some.worst)} for {steps_text(some)}")]
+    evidence = [seen(metric, some, f"up to {percent(some.worst)} for {steps_text(some)}")]
     level = history.metrics.get("score") or history.metrics.get("reward")
     direction = ""
     mean: float | None = None
@@ -80,8 +79,8 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
     return found(
         name,
         Status.FAIL if empty else Status.WARN,
-        f"{share(fmean(series.values[-int(steps) :]))} of the rollouts are in groups that all earn "
-        "the same" + direction,
+        f"{percent(fmean(series.values[-int(steps) :]))} of the rollouts are in groups that all "
+        "earn the same" + direction,
         *evidence,
         levers=system.difficulty(history.config, level=mean),
     )
@@ -107,7 +106,7 @@ def _nothing_left(history: History, limits: Limits) -> Verdict:
         name,
         Status.WARN,
         "the tasks are solved, and the run goes on without a gradient: end it, or add harder tasks",
-        seen(metric, spent, f"above {share(bound)} for {steps_text(spent)}"),
+        seen(metric, spent, f"above {percent(bound)} for {steps_text(spent)}"),
         levers=system.difficulty(history.config),
     )
 
@@ -198,7 +197,7 @@ def _ratios(history: History, limits: Limits, steps: int) -> tuple[list[Evidence
             seen(
                 "rollout_corr/ess",
                 ess,
-                f"effective share of tokens below {share(low)} for {steps_text(ess)}",
+                f"effective share of tokens below {percent(low)} for {steps_text(ess)}",
             )
         )
     least, most = (_ratio_metric(history, end) for end in ("min", "max"))

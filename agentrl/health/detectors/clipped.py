@@ -5,9 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from agentrl.health.detector import detector
-from agentrl.health.findings import fine, found, seen, share, unknown
+from agentrl.health.findings import fine, found, seen, unknown
 from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy
+from agentrl.health.measures.curves import percent
 from agentrl.health.records import History, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
@@ -31,12 +32,12 @@ def reward_clipped(history: History, limits: Limits) -> Verdict:
         if stretch is None or bites is None:
             continue
         level = fmean(history.metrics[held].values[-int(steps) :])
-        text = f"{share(level)} of the rewards lie on a bound of reward.{key}"
+        text = f"{percent(level)} of the rewards lie on a bound of reward.{key}"
         return found(
             name,
             Status.WARN,
             f"{text}: what they measured is lost",
-            seen(held, stretch, f"{text}; more than {share(most)} for {steps_text(stretch)}"),
+            seen(held, stretch, f"{text}; more than {percent(most)} for {steps_text(stretch)}"),
             levers=policy.wider_clip(history.config, f"reward.{key}"),
         )
     if not seen_any:

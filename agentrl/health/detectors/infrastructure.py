@@ -10,7 +10,6 @@ from agentrl.health.findings import (
     fine,
     found,
     moved,
-    share,
     shown,
     trained,
     unknown,
@@ -18,7 +17,7 @@ from agentrl.health.findings import (
 from agentrl.health.level import held, steps_text
 from agentrl.health.levers import system
 from agentrl.health.measures.counts import count_between, shares
-from agentrl.health.measures.curves import Stretch, change, current, smoothed
+from agentrl.health.measures.curves import Stretch, change, current, percent, smoothed
 from agentrl.health.measures.error_texts import error_words
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
@@ -53,17 +52,17 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
         part.passing > 1 and part.last_step == lost.steps[-1] for part in often[-1:]
     )
     if not now and past is None:
-        return fine(name, f"{share(level)} of the rollouts are lost")
+        return fine(name, f"{percent(level)} of the rollouts are lost")
     if now:
         crossed = current(smoothed(lost, 3), lambda v: v >= warn / 2)
         began = onset(lost, up=True, seen=crossed.first_step if crossed else None)
         first, last = lost.steps[0] if began is None else began, lost.steps[-1]
-        what = f"{share(level)} of the rollouts of the last {min(steps, len(lost.steps))} steps"
+        what = f"{percent(level)} of the rollouts of the last {min(steps, len(lost.steps))} steps"
     else:
         assert past is not None, "one of the two was found"
         first, last = past.first_step, past.last_step
         level = past.worst
-        what = f"up to {share(level)} of the rollouts of a step, in {steps_text(past)}"
+        what = f"up to {percent(level)} of the rollouts of a step, in {steps_text(past)}"
     kinds = Counter[str]()
     for kind in _kinds():
         series = history.metrics.get(f"rollout/termination/{kind}")
@@ -86,7 +85,7 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
     ]
     if rising and move is not None:
         evidence.append(
-            moved("rollout/started", lost, move, f"share lost {move.text(share)}", dates=False)
+            moved("rollout/started", lost, move, f"share lost {move.text(percent)}", dates=False)
         )
     if failed:
         evidence.append(shown(failed, "rollouts that were lost" + error_words(failed)))
@@ -101,7 +100,8 @@ def infrastructure(history: History, limits: Limits) -> Verdict:
     return found(
         name,
         Status.FAIL if now and level >= bound else Status.WARN,
-        f"{share(level)} of the rollouts {'are' if now else 'were'} lost to infrastructure" + ended,
+        f"{percent(level)} of the rollouts {'are' if now else 'were'} lost to infrastructure"
+        + ended,
         *evidence,
         levers=system.sturdier(history.config, lost_kinds, failed),
     )

@@ -19,7 +19,6 @@ from agentrl.health.findings import (
     reward_change,
     score_rise_since,
     seen,
-    share,
     shown,
     stalled,
     too_few,
@@ -27,7 +26,7 @@ from agentrl.health.findings import (
 )
 from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import policy, system
-from agentrl.health.measures.curves import Stretch, change, difference, number
+from agentrl.health.measures.curves import Stretch, change, difference, number, percent
 from agentrl.health.measures.onset import onset
 from agentrl.health.movement import movement
 from agentrl.health.records import History, RolloutFacts, Verdict
@@ -77,7 +76,7 @@ def length_hacking(history: History, limits: Limits) -> Verdict:
     evidence = [moved(metric, series, grown, text, dates=not (unpaid and cut_off))]
     if cut_off and shift is not None and ratio is not None:
         evidence.append(
-            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text(share)}")
+            moved("completions/clipped_ratio", ratio, shift, f"cut off: {shift.text(percent)}")
         )
     if paid and pays is not None:
         longest = sorted(last, key=lambda fact: -fact.action_tokens)[:4]
@@ -160,17 +159,17 @@ def truncation(history: History, limits: Limits) -> Verdict:
         stretch = _harmful(history, limits)
         bound = limits["truncation/harms"]
     if stretch is None:
-        return fine(name, f"{share(level)} of the rollouts are cut off by a limit")
+        return fine(name, f"{percent(level)} of the rollouts are cut off by a limit")
     limit, counted = _ended_by(history)
     level = fmean(series.values[-int(limits["truncation/steps"]) :])
     return found(
         name,
         Status.FAIL if stretch.length >= 2 * limits["truncation/steps"] else Status.WARN,
-        f"{share(level)} of the rollouts are cut off, most by rollout.{limit}",
+        f"{percent(level)} of the rollouts are cut off, most by rollout.{limit}",
         seen(
             metric,
             stretch,
-            f"above {share(bound)} for {steps_text(stretch)}{counted}",
+            f"above {percent(bound)} for {steps_text(stretch)}{counted}",
         ),
         levers=[
             *system.more_room(history.config, limit),

@@ -15,7 +15,6 @@ from agentrl.health.findings import (
     reward_change,
     score_rise_since,
     seen,
-    share,
     solved,
     stalled,
     too_few,
@@ -23,7 +22,7 @@ from agentrl.health.findings import (
 )
 from agentrl.health.level import held, lasting, steps_text, sustained
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import change, levels, number, since, smoothed
+from agentrl.health.measures.curves import change, levels, number, percent, since, smoothed
 from agentrl.health.measures.onset import onset
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
@@ -114,7 +113,7 @@ def entropy_collapse(history: History, limits: Limits) -> Verdict:
         else Status.WARN,
         f"entropy plummeted: {text}" + (", and the reward has not risen since" if stuck else ""),
         Evidence(
-            text=f"{text}; below {share(limits['entropy_collapse/drop'])} of its start since "
+            text=f"{text}; below {percent(limits['entropy_collapse/drop'])} of its start since "
             f"step {fall}",
             metric=metric,
             first_step=fall,

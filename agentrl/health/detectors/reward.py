@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import NormalDist, fmean
 
 from agentrl.health.detector import detector
 from agentrl.health.findings import (
@@ -41,6 +43,8 @@ from agentrl.types.finding import Status
 _REWARD = "reward"
 _REMEMBERED = 10
 """Steps for which a fall is remembered."""
+_LEAST_LEVEL = 0.1
+"""Level, as a share of the range of rewards, below which a fall is held against this."""
 _NOTHING = 0.1
 """Share of the best level that is left where the policy fell, however hard the tasks became."""
 _KEPT = 0.8
@@ -208,9 +212,10 @@ def reward_fall(history: History, limits: Limits) -> Verdict:
         )
     before = series.values[at - width : at]
     lost = difference(before, series.values[-5:])
-    scale = max(abs(best), 1e-3)
+    # Around 0 a share of the level is next to nothing.
+    scale = max(abs(best), _LEAST_LEVEL * reward_range(history, series), 1e-3)
     least = limits["reward/fall"] * scale
-    if not _fallen(series, at, before, least):
+    if not _fallen(series, at, before, max(least, _luck(series, width))):
         return fine(
             name,
             f"mean reward {number(lost.end)} in the last 5 steps, at best {number(best)} in "
@@ -269,6 +274,16 @@ def _fallen(series: Series, at: int, before: Sequence[float], least: float) -> b
         lost = difference(before, series.values[end - 5 : end])
         fallen = (lost.down and -lost.gain >= least) or (fallen and -lost.gain >= least / 2)
     return fallen
+
+
+def _luck(series: Series, width: int) -> float:
+    """Fall from the luckiest of all windows to an unlucky end, where nothing falls (Bonferroni).
+
+    The noise is that from one step to the next, which is the same while a level moves.
+    """
+    noise = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(series.values)) / 2)
+    looks = len(series.values) / width * _REMEMBERED / 5
+    return NormalDist().inv_cdf(1 - 0.003 / looks) * noise * math.sqrt(1 / width + 1 / 5)
 
 
 def _fell_from(history: History, step: int) -> tuple[str, ...]:

@@ -9,13 +9,12 @@ from agentrl.health.findings import (
     moved,
     reward_range,
     score_rise,
-    share,
     shown,
     unknown,
 )
 from agentrl.health.levers import policy
 from agentrl.health.levers.policy import Config, value_of
-from agentrl.health.measures.curves import Change, change, difference, since, smoothed
+from agentrl.health.measures.curves import Change, change, difference, percent, since, smoothed
 from agentrl.health.measures.paid_wrong import paid_wrong
 from agentrl.health.movement import movement, part_metrics
 from agentrl.health.own_score import own_score
@@ -116,7 +115,7 @@ def _paid_wrong(history: History, limits: Limits) -> Verdict | None:
         "score_falls",
         Status.WARN,
         "more and more of the answers that are paid are wrong by the score: "
-        f"{share(first.share)} -> {share(last.share)}",
+        f"{percent(first.share)} -> {percent(last.share)}",
         Evidence(
             text=f"of the rollouts sampled, {told.text()}",
             first_step=told.since,

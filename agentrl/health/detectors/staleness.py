@@ -12,7 +12,6 @@ from agentrl.health.findings import (
     fine,
     found,
     seen,
-    share,
     shown,
     trained,
     unknown,
@@ -20,6 +19,7 @@ from agentrl.health.findings import (
 from agentrl.health.level import steps_text, sustained
 from agentrl.health.levers import sampler
 from agentrl.health.measures.counts import shares
+from agentrl.health.measures.curves import percent
 from agentrl.health.records import Evidence, History, RolloutFacts, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types import TERMINATION_RULES, Termination
@@ -75,14 +75,14 @@ def starvation(history: History, limits: Limits) -> Verdict:
         often = sustained(curves, metric, lambda v: v >= most, steps, mean=True)
     if not starved and often is None:
         level = fmean(lost.values[-5:]) if lost is not None else 0.0
-        return fine(name, f"{share(level)} of the rollouts are dropped for their age")
+        return fine(name, f"{percent(level)} of the rollouts are dropped for their age")
     evidence: list[Evidence] = []
     if often is not None:
         evidence.append(
             seen(
                 metric,
                 often,
-                f"up to {share(often.worst)} of the rollouts are too old, {steps_text(often)}",
+                f"up to {percent(often.worst)} of the rollouts are too old, {steps_text(often)}",
             )
         )
     stale = [fact for facts in trained(history).values() for fact in facts if _is_stale(fact)]

@@ -15,14 +15,13 @@ from agentrl.health.findings import (
     moved,
     reward_change,
     score_rise,
-    share,
     shown,
     solved,
     trained,
     unknown,
 )
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import change, number
+from agentrl.health.measures.curves import change, number, percent
 from agentrl.health.measures.texts import (
     LetterModel,
     alike_share,
@@ -207,14 +206,14 @@ def _alike(
     words = median(len(fact.text.split()) for fact in last)
     if words < limits["pattern_collapse/words"] and all(fact.score is None for fact in last):
         return []
-    text = f"{share(now)} of the answers to different tasks are near-identical"
+    text = f"{percent(now)} of the answers to different tasks are near-identical"
     since = texts_since(
         history,
         lambda facts: alike_share([(fact.task_id, fact.text) for fact in facts]),
         before=before or 0.0,
         now=now,
     )
-    start = "" if before is None else f", {share(before)} at the start"
+    start = "" if before is None else f", {percent(before)} at the start"
     return [shown(last, text + start, since=since.since, sound_step=since.sound_step)]
 
 
@@ -281,9 +280,9 @@ def repetition(history: History, limits: Limits) -> Verdict:
     before = fmean(repeated_share(fact.text) >= loops for fact in first[: 3 * _TEXTS])
     now = len(looping) / min(len(last), 3 * _TEXTS)
     if now < limits["repetition/share"] or now < before + limits["repetition/rise"]:
-        return fine(name, f"{share(now)} of the rollouts loop, {share(before)} at the start")
+        return fine(name, f"{percent(now)} of the rollouts loop, {percent(before)} at the start")
     if solved(history):
-        return fine(name, f"{share(now)} of the rollouts loop, and the held-out tasks are solved")
+        return fine(name, f"{percent(now)} of the rollouts loop, and the held-out tasks are solved")
     since = texts_since(
         history,
         lambda facts: fmean(repeated_share(fact.text) >= loops for fact in facts[: 3 * _TEXTS]),
@@ -293,10 +292,10 @@ def repetition(history: History, limits: Limits) -> Verdict:
     return found(
         name,
         Status.FAIL if now >= 2 * limits["repetition/share"] else Status.WARN,
-        f"{share(now)} of the rollouts repeat themselves, {share(before)} at the start",
+        f"{percent(now)} of the rollouts repeat themselves, {percent(before)} at the start",
         shown(
             looping,
-            f"more than {share(loops)} of their 4-word sequences stood there before",
+            f"more than {percent(loops)} of their 4-word sequences stood there before",
             since=since.since,
             sound_step=since.sound_step,
         ),

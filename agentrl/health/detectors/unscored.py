@@ -14,13 +14,12 @@ from agentrl.health.findings import (
     found,
     moved,
     score_rise,
-    share,
     shown,
     trained,
     unknown,
 )
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import Change, change, number
+from agentrl.health.measures.curves import Change, change, number, percent
 from agentrl.health.measures.texts import bound_to_task, common_share
 from agentrl.health.measures.wording import paid_words
 from agentrl.health.movement import movement, part_metrics
@@ -96,9 +95,9 @@ def _words_pay(
     if found is None:
         return ""
     return (
-        f'answers with the words "{found.words}" are paid whatever the task, {share(found.paid)} '
-        f"of {found.rollouts} rollouts, {share(found.others)} of those without; they earn more in "
-        f"{found.won} of the {found.groups} groups where siblings differ by them (a format that "
+        f'answers with the words "{found.words}" are paid whatever the task, {percent(found.paid)} '
+        f"of {found.rollouts} rollouts, {percent(found.others)} of those without; they earn more "
+        f"in {found.won} of the {found.groups} groups where siblings differ by them (a format that "
         "the reward asks for would look the same)"
     )
 
@@ -187,8 +186,8 @@ def _alike(
     tasks = list(dict.fromkeys(fact.task_id for fact in paid))
     return shown(
         paid,
-        f"{share(now)} of the wording of paid answers is that of most other tasks, "
-        f"{share(before)} at the start; {len(tasks)} tasks, as {', '.join(tasks[:_NAMED])}",
+        f"{percent(now)} of the wording of paid answers is that of most other tasks, "
+        f"{percent(before)} at the start; {len(tasks)} tasks, as {', '.join(tasks[:_NAMED])}",
         since=min(fact.step for fact in paid),
     )
 
@@ -219,7 +218,7 @@ def _few_tasks(last: Sequence[RolloutFacts]) -> str:
     paying = [task for of, task in sums[:count] if of > 0]
     mean = fmean(fmean(pay[task]) for task in paying)
     return (
-        f"of what the latest steps paid, {share(sum(of for of, _ in sums[:count]) / whole)} came "
+        f"of what the latest steps paid, {percent(sum(of for of, _ in sums[:count]) / whole)} came "
         f"from {len(paying)} of {len(sums)} tasks (mean reward {number(mean)}): "
         f"{', '.join(paying[:_NAMED])}"
     )

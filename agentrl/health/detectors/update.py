@@ -11,13 +11,12 @@ from agentrl.health.findings import (
     over,
     reward_change,
     seen,
-    share,
     too_few,
     unknown,
 )
 from agentrl.health.level import lasting, steps_text, sustained
 from agentrl.health.levers import policy
-from agentrl.health.measures.curves import difference, number
+from agentrl.health.measures.curves import difference, number, percent
 from agentrl.health.records import Dating, Evidence, History, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
@@ -44,13 +43,13 @@ def clip_fraction(history: History, limits: Limits) -> Verdict:
     high, now = lasting(history, metric, lambda v: v > bound, steps, mean=True)
     some = high or sustained(history, metric, lambda v: v > warn, 2 * steps, mean=True)
     if some is None:
-        return fine(name, f"{share(series.values[-1])} of the tokens at a bound")
+        return fine(name, f"{percent(series.values[-1])} of the tokens at a bound")
     return found(
         name,
         Status.FAIL if high and now else Status.WARN,
-        f"up to {share(some.worst)} of the tokens at a bound of the ratio: updates too large"
+        f"up to {percent(some.worst)} of the tokens at a bound of the ratio: updates too large"
         + (over(high, now) if high else ""),
-        seen(metric, some, f"above {share(bound if high else warn)} for {steps_text(some)}"),
+        seen(metric, some, f"above {percent(bound if high else warn)} for {steps_text(some)}"),
         levers=policy.lower_rate(history.config, 4 if high else 2),
     )
 

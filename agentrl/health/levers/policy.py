@@ -7,8 +7,10 @@ the recipe that the lever is from; `ours` is our own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from agentrl.data.tasks.files import file_kind
 from agentrl.health.records import Lever
 
 Config = Mapping[str, Any]
@@ -19,6 +21,16 @@ def value_of(config: Config, key: str, default: Any) -> Any:
     """The value of a key, or `default` where it is None or the config cannot be read."""
     value = config.get(key, default)
     return default if value is None else value
+
+
+def trains_on(config: Config, name: str) -> bool:
+    """True if an evaluation is of the training tasks: of their source and split, or by its name
+    where no config says so."""
+    key, parts = f"eval.datasets.{name}", ("source", "split")
+    own = [config.get(f"{key}.{part}") for part in parts]
+    if own[0] is None:
+        return "train" in name
+    return own == [config.get(f"dataset.{part}") for part in parts]
 
 
 def clip_higher(config: Config) -> list[Lever]:
@@ -269,13 +281,19 @@ def lighter_part(config: Config, part: str, weight: float) -> list[Lever]:
 def see_held_out(config: Config) -> list[Lever]:
     """Evaluate often enough to see the reward leave the score."""
     found: list[Lever] = []
-    if config and not any(key.startswith("eval.datasets.") for key in config):
+    names = {key.split(".")[2] for key in config if key.startswith("eval.datasets.")}
+    if config and all(trains_on(config, name) for name in names):
         why = "Tasks that are not trained on, in a split or file of their own (ours)."
-        source = value_of(config, "dataset.source", "held_out.jsonl")
-        found += [
-            Lever(key="eval.datasets.NAME.source", value=source, why=why),
-            Lever(key="eval.datasets.NAME.split", value="test", why=why),
-        ]
+        source = value_of(config, "dataset.source", "")
+        # A file has no splits: another one of it has the same tasks.
+        if not source or file_kind(Path(source)):
+            value = "a file of tasks that are not trained on"
+            found.append(Lever(key="eval.datasets.NAME.source", value=value, why=why))
+        else:
+            found += [
+                Lever(key="eval.datasets.NAME.source", value=source, why=why),
+                Lever(key="eval.datasets.NAME.split", value="test", why=why),
+            ]
     if not 0 < value_of(config, "eval.every_steps", 0) <= 100:
         found.append(
             Lever(

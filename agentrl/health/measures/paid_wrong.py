@@ -152,6 +152,10 @@ class PaidEnds:
     change: Change | None
     """From first to last, over tasks; None where fewer than 2 tasks are paid at either end."""
 
+    def both(self) -> tuple[PaidShare, ...]:
+        """The first and the last ones; once where they are the same step."""
+        return tuple(dict.fromkeys((self.first, self.last)))
+
     @property
     def direction(self) -> int:
         """1 where the share of wrong ones is larger at the end, -1 where smaller, else 0."""
@@ -248,7 +252,7 @@ class PaidWrong:
         """
         change = self.ends.change
         certain = change is not None and (change.up or change.down)
-        counts = f"{self.ends.first.text()}, {self.ends.last.text()}"
+        counts = ", ".join(one.text() for one in self.ends.both())
         if self.none_right:
             same = ", which partial credit would look like, too" if self.graded else ""
             return (

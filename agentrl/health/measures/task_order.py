@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from agentrl.health.findings import trained
 from agentrl.health.measures.curves import number
 from agentrl.health.records import History, RolloutFacts
 
@@ -29,7 +30,7 @@ def same_tasks(history: History, until: int) -> tuple[float, float, int] | None:
     Returns:
         None where too few tasks came again.
     """
-    steps = _trained(history)
+    steps = trained(history)
     first, last = (
         [s for s in steps if (s <= until) == early][-_LATEST:] for early in (True, False)
     )
@@ -44,7 +45,7 @@ def same_tasks(history: History, until: int) -> tuple[float, float, int] | None:
 def in_file_order(history: History) -> bool:
     """True if no task came twice and the numbers in their ids rise with the steps."""
     seen: dict[str, int] = {}
-    for step, facts in _trained(history).items():
+    for step, facts in trained(history).items():
         for fact in facts:
             if seen.setdefault(fact.task_id, step) != step:
                 return False
@@ -63,14 +64,6 @@ def text_of(same: tuple[float, float, int]) -> str:
     """The comparison in words."""
     then, now, count = same
     return f"the {count} tasks that came again earn {number(now)}, and {number(then)} before"
-
-
-def _trained(history: History) -> dict[int, list[RolloutFacts]]:
-    found: dict[int, list[RolloutFacts]] = {}
-    for fact in history.rollouts:
-        if fact.kind == "train":
-            found.setdefault(fact.step, []).append(fact)
-    return dict(sorted(found.items()))
 
 
 def _by_task(facts: Sequence[RolloutFacts]) -> dict[str, list[float]]:

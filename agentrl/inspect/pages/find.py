@@ -152,10 +152,12 @@ def _paid_or_wrong(
     """Those that are paid, wrong or both, by the bounds that the view of hacking counts by."""
     counts = paid_of_run(reader).counts
     if counts is None:
-        notes.append(
-            "is:paid, is:unpaid, is:wrong and is:right find nothing here: they need a score that "
-            "is not the reward; use reward>= and score<="
+        why = (
+            "they need a score that is not the reward; use reward>= and score<="
+            if reader.rows.kinds()
+            else "no rollout is stored"
         )
+        notes.append(f"is:paid, is:unpaid, is:wrong and is:right find nothing here: {why}")
         return table.slice(0, 0)
     for wanted, test in (
         (question.paid, pc.field("reward") >= counts.limits.least),

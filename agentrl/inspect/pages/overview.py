@@ -112,6 +112,7 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "waste": {what: _below(curves, f"waste/{what}/") for what in ("tokens", "seconds")},
         "evals": evals,
         "examples": reader.examples.steps(),
+        "kinds": reader.rows.kinds(),
         "labels": run_labels(reader),
         "result": _result(reader.path),
         "notes": notes,

@@ -97,9 +97,7 @@ def tasks_answer(reader: RunReader, question: TaskQuestion) -> dict[str, Any]:
     rows = reader.rows
     rows.refresh()
     kind = question.kind or usual_kind(reader)
-    steps = rows.steps(kind)
-    if not steps:
-        raise RunError(f"kind: {choices(kind, rows.kinds())}")
+    steps = rows.steps_of(kind)
     usual = usual_ranges(kind, steps)
     before, after = question.before or usual[0], question.after or usual[1]
     index = last_rows(pa.concat_tables(shelf.index for shelf in rows.shelves(kind)))

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.store.bounds import open_parquet
 from agentrl.data.store.columns import with_optional
-from agentrl.errors import RunError
+from agentrl.errors import RunError, choices
 from agentrl.inspect.read.run_files import RunFiles, StoredFile, by_step
 from agentrl.inspect.read.shelf import DAMAGE, EMPTY_INDEX, Shelf, ShelfPart, make_shelf
 
@@ -109,6 +109,19 @@ class StoredRows:
         """Steps of a kind, ascending."""
         return [shelf.step for shelf in self.shelves(kind)]
 
+    def steps_of(self, kind: str) -> list[int]:
+        """Steps of a kind that has some.
+
+        Raises:
+            RunError: it has none; says what there is.
+        """
+        steps, kinds = self.steps(kind), self.kinds()
+        if not kinds:
+            raise RunError("no rollout is stored here; the first ones come with the first step")
+        if not steps:
+            raise RunError(f"kind: {choices(kind, kinds)}")
+        return steps
+
     def table(self) -> pa.Table:
         """All short columns, in the order of `shelves`."""
         if self._table is None:
@@ -125,14 +138,7 @@ class StoredRows:
         for shelf in self._shelves.values():
             if shelf.kind == kind and shelf.step == step:
                 return shelf
-        steps = self.steps(kind)
-        if not steps:
-            kinds = ", ".join(self.kinds())
-            raise RunError(
-                f"kind {kind!r} has no trajectories here; valid: {kinds}"
-                if kinds
-                else "no rollout is stored yet: the first ones come with the first step"
-            )
+        steps = self.steps_of(kind)
         raise RunError(
             f"step {step} of {kind} has no trajectories that can be read; there are "
             f"{len(steps)} steps from {steps[0]} to {steps[-1]}"

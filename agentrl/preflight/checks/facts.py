@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from agentrl.rollout.coerce import as_reward_range
 from agentrl.types.finding import Finding, warn
 
 if TYPE_CHECKING:
@@ -45,11 +47,17 @@ class PreflightFacts:
     """Seconds in which the event loop stood still for a grading; filled by the reward test."""
 
     def reward_bounds(self) -> tuple[float, float] | None:
-        """Smallest and largest reward of the environment, as declared or seen; None if unknown."""
+        """Smallest and largest reward of the environment, as declared or seen; None if unknown.
+
+        Raises:
+            EnvError: what is declared is no range.
+        """
         if self.make_env is not None:
-            bounds = getattr(self.make_env(), "reward_range", None)
-            if bounds is not None:
-                return float(bounds[0]), float(bounds[1])
+            declared = getattr(self.make_env(), "reward_range", None)
+            if declared is not None:
+                low, high = as_reward_range(declared)
+                if isfinite(low) and isfinite(high):
+                    return low, high
         rewards = [answer.reward for answer in self.answers if answer.reward is not None]
         return (min(rewards), max(rewards)) if rewards and max(rewards) > min(rewards) else None
 

@@ -42,7 +42,8 @@ async def batch(
 ) -> Finding | str:
     """Check that groups and steps are large enough for the estimator."""
     n, prompts = rollout.n_samples_per_prompt, rollout.prompts_per_step
-    text = f"{prompts} prompts of {n} rollouts a step, {train.minibatches} updates a pass"
+    updates = "1 update" if train.minibatches == 1 else f"{train.minibatches} updates"
+    text = f"{prompts} prompts of {n} rollouts a step, {updates} a pass"
     found: list[str] = []
     fixes: list[str] = []
     estimator = algorithm.estimator

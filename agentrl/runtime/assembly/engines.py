@@ -30,10 +30,12 @@ from agentrl.runtime.assembly.weight_route import (
     transfer_name,
     urls_are_local,
 )
+from agentrl.runtime.colocated.turns import Sleepers, TurnTaking
 from agentrl.serving.balancer import LoadBalancer
 from agentrl.serving.client import PAUSE_LIMIT_S, TokenClient
 from agentrl.serving.connect import connect_engine
 from agentrl.serving.lean.vllm_app import SECRET_VARIABLE
+from agentrl.serving.vllm import VllmEngine
 from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
@@ -86,6 +88,7 @@ async def open_engines(
     version: int,
     note: Callable[[str], None],
     pictures: PictureSource | None = None,
+    turns: TurnTaking | None = None,
 ) -> AsyncIterator[OpenEngines]:
     """Start the engines of a config, or connect to those that run, and end what was started.
 
@@ -101,6 +104,7 @@ async def open_engines(
         version: of the embedded engine's weights, or of those that the servers load.
         note: called with each line for the user.
         pictures: images of the run, which servers are sent; the embedded engine has its own.
+        turns: of servers that share the device of the trainer.
 
     Raises:
         ConfigError: the section cannot work here.
@@ -119,12 +123,14 @@ async def open_engines(
             max_context_tokens=max_context_tokens,
             source=source,
             secret=secret,
+            sleeps=turns is not None,
         )
         connect = ServerConnection(
             secret=secret,
             start_version=version,
             max_context_tokens=max_context_tokens,
             pictures=pictures,
+            turns=turns,
         )
         async with _launched(section, commands, connect, wait_s, logs, note) as launched:
             yield launched
@@ -200,6 +206,9 @@ async def _launched(
         kept = [_OwnServer(server, connect) for server in servers]
         engines = await connected(server.connect() for server in kept)
         client = make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section))
+        if connect.turns is not None:
+            ends = {server.name: server.stop for server in servers}
+            connect.turns.serve(Sleepers(client=client, ends=ends))
         async with (
             closing_engines(client),
             engine_care(client, section, note=note, kept=kept),
@@ -229,6 +238,8 @@ class ServerConnection:
     """Context limit, as in `rollout`."""
     pictures: PictureSource | None = None
     """Images of the run."""
+    turns: TurnTaking | None = None
+    """Of servers that share the device of the trainer."""
 
 
 class _OwnServer:
@@ -242,12 +253,14 @@ class _OwnServer:
         return self._server.running
 
     async def start_again(self) -> Engine:
-        await self._server.restart()
-        return await self.connect()
+        await self._server.stop()
+        turns = self._connection.turns
+        async with contextlib.nullcontext() if turns is None else turns.starting():
+            await self._server.start()
+            return await self.connect()
 
     async def connect(self) -> Engine:
-
-        return await connect_engine(
+        engine = await connect_engine(
             self._server.url,
             name=self.name,
             secret=self._connection.secret,
@@ -255,6 +268,10 @@ class _OwnServer:
             max_context_tokens=self._connection.max_context_tokens,
             pictures=self._connection.pictures,
         )
+        turns = self._connection.turns
+        if turns is not None and isinstance(engine, VllmEngine):
+            engine.share(turns.shared_device(str(self._server.log)))
+        return engine
 
 
 def server_commands(
@@ -265,6 +282,7 @@ def server_commands(
     max_context_tokens: int,
     source: str,
     secret: str,
+    sleeps: bool = False,
 ) -> Sequence[Any]:
     """Commands that start the vLLM servers of a config on this machine.
 
@@ -275,6 +293,7 @@ def server_commands(
         max_context_tokens: as in `rollout`.
         source: folder or hub name that they load.
         secret: of their lean listeners.
+        sleeps: one of them shares the device of the trainer, and all can sleep.
 
     Raises:
         ConfigError: vLLM is not installed, or an option is not the user's to set.
@@ -285,7 +304,8 @@ def server_commands(
     backend = section_backend(section, sync, device=policy.device)
     devices: Sequence[tuple[int, ...] | None] = [None] * section.replicas
     if device == "cuda":
-        devices = engine_devices(section, have=torch.cuda.device_count(), trainer=policy.device)
+        have = torch.cuda.device_count()
+        devices = engine_devices(section, have=have, trainer=policy.device, shared=sleeps)
     commands = [
         server_command(
             section,
@@ -299,6 +319,7 @@ def server_commands(
             head_dtype=policy.head_dtype,
             weight_transfer=transfer_name(backend),
             middleware=(LEAN,),
+            sleeps=sleeps,
         )
         for replica in range(section.replicas)
     ]
@@ -306,13 +327,16 @@ def server_commands(
     return [replace(c, env={**c.env, **more}) for c in commands]
 
 
-def engine_devices(section: VllmServing, *, have: int, trainer: str) -> list[tuple[int, ...]]:
+def engine_devices(
+    section: VllmServing, *, have: int, trainer: str, shared: bool = False
+) -> list[tuple[int, ...]]:
     """The GPUs of each replica: those the trainer leaves free, if they are enough.
 
     Args:
         section: how many servers, and how many GPUs each needs.
         have: GPUs of this machine.
         trainer: `model.device`; `auto` and `cuda` are the first GPU, `cpu` leaves all free.
+        shared: the first server takes turns with the trainer on its GPU.
 
     Raises:
         ConfigError: the servers need more GPUs than there are.
@@ -326,7 +350,9 @@ def engine_devices(section: VllmServing, *, have: int, trainer: str) -> list[tup
     kind, _, index = trainer.partition(":")
     own = None if kind == "cpu" else int(index or 0)
     free = [number for number in range(have) if number != own]
-    if len(free) < needed:
+    if shared and own is not None:
+        free = [own, *free]
+    elif len(free) < needed:
         logger.warning("no GPU is left for the trainer: it shares one with a server")
         free = list(range(have))
     return [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentrl.batch import PackedBatch
     from agentrl.data import TrajectoryStore
     from agentrl.rollout.under_way.effort import CancelledWork
+    from agentrl.runtime.colocated.turns import TurnTaking
     from agentrl.serving import TokenClient
     from agentrl.serving.records import EngineStats
     from agentrl.train import Trainer
@@ -199,7 +200,13 @@ class LocalEngines:
     """An `EngineStage` over a client in this process."""
 
     def __init__(
-        self, client: TokenClient, push: Push, *, shared: bool, wait_s: float = 0.0
+        self,
+        client: TokenClient,
+        push: Push,
+        *,
+        shared: bool,
+        wait_s: float = 0.0,
+        turns: TurnTaking | None = None,
     ) -> None:
         """Take the engines.
 
@@ -209,11 +216,14 @@ class LocalEngines:
             shared: whether they sample from the learner's own tensors.
             wait_s: seconds to wait for an engine to come back when a sync reached none; 0
                 where none ever does.
+            turns: whose turn the device is that engines and trainer share; None where each has
+                its own.
         """
         self._client = client
         self._push = push
         self._shared = shared
         self._wait_s = wait_s
+        self._turns = turns
         self.guard: Guard = to_the_end
         """`guard` as in `EngineStage.guard`."""
 
@@ -225,14 +235,19 @@ class LocalEngines:
     @property
     def shares_weights(self) -> bool:
         """`shares_weights` as in `EngineStage.shares_weights`."""
-        return self._shared
+        return self._shared or self._turns is not None
 
     async def pause(self) -> None:
         """`pause` as in `EngineStage.pause`."""
-        await self._client.pause_all()
+        if self._turns is None:
+            await self._client.pause_all()
+        else:
+            await self._turns.to_trainer()
 
     async def sync(self, version: int) -> MetricBag:
         """`sync` as in `EngineStage.sync`."""
+        if self._turns is not None:
+            await self._turns.to_engines()
         return await push_or_wait(
             self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )

@@ -37,6 +37,7 @@ from agentrl.reward.target import RewardTarget
 from agentrl.rollout import RolloutWorker
 from agentrl.rollout.adapters.adapt import DictEnv
 from agentrl.rollout.adapters.text_envs import VerlInteraction
+from agentrl.runtime.assembly.tools import signature_of
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.served import ServedModel, read_settings
 from agentrl.tool import Tool
@@ -107,7 +108,7 @@ def make_env_factory(
         raise ConfigError(
             f"env.target {section.target!r} cannot be made with env.args "
             f"{section.args}: {described(error)}; its signature is "
-            f"{_signature(target)}"
+            f"{signature_of(target)}"
         ) from error
     return make
 
@@ -172,7 +173,7 @@ def _own_backend(section: SandboxSection, base: Path, given: Mapping[str, Any]) 
     except TypeError as error:
         raise ConfigError(
             f"sandbox.backend {section.backend!r} is called with {', '.join(options) or 'nothing'} "
-            f"of the sandbox section, but its signature is {_signature(target)}: {error}"
+            f"of the sandbox section, but its signature is {signature_of(target)}: {error}"
         ) from error
     except ValueError:
         pass  # it has no signature to look at
@@ -298,10 +299,3 @@ def make_worker(
         grade_group=grade.group if grade is not None else None,
     )
     return worker, chat
-
-
-def _signature(target: Any) -> str:
-    try:
-        return f"{getattr(target, '__name__', target)}{inspect.signature(target)}"
-    except (TypeError, ValueError):
-        return "unknown"

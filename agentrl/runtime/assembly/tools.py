@@ -98,7 +98,7 @@ def _called(make: Any, entry: ToolSection, where: str) -> Any:
     except Exception as error:  # the constructor of a user's class may raise anything
         raise ConfigError(
             f"{where}: {entry.target!r} cannot be made with args {entry.args}: "
-            f"{type(error).__name__}: {error}; its signature is {_signature(make)}"
+            f"{type(error).__name__}: {error}; its signature is {signature_of(make)}"
         ) from error
 
 
@@ -120,7 +120,8 @@ async def _close(tools: ToolSet) -> None:
         logger.warning("env.tools: closing %s failed", type(tools).__name__, exc_info=True)
 
 
-def _signature(target: Any) -> str:
+def signature_of(target: Any) -> str:
+    """Name and arguments of a callable, for messages."""
     try:
         return f"{getattr(target, '__name__', target)}{inspect.signature(target)}"
     except (TypeError, ValueError):

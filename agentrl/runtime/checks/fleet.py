@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
 from agentrl.config.plan import EnginePlan, SchedulePlan
 from agentrl.config.schema import ModelSection
+from agentrl.config.training import TrainSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
@@ -18,6 +20,7 @@ from agentrl.models.source import load_tokenizer, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
+from agentrl.runtime.checks.colocation import find_colocation, refuse_running_ahead
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
 from agentrl.runtime.records import find_cluster
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
@@ -29,10 +32,13 @@ _TEXTS = ("def f(x):\n    return x + 1\n", "Gr\u00fc\u00dfe, \u4e16\u754c! 3.14"
 """Texts that distinguish tokenizers."""
 
 
-async def schedule(plan: SchedulePlan, serving: ServingSection) -> str:
+async def schedule(plan: SchedulePlan, engines: EnginePlan) -> str:
     """Describe in words how a schedule runs."""
-    schedule, shared = plan.schedule, serving.engine == "embedded"
+    schedule, shared = plan.schedule, engines.serving.engine == "embedded"
     check_schedule(schedule, shares_weights=shared)
+    if find_colocation(engines, plan.train) is not None:
+        refuse_running_ahead(schedule)
+        shared = True
     early = early_plan(plan, shares_weights=shared)
     if schedule.oversample > 1:
         return f"on-policy, {schedule.oversample:g} groups begun for each that is trained"
@@ -47,13 +53,20 @@ async def schedule(plan: SchedulePlan, serving: ServingSection) -> str:
     )
 
 
-async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
+async def engines(
+    plan: EnginePlan, *, tokenizer: Any = None, train: TrainSection | None = None
+) -> Finding | str:
     """Check that the engines of a run are available and fit the policy's tokenizer.
 
     Args:
         plan: of the engines.
         tokenizer: of the policy.
+        train: of the trainer that may share a device with them; None where that is settled.
     """
+    colocation = None if train is None else find_colocation(plan, train)
+    if colocation is not None:
+        sync = plan.sync.model_copy(update={"backend": colocation.backend})
+        plan = replace(plan, sync=sync)
     section, model, limit = plan.serving, plan.model, plan.rollout.max_context_tokens
     find_transfer(plan.sync.backend, base=plan.base)
     backend = _backend(plan)
@@ -67,7 +80,13 @@ async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
     require_one_config(section.args)
     if plan.runtime.kind == "local":
         server_commands(
-            section, plan.sync, model, max_context_tokens=limit, source=model.path, secret=""
+            section,
+            plan.sync,
+            model,
+            max_context_tokens=limit,
+            source=model.path,
+            secret="",
+            sleeps=colocation is not None,
         )
     else:  # the devices are those of other machines
         server_command(
@@ -78,6 +97,7 @@ async def engines(plan: EnginePlan, *, tokenizer: Any = None) -> Finding | str:
             head_dtype=model.head_dtype,
         )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
+    text += "" if colocation is None else f"; {colocation.text}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
         detail = f"{text}; they share {cores} cores, so lower serving.replicas"

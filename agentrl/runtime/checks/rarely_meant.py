@@ -159,7 +159,7 @@ def _clips(reward: RewardSection, algorithm: AlgorithmSection) -> Iterator[str]:
         if share > 0.5:
             yield (
                 f"reward.{key} is {list(bounds)} in standard deviations, since {by} comes before "
-                f"it: about {share:.3f} of rewards would lie on a bound and teach little; "
+                f"it: about {100 * share:.3g} % of rewards would lie on a bound and teach little; "
                 f"set reward.{key}: [-10, 10]"
             )
 

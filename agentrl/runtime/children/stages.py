@@ -19,6 +19,7 @@ from agentrl.runtime.assembly.local_stages import LocalEngines
 from agentrl.runtime.children.packed_group import PackedGroup
 from agentrl.runtime.children.worker_child import WorkerLost
 from agentrl.runtime.children.workers import ChildWorkers
+from agentrl.runtime.colocated.turns import TurnTaking
 from agentrl.runtime.engine_wait import Push
 from agentrl.runtime.stages import HeldGroup
 from agentrl.serving import TokenClient
@@ -147,7 +148,13 @@ class ChildEngines(LocalEngines):
     """The `EngineStage` of a run whose workers are children: control here, turns there."""
 
     def __init__(
-        self, client: TokenClient, push: Push, news: EngineNews, *, wait_s: float = 0.0
+        self,
+        client: TokenClient,
+        push: Push,
+        news: EngineNews,
+        *,
+        wait_s: float = 0.0,
+        turns: TurnTaking | None = None,
     ) -> None:
         """Keep the engines and the way to the workers that ask them.
 
@@ -156,8 +163,9 @@ class ChildEngines(LocalEngines):
             push: as `LocalEngines`.
             news: to workers with connections of their own.
             wait_s: as `LocalEngines`.
+            turns: as `LocalEngines`.
         """
-        super().__init__(client, push, shared=False, wait_s=wait_s)
+        super().__init__(client, push, shared=False, wait_s=wait_s, turns=turns)
         self._news = news
 
     async def pause(self) -> None:

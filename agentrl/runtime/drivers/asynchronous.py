@@ -54,7 +54,7 @@ from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.driver import DriverParts, StepLoop
 from agentrl.runtime.drivers.filters.dynamic_filter import Refill
 from agentrl.runtime.drivers.filters.token_ages import age_metrics
-from agentrl.runtime.drivers.groups import note_rollouts
+from agentrl.runtime.drivers.groups import note_rollouts, note_speed
 from agentrl.runtime.drivers.rollouter import Rollouter
 from agentrl.runtime.rank_restarts import RankLost
 from agentrl.runtime.scoring.evaluation_beside import EvaluationBeside
@@ -141,10 +141,13 @@ class AsynchronousRun(StepLoop):
         await self._end_step(step, bag, began=began, fresh=not stored)
 
     async def _train_next(self, step: int, bag: MetricBag) -> None:
+        began, engines = _now(), self._parts.stages.engines
         await self._begin_stream(bag)
         self._rollouter.open()
         batch = await self._next_batch(step, bag)
-        await self._parts.learner.train(step, [entry.item for entry in batch], bag, stored=False)
+        groups = [entry.item for entry in batch]
+        await self._parts.learner.train(step, groups, bag, stored=False)
+        note_speed(bag, groups, seconds=_now() - began, engines=len(engines.stats()))
         self._parts.position.cursor.commit(entry.index for entry in batch)
         self._pressure.train(self._pace.prompts_per_step)
         await self._swap_if_due(bag)

@@ -23,6 +23,7 @@ from agentrl.disk.checkpoint import (
     would_be_kept,
 )
 from agentrl.disk.full_disk import disk_full
+from agentrl.errors import in_words
 from agentrl.fit.reward_models.versions import RewardRefresher
 from agentrl.machine.compute_threads import run_computing
 from agentrl.metrics.run_clock import RunClock
@@ -163,13 +164,12 @@ class CheckpointKeeper:
             self._clock.note_checkpoint(seconds)
             self._log(step, {"timing_s/checkpoint": seconds, "timing_s/checkpoint_held": held_s})
         except RankLost:
-            self._writing = None
             raise
         except Exception as error:  # recording boundary: writers raise OSError, RuntimeError, ...
             self._note_failure(step, error)
 
     def _note_failure(self, step: int, error: Exception) -> None:
-        logger.error("checkpoint of step %d failed", step, exc_info=error)
+        logger.error("checkpoint of step %d failed: %s", step, in_words(error))
         self._progress.note(disk_full(self._run_dir.path, error))
 
     async def score(self, step: int) -> None:

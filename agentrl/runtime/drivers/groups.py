@@ -140,6 +140,22 @@ def note_rollouts(bag: MetricBag, groups: Sequence[GroupHandle], *, n: int) -> N
     bag.sum("rollout/dropped", sum(not rollout.rule.in_loss for rollout in rollouts))
 
 
+def note_speed(
+    bag: MetricBag, groups: Sequence[GroupHandle], *, seconds: float, engines: int
+) -> None:
+    """Note the tokens sampled in a second of rollouts, by all engines and by each.
+
+    Args:
+        bag: of the step.
+        groups: that ended in this time.
+        seconds: that their rollouts took; with rollouts beside training, the whole step.
+        engines: number of them; one over several devices counts once.
+    """
+    tokens = sum(handle.report.tokens for handle in groups)
+    bag.mean("perf/tokens_per_second", tokens, count=seconds)
+    bag.mean("perf/tokens_per_second_per_engine", tokens, count=seconds * engines)
+
+
 def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     """The last row of every rollout; it carries the termination."""
     return [rows[-1] for group in groups for rows in group.rollouts()]

@@ -31,7 +31,7 @@ from agentrl.errors import RunError
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.driver import DriverParts, StepLoop
 from agentrl.runtime.drivers.filters.dynamic_filter import missing_groups, most_rounds, note_rounds
-from agentrl.runtime.drivers.groups import note_rollouts, stable_seed
+from agentrl.runtime.drivers.groups import note_rollouts, note_speed, stable_seed
 from agentrl.runtime.drivers.mini_batches import EarlyTraining, MiniBatchPlan
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import Task, TrajectoryGroup
@@ -115,8 +115,7 @@ class SynchronousRun(StepLoop):
         parts.failures.trained(step, reports)
         note_rounds(bag, self._reward, rounds=rounds, missing=missing)
         bag.sum("timing_s/rollout", seconds)
-        tokens = sum(report.tokens for report in reports)
-        bag.mean("perf/tokens_per_second", tokens, count=seconds)
+        note_speed(bag, groups, seconds=seconds, engines=len(parts.stages.engines.stats()))
         return groups
 
 

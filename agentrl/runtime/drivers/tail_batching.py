@@ -43,7 +43,7 @@ from agentrl.runtime.drivers.filters.dynamic_filter import (
     most_rounds,
     note_rounds,
 )
-from agentrl.runtime.drivers.groups import note_rollouts
+from agentrl.runtime.drivers.groups import note_rollouts, note_speed
 from agentrl.runtime.stages import GroupHandle
 from agentrl.types import TrajectoryGroup
 
@@ -152,8 +152,8 @@ class TailBatchingRun(StepLoop):
         note_rounds(bag, reward, rounds=rounds, missing=missing)
         seconds = parts.clock.now() - began
         bag.sum("timing_s/rollout", seconds)
-        tokens = sum(report.tokens for report in reports)
-        bag.mean("perf/tokens_per_second", tokens, count=seconds)
+        groups = [item.group for item in finished]
+        note_speed(bag, groups, seconds=seconds, engines=len(parts.stages.engines.stats()))
         return finished
 
     async def _round(self, size: int, bag: MetricBag) -> list[Finished]:

@@ -16,13 +16,20 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.models.attention_layers import ScoreChanges, Window, first_seen, window_size
+from agentrl.models.fused_attention import formed_attention
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.pictures import PromptImages
 from agentrl.serving.embedded.row_attention import TILE, row_attention, tiled
 
+_NO_CHANGES = ScoreChanges()
+
 
 class CacheAttention(Protocol):
     """The attention of some tokens of a pass."""
+
+    positions: torch.Tensor
+    """[L] Position of each token in its row."""
 
     def attend(
         self,
@@ -31,7 +38,8 @@ class CacheAttention(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        window: int | None = None,
+        window: Window | None = None,
+        changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Keep the tokens' keys and values, and return their attention, [1, L, H, D].
 
@@ -39,9 +47,10 @@ class CacheAttention(Protocol):
             layer: of the model.
             query: [1, H, L, D].
             key: [1, K, L, D].
-            value: [1, K, L, D].
+            value: [1, K, L, D], or narrower than the keys.
             scale: factor on the scores; None is D ** -0.5.
             window: keys a query may look back on, its own included; None for all.
+            changes: soft cap and sinks.
         """
         ...
 
@@ -99,7 +108,7 @@ class PrefillAttention:
         self._segments = tuple(segments)
         self._sees = [segment.sees().to(cache.data.device) for segment in segments]
         self._looks_ahead = [segment.looks_ahead for segment in segments]
-        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._masks: dict[tuple[int, Window | None], torch.Tensor | None] = {}
 
     def attend(
         self,
@@ -108,11 +117,13 @@ class PrefillAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        window: int | None = None,
+        window: Window | None = None,
+        changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        keys, values = self._data[layer, 0], self._data[layer, 1]
+        keys, values = _room(self._data, layer, key, value)
         share, dim = query.shape[1] // key.shape[1], query.shape[3]
+        factor = dim**-0.5 if scale is None else scale
         outputs = []
         offset = 0
         for number, segment in enumerate(self._segments):
@@ -123,17 +134,22 @@ class PrefillAttention:
             q = query[:, :, offset : offset + length]
             offset += length
             if self._on_cpu:
-                q = q[0] * (dim**-0.5 if scale is None else scale)
+                q = q[0] * factor
                 for first in range(0, length, TILE):
                     sees = self._sees[number][first : first + TILE]
                     chunk = q[:, first : first + TILE]
-                    out = _attend_to_row(chunk, keys[row], values[row], start + first, sees, window)
+                    out = _attend_to_row(
+                        chunk, keys[row], values[row], start + first, sees, window, changes
+                    )
                     outputs.append(out[None])
                 continue
             # Repeating a few key heads is much cheaper than a kernel for groups.
             k = keys[row, :, :end].repeat_interleave(share, dim=0)[None]
             v = values[row, :, :end].repeat_interleave(share, dim=0)[None]
-            mask = self._mask(number, window)
+            mask = self._mask(number, window, always=not changes.is_plain)
+            if mask is not None and not changes.is_plain:
+                outputs.append(formed_attention(q, k, v, mask, factor, changes))
+                continue
             causal = mask is None and length > 1
             out = scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=causal, scale=scale
@@ -141,14 +157,16 @@ class PrefillAttention:
             outputs.append(out)
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
-    def _mask(self, number: int, window: int | None) -> torch.Tensor | None:
+    def _mask(
+        self, number: int, window: Window | None, *, always: bool = False
+    ) -> torch.Tensor | None:
         """[L, T] for a fused kernel, made once a pass; None where "causal" is enough."""
         segment = self._segments[number]
         start, length = segment.start, len(segment.ids)
         end = start + length
-        window = None if window is None or window >= end else window
+        window = None if window is None or window_size(window) >= end else window
         causal = (start == 0 or length == 1) and not self._looks_ahead[number]
-        if window is None and causal:
+        if window is None and causal and not always:
             return None
         key = number, window
         if key not in self._masks:
@@ -157,15 +175,28 @@ class PrefillAttention:
         return self._masks[key]
 
 
+def _room(
+    data: torch.Tensor, layer: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer, [R, K, T, D]; a layer may have fewer heads or narrower ones."""
+    heads = key.shape[1]
+    return (
+        data[layer, 0, :, :heads, :, : key.shape[3]],
+        data[layer, 1, :, :heads, :, : value.shape[3]],
+    )
+
+
 def _visible(
-    keys_T: torch.Tensor, queries_L: torch.Tensor, sees_L: torch.Tensor, window: int | None
+    keys_T: torch.Tensor, queries_L: torch.Tensor, sees_L: torch.Tensor, window: Window | None
 ) -> torch.Tensor:
     """[L, T] Whether queries at some positions see keys at others, up to the last that they see.
 
     A window hides keys behind a query, and none ahead of it.
     """
     visible = keys_T <= sees_L[:, None]
-    return visible if window is None else visible & (keys_T > queries_L[:, None] - window)
+    return (
+        visible if window is None else visible & (keys_T >= first_seen(queries_L[:, None], window))
+    )
 
 
 def _attend_to_row(
@@ -174,7 +205,8 @@ def _attend_to_row(
     values: torch.Tensor,
     start: int,
     sees: torch.Tensor,
-    window: int | None,
+    window: Window | None,
+    changes: ScoreChanges,
 ) -> torch.Tensor:
     """Attention [H, L, D] of L tokens of one row, to the bits of `DecodeAttention`.
 
@@ -185,8 +217,11 @@ def _attend_to_row(
         start: position of the first token.
         sees: [L] last position that each token attends to.
         window: as `CacheAttention.attend` takes it.
+        changes: likewise.
     """
     (heads, length, dim), kv_heads = query.shape, keys.shape[0]
+    cap = changes.softcap
+    sinks = None if changes.sinks is None else changes.sinks.view(kv_heads, -1)
     share, end = heads // kv_heads, tiled(int(sees.max()) + 1)
     at = torch.arange(end)
     visible = _visible(at, at[start : start + length], sees, window)
@@ -195,13 +230,16 @@ def _attend_to_row(
     if wide != query.dtype:
         q = query.reshape(kv_heads, share * length, dim)
         mask = mask.repeat(share, 1)[None]
-        out = row_attention(q, keys[:, :end], values[:, :end], mask)
-        return out.reshape(heads, length, dim)
+        sunk = None if sinks is None else sinks.repeat_interleave(length, dim=1)
+        out = row_attention(q, keys[:, :end], values[:, :end], mask, softcap=cap, sinks_BC=sunk)
+        return out.reshape(heads, length, -1)
     outputs = []
     for head in range(kv_heads):
         q = query[head * share : (head + 1) * share].transpose(0, 1)
-        k, v = (part[head, :end].expand(length, end, dim) for part in (keys, values))
-        outputs.append(row_attention(q, k, v, mask[:, None]).transpose(0, 1))
+        k, v = (part[head, :end].expand(length, end, -1) for part in (keys, values))
+        sunk = None if sinks is None else sinks[head].expand(length, share)
+        out = row_attention(q, k, v, mask[:, None], softcap=cap, sinks_BC=sunk)
+        outputs.append(out.transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -217,8 +255,7 @@ class DecodeAttention:
         self._kind = torch.promote_types(cache.data.dtype, torch.float32)
         self._rows_N = torch.arange(count, device=device)
         self.positions = torch.tensor(cache.lengths[:count], device=device)
-        self._kv_heads = cache.data.shape[3]
-        self._masks: dict[int | None, torch.Tensor] = {}
+        self._masks: dict[tuple[Window | None, int], torch.Tensor] = {}
 
     def attend(
         self,
@@ -227,10 +264,11 @@ class DecodeAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        window: int | None = None,
+        window: Window | None = None,
+        changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        keys, values = self._data[layer, 0], self._data[layer, 1]
+        keys, values = _room(self._data, layer, key, value)
         keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
         values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
@@ -238,30 +276,42 @@ class DecodeAttention:
         q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
         factor = dim**-0.5 if scale is None else scale
         k, v = (part[: self._count, :, : self._longest] for part in (keys, values))
-        mask = self._mask(None if window is None or window >= self._longest else window)
+        if window is not None and window_size(window) >= self._longest:
+            window = None
+        # A CPU computes the key heads of a row one by one.
+        mask = self._mask(window, kv_heads if self._on_cpu else 1)
+        sinks = None if changes.sinks is None else changes.sinks.view(1, kv_heads, -1)
         if self._on_cpu:
             q = (q * factor).flatten(0, 1)
-            out = row_attention(q, k.flatten(0, 1), v.flatten(0, 1), mask)
+            sunk = None if sinks is None else sinks.expand(self._count, -1, -1).flatten(0, 1)
+            out = row_attention(
+                q, k.flatten(0, 1), v.flatten(0, 1), mask, softcap=changes.softcap, sinks_BC=sunk
+            )
         else:
             # Plain products: a fused kernel gains little for one query, and may be planned for
             # every length. Scores are formed in float32, as a fused kernel does.
             kind = self._kind
-            scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind)) + mask[:, None]
-            out = torch.softmax(scores, dim=-1).to(q.dtype) @ v
-        return out.reshape(1, self._count, heads, dim)
+            scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind))
+            if changes.softcap is not None:
+                scores = torch.tanh(scores / changes.softcap) * changes.softcap
+            scores = scores + mask[:, None]
+            if sinks is not None:
+                sunk = sinks.to(kind).expand(self._count, -1, -1)[..., None]
+                scores = torch.cat([scores, sunk], dim=-1)
+            out = torch.softmax(scores, dim=-1)[..., : self._longest].to(q.dtype) @ v
+        return out.reshape(1, self._count, heads, -1)
 
-    def _mask(self, window: int | None) -> torch.Tensor:
-        """[N, 1, T] what is added to scores, made once a pass."""
-        if window not in self._masks:
+    def _mask(self, window: Window | None, repeats: int) -> torch.Tensor:
+        """[N * repeats, 1, T] what is added to scores, made once a pass."""
+        made = window, repeats
+        if made not in self._masks:
             device = self._data.device
             at = torch.arange(self._longest, device=device)
             visible = _visible(at, self.positions, self.positions, window)
             mask = torch.zeros(visible.shape, dtype=self._kind, device=device)
             mask.masked_fill_(~visible, float("-inf"))
-            # A CPU computes the key heads of a row one by one.
-            repeats = self._kv_heads if self._on_cpu else 1
-            self._masks[window] = mask.repeat_interleave(repeats, dim=0)[:, None]
-        return self._masks[window]
+            self._masks[made] = mask.repeat_interleave(repeats, dim=0)[:, None]
+        return self._masks[made]
 
 
 class PaddingAttention:
@@ -277,10 +327,12 @@ class PaddingAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        window: int | None = None,
+        window: Window | None = None,
+        changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        return torch.zeros_like(query).transpose(1, 2)
+        _, heads, length, _ = query.shape
+        return value.new_zeros(1, length, heads, value.shape[3])
 
 
 class MixedAttention:
@@ -290,6 +342,7 @@ class MixedAttention:
         self, parts: Sequence[DecodeAttention | PrefillAttention | PaddingAttention]
     ) -> None:
         self._parts = parts
+        self.positions = torch.cat([part.positions for part in parts])
         self._sizes = [len(part.positions) for part in parts]
 
     def attend(
@@ -299,11 +352,12 @@ class MixedAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float | None,
-        window: int | None = None,
+        window: Window | None = None,
+        changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
         outputs = [
-            part.attend(layer, q, k, v, scale, window)
+            part.attend(layer, q, k, v, scale, window, changes)
             for part, q, k, v in zip(
                 self._parts,
                 query.split(self._sizes, dim=2),

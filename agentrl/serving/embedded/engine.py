@@ -22,9 +22,9 @@ from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.machine.compute_threads import run_computing, usable_cores
 from agentrl.models.vision.reader import reader_of
 from agentrl.serving.embedded.batch import Batch, make_cache
-from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.lane import Lane
 from agentrl.serving.embedded.pictures import ImageNumbers
+from agentrl.serving.embedded.proof import open_rows, prove_decoding
 from agentrl.serving.embedded.request import Request
 from agentrl.types import Generation, ImageSpan, SamplingParams
 
@@ -68,11 +68,13 @@ class EmbeddedEngine(Engine):
             max_prefill: prompt tokens computed in one pass.
 
         Raises:
-            ConfigError: the model cannot hold such a context, its architecture is not supported,
-                or the cache has no room for one sequence.
+            ConfigError: the model cannot hold such a context, it is not decoded as its own forward
+                pass reads it, or the cache has no room for one sequence.
         """
         self.name = name
-        self._model = RowModel(model)
+        self._model = open_rows(model)
+        self.proof = prove_decoding(self._model)
+        """Comparison of what it decodes with the model's own forward pass."""
         self._receive = receive
         reader = reader_of(model)
         self._images = None if reader is None else ImageNumbers(reader)

@@ -9,7 +9,8 @@ Legend: `_N` active rows, `_V` vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,17 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.models.attention_layers import layer_window, unsupported
+from agentrl.models.attention_layers import (
+    CarryingMask,
+    ScoreChanges,
+    Window,
+    at_positions,
+    layer_window,
+    unsupported,
+)
 from agentrl.models.fused_attention import without_plans
 from agentrl.models.lm_head import float32_logits, has_float32_head, is_narrow
+from agentrl.models.logit_map import body_of, logit_map
 from agentrl.models.vision.embed import PlacedFeatures, embeddings, language_model
 from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.serving.embedded.cache_attention import (
@@ -52,16 +61,25 @@ def _attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    kv_step: CacheAttention,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    kv_step: CacheAttention | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    if used := unsupported(kwargs):
+    if isinstance(attention_mask, CarryingMask):
+        kv_step, attention_mask = attention_mask.content, None
+    used = unsupported(kwargs) + ["attention_mask"] * (attention_mask is not None)
+    if used or kv_step is None:
         raise ConfigError(
-            f"{type(module).__name__} uses {', '.join(used)}, which attention over the rows of the "
-            "embedded engine's cache does not implement; use serving.engine: vllm"
+            f"{type(module).__name__} uses {', '.join(used) or 'no keyword arguments'}, which "
+            "attention over the rows of the embedded engine's cache does not implement; use "
+            "serving.engine: vllm"
         )
+    if getattr(module, "attn_temperature_tuning", False):
+        query = at_positions(module, query, kv_step.positions)
     window = layer_window(module, sliding_window)
-    return kv_step.attend(module.layer_idx, query, key, value, scaling, window), None
+    changes = ScoreChanges(softcap=softcap, sinks=s_aux)
+    return kv_step.attend(module.layer_idx, query, key, value, scaling, window, changes), None
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -79,45 +97,65 @@ class RowModel:
         check_supported(model)
         self.model = model
         self._reader = reader_of(model)
-        self._decoder = model.base_model if self._reader is None else language_model(model)
+        self._decoder = body_of(model) if self._reader is None else language_model(model)
         # Not the whole of a model that sees: its tower attends as it was made to.
         self._attending = model if self._reader is None else self._decoder
-        self._head = model.get_output_embeddings()
-        self.config = config = model.config.get_text_config()
-        self.num_layers = config.num_hidden_layers
-        self.num_kv_heads = getattr(config, "num_key_value_heads", None) or (
-            config.num_attention_heads
-        )
-        self.head_dim = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
+        self._head, self._map = model.get_output_embeddings(), logit_map(model)
+        self.config = model.config.get_text_config()
         self.vocab_size = self._head.weight.shape[0]
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
         without_plans(self.device)
-        self._unit = _token_unit(self.device, self._widths())
+        self._carried = False
+        shapes = self._tried()
+        self.num_layers = len(shapes)
+        self.num_kv_heads = max(shape[0] for shape in shapes.values())
+        self.head_dim = max(max(shape[1:]) for shape in shapes.values())
+        self._unit = _token_unit(self.device, self._widths(shapes))
         self._least = least_rows(model) if self.device.type == "cpu" else 1
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            self._check_scores()
 
-    def _check_scores(self) -> None:
-        """Run a few tokens: many models with windows do to their scores what is not done here.
-
-        Raises:
-            ConfigError: this one does. The first request would find it, too late.
-        """
-        before = self._attending.config._attn_implementation
-        nothing = PaddingAttention(self._unit)
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Inside, passes may be tried; the model's own choice of attention comes back after."""
+        own = self._attending.config._attn_implementation
         try:
             with torch.no_grad():
-                self._run([0] * self._unit, nothing.positions.to(self.device), nothing)
+                yield
         finally:
-            self._attending.config._attn_implementation = before
+            self._attending.config._attn_implementation = own
 
-    def _widths(self) -> tuple[int, int]:
+    def _tried(self) -> dict[int, tuple[int, int, int]]:
+        """Key heads of each layer, and width of its keys and values, from a pass of a few tokens.
+
+        Raises:
+            ConfigError: layers that do not look back through our attention once each. The first
+                request would find it, too late.
+        """
+        shapes = _LayerShapes(FEW, self.device)
+        why = "an attention of their own"
+        with self.trying():
+            for self._carried in (False, True):
+                shapes.found.clear()
+                try:
+                    self._logits(self._run([1] * FEW, shapes.positions, shapes))
+                    break
+                except Exception as error:  # any code of any model; refused below
+                    why = str(error) if isinstance(error, ConfigError) else why
+                    shapes.found.clear()
+        expected = self.config.num_hidden_layers
+        if set(shapes.found) != set(range(expected)):
+            raise ConfigError(
+                f"the embedded engine cannot decode {type(self.model).__name__}: "
+                f"{len(shapes.found)} of its {expected} layers look back once, through "
+                f"transformers' AttentionInterface, the others have {why}; use serving.engine: vllm"
+            )
+        return shapes.found
+
+    def _widths(self, shapes: dict[int, tuple[int, int, int]]) -> set[int]:
         config = self.config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return self.head_dim, inner
+        inside = set(inner) if isinstance(inner, list | tuple) else {inner}
+        return inside | {width for shape in shapes.values() for width in shape[1:]}
 
     def prefill(self, cache: KvCache, segments: Sequence[CacheSegment]) -> torch.Tensor:
         """Compute segments and return the logits after each one's last token, [segments, V]."""
@@ -173,19 +211,26 @@ class RowModel:
         return self._logits(hidden[pad(last, (0, missing))])[: len(last)]
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self._map.into_head(hidden)
         if has_float32_head(self.model) and is_narrow(self._head.weight):
-            return float32_logits(hidden, self._head)
-        return self._head(hidden)
+            return self._map.apply_(float32_logits(hidden, self._head))
+        logits = self._head(hidden)
+        if self._map.changes_logits:
+            # In float32 as the trainer: its softmax begins with the head's numbers.
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            logits = self._map.apply_(logits.to(wide))
+        return logits
 
     def _run(
         self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
     ) -> torch.Tensor:
         self._attending.config._attn_implementation = ATTENTION
+        carried = {"attention_mask": CarryingMask.of(step, self.device)}
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
             position_ids=positions[None],
             use_cache=False,
-            kv_step=step,
+            **(carried if self._carried else {"kv_step": step}),
         )
         return output.last_hidden_state[0]
 
@@ -227,7 +272,31 @@ class RowModel:
         return output.last_hidden_state[0]
 
 
-def _token_unit(device: torch.device, widths: Sequence[int]) -> int:
+class _LayerShapes:
+    """Attention of no tokens that notes what each layer gives it."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.positions = torch.arange(count, device=device)
+        self.found: dict[int, tuple[int, int, int]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        window: Window | None = None,
+        changes: ScoreChanges | None = None,
+    ) -> torch.Tensor:
+        """Return zeros; see `CacheAttention.attend`."""
+        if layer in self.found:
+            raise ConfigError(f"layers that attend more than once (layer {layer} does)")
+        self.found[layer] = key.shape[1], key.shape[3], value.shape[3]
+        return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _token_unit(device: torch.device, widths: Collection[int]) -> int:
     """Tokens of a pass are padded to a multiple of this; a GPU computes them as they come.
 
     As many as fill whole vectors of the processor: sines and exponentials of a remainder are
@@ -280,26 +349,17 @@ def check_supported(model: Any) -> None:
 
     Raises:
         ConfigError: layers that look back otherwise than over all tokens or a window of them, or
-            no plain linear head.
+            no linear head.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    odd = sorted(kinds - {"full_attention", "sliding_attention"})
-    scaled = [
-        name
-        for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-        if getattr(config, name, None) not in (None, 1, 1.0)
-    ]
+    odd = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     head = model.get_output_embeddings()
-    if getattr(model, "lm_head", head) is not head:
+    direct = any(part is head for part in model.children())
+    if head is not None and not (direct and getattr(model, "lm_head", head) is head):
         odd.append("a head of several layers")
-    try:
-        getattr(config, "head_dim", None)
-    except RuntimeError:  # `transformers` has no one answer
-        odd.append("layers with heads of different sizes")
-    if odd or scaled or head is None:
+    if odd or head is None:
         raise ConfigError(
-            "the embedded engine runs decoders with full or sliding attention and a plain linear "
-            f"head; "
-            f"{type(model).__name__} has {', '.join(odd + scaled) or 'no output embeddings'}"
+            "the embedded engine runs decoders with full, sliding or chunked attention and a "
+            f"linear head; {type(model).__name__} has {', '.join(odd) or 'no output embeddings'}"
         )

@@ -27,7 +27,15 @@ def tiled(length: int) -> int:
     return -(-length // TILE) * TILE
 
 
-def row_attention(query_BCD: Tensor, keys_BTD: Tensor, values_BTD: Tensor, mask: Tensor) -> Tensor:
+def row_attention(
+    query_BCD: Tensor,
+    keys_BTD: Tensor,
+    values_BTD: Tensor,
+    mask: Tensor,
+    *,
+    softcap: float | None = None,
+    sinks_BC: Tensor | None = None,
+) -> Tensor:
     """Attention [B, C, D] of C queries each to the keys that their mask leaves.
 
     torch's fused kernel for a CPU is made for many queries, and for one takes twice as long. Keys
@@ -38,14 +46,23 @@ def row_attention(query_BCD: Tensor, keys_BTD: Tensor, values_BTD: Tensor, mask:
         keys_BTD: T is a multiple of `TILE`.
         values_BTD: finite also where the mask hides them.
         mask: 0 or -inf, [B, 1, T] or [1, C, T], in float32 or wider.
+        softcap: bound of the scores.
+        sinks_BC: scores of keys without a value, behind all others.
     """
     wide = mask.dtype == query_BCD.dtype
     count = query_BCD.shape[1]
     missing = -count % FEW
     query_BCD = pad(query_BCD, (0, 0, 0, missing))
     scores = torch.bmm(keys_BTD, query_BCD.transpose(1, 2)).transpose(1, 2)[:, :count]
-    masked = scores.to(mask.dtype, memory_format=torch.contiguous_format) + mask
-    probs = torch.softmax(masked, dim=-1).to(query_BCD.dtype)
+    scores = scores.to(mask.dtype, memory_format=torch.contiguous_format)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    masked = scores + mask
+    if sinks_BC is None:
+        probs = torch.softmax(masked, dim=-1).to(query_BCD.dtype)
+    else:
+        masked = torch.cat([masked, sinks_BC.to(mask.dtype)[..., None]], dim=-1)
+        probs = torch.softmax(masked, dim=-1)[..., :-1].to(query_BCD.dtype)
     probs = pad(probs, (0, 0, 0, missing))
     if not wide:
         return torch.bmm(probs, values_BTD)[:, :count]

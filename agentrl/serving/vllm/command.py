@@ -95,6 +95,7 @@ def server_command(
     head_dtype: str = "model",
     weight_transfer: str | None = "agentrl",
     middleware: tuple[str, ...] = (),
+    sleeps: bool = False,
 ) -> ServerCommand:
     """The server of one replica.
 
@@ -110,6 +111,7 @@ def server_command(
         head_dtype: of the logits, as `model.head_dtype`.
         weight_transfer: vLLM's weight-transfer backend; None for a server whose weights stay.
         middleware: import strings of ASGI middleware, in front of those of `serving.args`.
+        sleeps: it shares its device with a trainer, and must be able to free it.
 
     Raises:
         ConfigError: `serving.args` holds an option that is not the user's, or the installed vLLM
@@ -142,6 +144,14 @@ def server_command(
         batched = options["max_num_batched_tokens"]
         options["max_num_batched_tokens"] = max(batched, max_context_tokens)
     options |= _theirs(section.args, middleware)
+    if sleeps:
+        if options.get("enable_sleep_mode") is False:
+            raise ConfigError(
+                "serving.args.enable_sleep_mode is false, but the server shares its GPU with the "
+                "trainer and must sleep while that works; remove it, or set runtime.colocated: "
+                "false"
+            )
+        options["enable_sleep_mode"] = True
     options["hf_overrides"] = _overrides(options.get("hf_overrides"), head_dtype)
     width = int(options.get("tensor_parallel_size", 1)) * int(
         options.get("pipeline_parallel_size", 1)

@@ -4,6 +4,7 @@
     pause, resume   POST /pause?mode=keep, /resume       frozen requests keep their place
     load_weights    POST /start_weight_update, /update_weights, /finish_weight_update
                     then /reset_prefix_cache
+    sleep           POST /sleep; `load_weights` and `resume` wake what they need (see `sleep`)
 
 Invariants. A turn is sent once: a failure after which the server may have sampled is an
 `EngineError`, never a second try. After new weights no key or value of older ones is read again:
@@ -28,6 +29,7 @@ from agentrl.serving.member import WATCH_SESSION
 from agentrl.serving.vllm.http import Http, HttpAnswer, accept
 from agentrl.serving.vllm.metrics import keeps_prefixes, read_metrics
 from agentrl.serving.vllm.pictures import PictureSource, PromptPictures, misses_image
+from agentrl.serving.vllm.sleep import ServerSleep, SharedDevice, SleepLevel
 from agentrl.serving.vllm.sockets import NoDescriptor, connection_of_turn
 from agentrl.serving.vllm.update import prepare, stage, update
 from agentrl.serving.vllm.wire import (
@@ -104,6 +106,7 @@ class VllmEngine(Engine):
         self._in_flight = 0
         self._aborts = 0
         """Times that turns were ended from here."""
+        self._sleep = ServerSleep(f"server {self.name} at {self._http.url}", self._ask)
         self._control = asyncio.Lock()
         """Pause, resume and updates come one after the other."""
 
@@ -264,7 +267,21 @@ class VllmEngine(Engine):
             await self._read_version(_CONTROL_S)
             if self._unfit:
                 raise EngineError(f"{self._unfit}; it stays paused until an update succeeds")
+            await self._sleep.wake("weights")
+            await self._sleep.wake("kv_cache")
             await self._ask("POST", "/resume")
+
+    def share(self, device: SharedDevice) -> None:
+        """Allow `sleep`: the server shares `device` with the trainer."""
+        self._sleep.device = device
+
+    async def sleep(self, level: SleepLevel) -> None:
+        """Free the device that the server shares; see `agentrl.engine.Engine.sleep`."""
+        async with self._control:
+            await self._ask("POST", "/pause?mode=keep&clear_cache=false")
+            await self._sleep.sleep(level)
+            if level == 2:
+                self._version = _NONE
 
     async def abort_all(self) -> None:
         """End every request in flight, as `pause("abort")` does, without a pause."""
@@ -292,7 +309,8 @@ class VllmEngine(Engine):
     async def stage_weights(self, ticket: WeightTicket) -> None:
         """Stage weights in the workers beside those they sample with, as `Engine.stage_weights`."""
         async with self._control:
-            await stage(self._ask, ticket)
+            if not self._sleep.asleep:
+                await stage(self._ask, ticket)
 
     async def weight_digests(self) -> Mapping[str, Sequence[Any]]:
         """Digests of the weights of the first worker; see `agentrl.engine.Engine`."""
@@ -311,6 +329,7 @@ class VllmEngine(Engine):
                 )
             done, self._updating = False, True
             try:
+                await self._sleep.wake("weights")
                 await update(self._ask, ticket, sees=self._pictures is not None)
                 done = True
             finally:
@@ -350,7 +369,7 @@ class VllmEngine(Engine):
         try:
             # A wait for a file descriptor of this machine would look like a server that is silent.
             await self._http.expect("GET", "/health", limit_s=limit_s, wait=False)
-            if not self._updating:
+            if not self._updating and not self._sleep.asleep:
                 await self._read_version(limit_s, wait=False)
             page = await self._http.expect("GET", "/metrics", limit_s=limit_s, wait=False)
         except NoDescriptor as error:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext, Observation
-from agentrl.errors import SandboxError
+from agentrl.errors import EnvError, SandboxError
 from agentrl.plugins.user_code import hangs_in
+from agentrl.rollout.coerce import as_reward_range
 from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
 from agentrl.sandbox.wrapper import Operation, SandboxWrapper
 from agentrl.testing.env_check.findings import broken
@@ -230,7 +231,11 @@ class Episode:
     def _check_range(self) -> None:
         if self.env.reward_range is None:
             return
-        low, high = self.env.reward_range
+        try:
+            low, high = as_reward_range(self.env.reward_range)
+        except EnvError as error:
+            self._setting.add(broken("E303", str(error)))
+            return
         if not low - 1e-9 <= self._total <= high + 1e-9:
             message = f"an episode's rewards sum to {self._total}, outside [{low}, {high}]"
             self._setting.add(broken("E303", message))

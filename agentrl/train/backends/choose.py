@@ -9,7 +9,7 @@ from agentrl.config.schema import TrainSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
-from agentrl.train.model.supported import check_readable
+from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,11 @@ def make_backend(
     gradient_checkpointing: bool,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
+    who: str = "model.path",
 ) -> TrainBackend:
     """The backend of `train.backend` for this process, whose `ranks` are joined already.
+
+    The model that it holds is compared with its own forward pass before it is returned.
 
     Args:
         model: a `transformers` causal language model with the same weights on every rank. A sharded
@@ -65,13 +68,26 @@ def make_backend(
         gradient_checkpointing: recompute activations in the backward pass.
         ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
+        who: names the model and its role at the beginning of a message.
 
     Raises:
         ConfigError: settings that do not go together, a package that is not installed, or a model
             that the trainer would compute wrongly.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
-    check_readable(model)
+    find_reading(model, who=who)
+    backend = _make(model, train, gradient_checkpointing, ranks, mask_keys)
+    backend.proof = prove(backend, model, who=who)
+    return backend
+
+
+def _make(
+    model: Any,
+    train: TrainSection,
+    gradient_checkpointing: bool,
+    ranks: Ranks | None,
+    mask_keys: tuple[str, ...],
+) -> TrainBackend:
     check_backend(train, dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
     if train.backend.kind == "torch":
         if ranks is None or ranks.world_size == 1:

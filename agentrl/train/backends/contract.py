@@ -16,7 +16,9 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
+from agentrl.models.proof import ModelProof
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
+from agentrl.train.model.proof import ProofRows
 from agentrl.train.saving.own_part import OwnPart
 
 Result = TypeVar("Result")
@@ -80,6 +82,12 @@ class TrainBackend(ModelPasses, Protocol):
     """Ranks that train together."""
     lockstep: bool
     """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
+    proof: ModelProof | None
+    """Comparison of the model with its own forward pass; None where it was not asked."""
+
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe_numbers` of the model, without gradients; all ranks call in lock-step."""
+        ...
 
     def running(self) -> AbstractContextManager[None]:
         """Forward and backward passes belong inside."""

@@ -30,6 +30,7 @@ from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.backends.zero_muon import FlatMuon
 from agentrl.train.backends.zero_parts import ZeroParts, zero_parts
+from agentrl.train.model.proof import ProofRows
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.muon import MUON_MOMENTS, checked_matrices
 from agentrl.train.optim.optimizer import (
@@ -132,7 +133,7 @@ class DeepspeedBackend(LockstepBackend):
             weight_decay=decay,
         )
 
-    def _forward(self, batch: TensorBatch) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
         return self._engine(batch)
 
     def _backward(self, loss: Tensor) -> None:

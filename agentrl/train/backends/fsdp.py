@@ -24,6 +24,7 @@ from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.sliced_optimizer import make_sliced_optimizer
 from agentrl.train.backends.slices import Slices, shard_model, sharded_modules
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.model.proof import ProofRows
 from agentrl.train.optim.optimizer import check_same_parameters
 from agentrl.train.saving.own_part import OwnPart, by_kind, share_of_copies
 from agentrl.train.saving.stored_tensors import shape_of
@@ -85,9 +86,9 @@ class FsdpBackend(LockstepBackend):
         if self._counts:
             self._reached.add(name)
 
-    def _forward(self, batch: TensorBatch) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
         # Padding reaches weights as well, and weighs nothing.
-        self._counts = len(batch.index_A) > 0
+        self._counts = isinstance(batch, TensorBatch) and len(batch.index_A) > 0
         out = self._whole(batch)
         if not torch.is_grad_enabled():
             self._give_away()

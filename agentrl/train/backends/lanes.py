@@ -23,8 +23,8 @@ from torch import nn
 
 from agentrl.batch.records import MicroBatch
 from agentrl.machine.compute_threads import compute_thread, usable_cores
+from agentrl.models.rotary import reads_length
 from agentrl.train.backends.shares import least_loaded
-from agentrl.train.model.supported import reads_length
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.contract import ModelPasses, Result
 from agentrl.train.backends.ranks import Ranks
@@ -36,6 +37,7 @@ from agentrl.train.model.logprobs import (
     packed_log_probs,
 )
 from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
+from agentrl.train.model.proof import ProofRows, probe_numbers
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -46,8 +48,10 @@ class Whole(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch) -> tuple[Tensor, ...]:
+    def forward(self, batch: TensorBatch | ProofRows) -> tuple[Tensor, ...]:
         """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples."""
+        if isinstance(batch, ProofRows):
+            return (probe_numbers(self.model, batch),)
         return packed_log_probs(self.model, batch).tensors()
 
 
@@ -69,6 +73,7 @@ class LockstepBackend(ABC):
     """Base of `TrainBackend`s whose ranks hold parts of one model."""
 
     lockstep = True
+    proof: ModelProof | None = None
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class LockstepBackend(ABC):
         ranks.open_global_group()
 
     @abstractmethod
-    def _forward(self, batch: TensorBatch) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
         """The output of `self._whole` under the library that holds the parts."""
 
     @abstractmethod
@@ -150,6 +155,13 @@ class LockstepBackend(ABC):
         batch = with_tower_passes(self.gather, self._model, batch)
         with self._ranks.naming("gathering weights in a forward pass of the critic"):
             return self._forward(batch)
+
+    @torch.no_grad()
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `TrainBackend.probe`."""
+        with self._ranks.naming("gathering weights to compare the model with its own forward"):
+            found = self._forward(probe)
+        return found if isinstance(found, Tensor) else found[0]
 
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`; all ranks call."""

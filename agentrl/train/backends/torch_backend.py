@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
+from agentrl.config.fleet import OffloadPart
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory, share_one_heap
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.proof import ModelProof
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
+from agentrl.train.model.proof import ProofRows, probe_numbers
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
 from agentrl.train.saving.own_part import OwnPart, by_kind, share_of_copies
@@ -54,6 +57,10 @@ class TorchPasses:
         """`values` as in `TrainBackend.values`."""
         return self._model(batch)
 
+    def probe(self, probe: ProofRows) -> Tensor:
+        """`probe` as in `ProvenPasses.probe`."""
+        return probe_numbers(self._model, probe)
+
     def backward(self, loss: Tensor) -> None:
         """`backward` as in `TrainBackend.backward`."""
         (loss * self.loss_factor).backward()
@@ -83,6 +90,7 @@ class TorchBackend(TorchPasses):
     rank = 0
     world_size = 1
     lockstep = False
+    proof: ModelProof | None = None
 
     def __init__(
         self,
@@ -172,6 +180,14 @@ class TorchBackend(TorchPasses):
             learning_rate=learning_rate, max_grad_norm=self._max_grad_norm, grad_norm=grad_norm
         )
 
+    def state_on_device(self) -> Mapping[OffloadPart, Iterable[Tensor]]:
+        """Tensors by the switch that moves them between two steps."""
+        return {
+            "optimizer": self._optimizer.own_tensors(),
+            "gradients": self._optimizer.sums.held(),
+            "weights": (*self._model.parameters(), *self._model.buffers()),
+        }
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` as in `TrainBackend.weights`."""
         yield from merged_weights(self._model)
@@ -201,15 +217,29 @@ class TorchBackend(TorchPasses):
 def exact_passes(model: Any, *, checkpointing: bool) -> Iterator[None]:
     """Inside, packed rows go through the model and nothing is dropped out.
 
-    Checkpointing works in training mode only, so it is switched on then.
+    Layers recompute their activations in training mode only. They alone are in that mode, without
+    what they would drop out: routers and attentions of some families draw numbers in it, too.
     """
     was_training = model.training
-    model.train(checkpointing)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()
+    model.eval()
+    again = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    again = again if checkpointing else []
+    # Falcon's layers read the rate in their config.
+    holders = [*again, *{id(c): c for m in again if (c := getattr(m, "config", None))}.values()]
+    rates = [
+        (holder, name, rate)
+        for holder in holders
+        for name, rate in vars(holder).items()
+        if "drop" in name and isinstance(rate, float)
+    ]
+    for module in again:
+        module.training = True
+    for holder, name, _ in rates:
+        setattr(holder, name, 0.0)
     try:
         with packed_attention(model):
             yield
     finally:
+        for holder, name, rate in rates:
+            setattr(holder, name, rate)
         model.train(was_training)

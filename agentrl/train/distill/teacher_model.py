@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, RowKey
 from agentrl.batch.tensors import TopIds
@@ -60,6 +61,11 @@ class TeacherModel:
             )
         self._policy, self._name, self._hinted = policy, name, hinted
         self._top = TopIds(k=top_k, below=vocabulary) if top_k else None
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """All tensors of a teacher that is a model of its own, to be moved between two steps."""
+        if isinstance(self._policy, FrozenPolicy):
+            yield from self._policy.own_tensors()
 
     @torch.no_grad()
     def ask(
@@ -132,7 +138,8 @@ def load_teacher(
         images: of the policy, whose images the teacher reads, too; None for a model of text.
 
     Raises:
-        ConfigError: the model cannot be loaded, or cannot read the images of the policy.
+        ConfigError: the model cannot be loaded, cannot read the images of the policy, or is not
+            computed as its own forward does.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
     loaded = load_pretrained(model).model
@@ -152,4 +159,5 @@ def load_teacher(
         world_size = 1 if ranks is None else ranks.world_size
         lanes = lane_count(loaded, asked, ranks=world_size)
         frozen = FrozenPolicy(loaded, mask_keys=TRAINED, lanes=lanes)
+    frozen.prove(who=f"the teacher {model.path!r}")
     return TeacherModel(frozen, top_k=top_k, vocabulary=vocabulary, hinted=hinted)

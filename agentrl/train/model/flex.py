@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from agentrl.models.attention_layers import ScoreChanges, Window, first_seen
 from agentrl.train.model.segments import Segments, positions, reach
 
 _NARROWEST_HEAD = 16
@@ -25,6 +26,7 @@ _MOST_KERNELS = 64
 """Kernels that are compiled before torch gives up; its own limit is 8."""
 _BLOCK = 128
 """Queries and keys of a block of the mask; torch's own default."""
+_NO_CHANGES = ScoreChanges()
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -51,16 +53,47 @@ def flexible_attention(
     key: Tensor,
     value: Tensor,
     segments: Segments,
-    sliding_window: int | None,
+    sliding_window: Window | None,
     scale: float,
+    changes: ScoreChanges = _NO_CHANGES,
 ) -> Tensor:
     """[1, T, H, D]; arguments as those of `attention.fused_attention`."""
     mask = block_mask(segments, sliding_window, query.device)
-    out = _compiled()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
-    return out.transpose(1, 2)
+    return changed_flex(_compiled(), query, key, value, mask, scale, changes).transpose(1, 2)
 
 
-def visible(segments: Segments, sliding_window: int | None, device: torch.device) -> MaskFunction:
+def changed_flex(
+    kernel: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    scale: float,
+    changes: ScoreChanges,
+) -> Tensor:
+    """[1, H, T, D] of torch's `flex_attention`, compiled or not, with capped scores and sinks."""
+    given: dict[str, Any] = {"block_mask": mask, "scale": scale, "enable_gqa": True}
+    if changes.softcap is not None:
+        given["score_mod"] = _capped(changes.softcap)
+    if changes.sinks is None:
+        return kernel(query, key, value, **given)
+    out, log_sum = kernel(query, key, value, **given, return_lse=True)
+    # A sink takes its share of the sum, and adds nothing.
+    share = torch.sigmoid(log_sum - changes.sinks[None, :, None].to(log_sum.dtype))
+    return out * share[..., None].to(out.dtype)
+
+
+@lru_cache(maxsize=8)
+def _capped(cap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
+
+
+def visible(
+    segments: Segments, sliding_window: Window | None, device: torch.device
+) -> MaskFunction:
     """The mask of a tree: a query sees what lies on its path, as far back as the window goes."""
     reach_T = torch.tensor(reach(segments), device=device)
     position_T = torch.tensor(positions(segments), device=device)
@@ -72,10 +105,10 @@ def visible(segments: Segments, sliding_window: int | None, device: torch.device
     if sliding_window is None:
         return on_path
     # A tensor: with dynamic shapes a captured number becomes a symbol, which kernels cannot take.
-    after_T = position_T - sliding_window
+    first_T = first_seen(position_T, sliding_window)
 
     def in_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return on_path(batch, head, query, key) & (position_T[key] > after_T[query])
+        return on_path(batch, head, query, key) & (position_T[key] >= first_T[query])
 
     return in_window
 
@@ -95,7 +128,7 @@ def _or_mutual(causal: MaskFunction, segments: Segments, device: torch.device) -
 
 
 @lru_cache(maxsize=4)
-def block_mask(segments: Segments, sliding_window: int | None, device: torch.device) -> Any:
+def block_mask(segments: Segments, sliding_window: Window | None, device: torch.device) -> Any:
     """The mask of a tree with the blocks that the kernel visits, as a torch `BlockMask`.
 
     torch's `create_block_mask` forms the mask of all T x T pairs first. Here the blocks follow from

@@ -41,11 +41,13 @@ class HeadGradients:
         known: Tensor | None,
         through: Tensor | None,
         more: MoreGradient | None = None,
+        slope: Tensor | float = 1.0,
     ) -> None:
         """One chunk; `probs` is used up.
 
         `known` are the log-probabilities of all tokens, `through` the entropies of all tokens,
-        where a gradient flows through them, `more` the gradient in those of other ids.
+        where a gradient flows through them, `more` the gradient in those of other ids, `slope`
+        that of the logits in what the head gave.
         """
         log_probs = None if known is None else known[part]
         entropy = None if through is None else through[part]
@@ -58,6 +60,8 @@ class HeadGradients:
         if here is not None:
             assert log_probs is not None
             here.put(grad_logits, target, grad, log_probs, entropy)
+        if isinstance(slope, Tensor) or slope != 1.0:
+            grad_logits *= slope
         torch.mm(grad_logits, self._weight, out=self._for_hidden[part])
         if self._wanted[1]:
             self._add_for_weight(grad_logits, self._hidden[part])

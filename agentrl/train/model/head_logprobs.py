@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agentrl.batch.tensors import TopIds
 from agentrl.models.lm_head import float32_product, is_narrow
+from agentrl.models.logit_map import LogitMap
 from agentrl.train.model.head_gradients import HeadGradients, rows_of_block
 from agentrl.train.model.more_tokens import MoreGradient, MoreTokens
 
@@ -32,6 +33,8 @@ MAX_KEPT_BYTES = 1 << 29
 FORMED_BYTES = 1 << 26
 """Size of a chunk of logits whose gradient is formed in the forward pass (64 MiB). Logits that are
 no larger are kept."""
+
+_PLAIN = LogitMap()
 
 GradientOf = Callable[[slice, Tensor, Tensor], Tensor]
 """`(which tokens, their log-probabilities, their entropies)`, each [part], to the gradient [part]
@@ -115,6 +118,7 @@ def head_numbers(
     entropy_gradient: bool = False,
     more_AK: Tensor | None = None,
     top: TopIds | None = None,
+    logit_map: LogitMap = _PLAIN,
 ) -> HeadNumbers:
     """As `head_log_probs`, with log-probabilities of more tokens from the same pass.
 
@@ -131,6 +135,7 @@ def head_numbers(
         more_AK: [A, K] int64 ids whose log-probabilities are wanted as well, with gradient; at
             each token different ones, unless its gradient will be 0.
         top: likeliest tokens that are wanted, without gradient.
+        logit_map: of the model, beside its linear head.
     """
     assert gradient_of is None or more_AK is None
     logits_bytes = len(target_A) * weight_VE.shape[0] * weight_VE.element_size()
@@ -138,7 +143,7 @@ def head_numbers(
         gradient_of = None
     float32_logits = float32_logits and is_narrow(weight_VE)
     log_probs, entropy, more, top_ids, top_log_probs = _HeadLogProbs.apply(
-        hidden_AE,
+        logit_map.into_head(hidden_AE),
         weight_VE,
         bias_V,
         target_A,
@@ -149,6 +154,7 @@ def head_numbers(
         entropy_gradient,
         more_AK,
         top,
+        logit_map,
     )
     return HeadNumbers(
         log_probs_A=log_probs,
@@ -164,6 +170,8 @@ class _HeadLogProbs(torch.autograd.Function):
 
     d log p[y] / d logits = (onehot(y) - p) / temperature      for the target and for named ids
     d H / d logits        = -p (log p + H) / temperature
+
+    Where logits are capped, their slope is kept beside p.
     """
 
     @staticmethod
@@ -180,6 +188,7 @@ class _HeadLogProbs(torch.autograd.Function):
         entropy_gradient: bool,
         more_ids: Tensor | None,
         top: TopIds | None,
+        logit_map: LogitMap,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         kind = torch.promote_types(hidden.dtype, torch.float32)
         log_probs = torch.empty(len(target), dtype=kind, device=hidden.device)
@@ -189,8 +198,9 @@ class _HeadLogProbs(torch.autograd.Function):
         through = entropy if entropy_gradient else None
         needs_gradient = any(ctx.needs_input_grad)
         forms = gradient_of is not None and needs_gradient
-        row_bytes = weight.shape[0] * weight.element_size() * (2 if float32_logits else 1)
-        ctx.float32_logits = float32_logits
+        buffers = 1 + float32_logits + (logit_map.cap is not None)
+        row_bytes = weight.shape[0] * weight.element_size() * buffers
+        ctx.float32_logits, ctx.logit_map = float32_logits, logit_map
         ctx.chunks = _even_chunks(
             len(target), (FORMED_BYTES if forms else max_kept_bytes) // row_bytes
         )
@@ -200,7 +210,7 @@ class _HeadLogProbs(torch.autograd.Function):
         for start, end in ctx.chunks:
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
-            probs = _probabilities(
+            probs, slope = _probabilities(
                 hidden[part],
                 weight,
                 bias,
@@ -210,13 +220,16 @@ class _HeadLogProbs(torch.autograd.Function):
                 entropy[part],
                 more.part(part),
                 float32_logits=float32_logits,
+                logit_map=logit_map,
+                with_slope=needs_gradient,
             )
             if gradient_of is not None and sums is not None and guess is not None:
                 guess[..., part] = gradient_of(part, log_probs[part], entropy[part])
-                sums.add(part, probs, target[part], _over(guess[..., part], at), known, through)
+                over = _over(guess[..., part], at)
+                sums.add(part, probs, target[part], over, known, through, slope=slope)
             elif needs_gradient and len(ctx.chunks) == 1:
-                ctx.kept = probs
-            del probs
+                ctx.kept = probs, slope
+            del probs, slope
         ctx.sums = sums
         ctx.save_for_backward(
             hidden,
@@ -250,24 +263,27 @@ class _HeadLogProbs(torch.autograd.Function):
         factor = None if guess is None else _common_factor(grad, guess)
         if sums is not None and factor is not None:
             ctx.sums = None
-            return (*sums.result(factor), *(None,) * 8)
+            return (*sums.result(factor), *(None,) * 9)
         sums = HeadGradients(ctx, hidden, weight, bias)
         for start, end in ctx.chunks:
             part = slice(start, end)
             at = None if temperature is None else temperature[part]
-            probs, ctx.kept = ctx.kept, None
-            if probs is None:
-                probs = _probabilities(
+            kept, ctx.kept = ctx.kept, None
+            if kept is None:
+                kept = _probabilities(
                     hidden[part],
                     weight,
                     bias,
                     target[part],
                     at,
                     float32_logits=ctx.float32_logits,
+                    logit_map=ctx.logit_map,
                 )
-            sums.add(part, probs, target[part], _over(grad[..., part], at), known, through, more)
-            del probs
-        return (*sums.result(1.0), *(None,) * 8)
+            probs, slope = kept
+            over = _over(grad[..., part], at)
+            sums.add(part, probs, target[part], over, known, through, more, slope)
+            del kept, probs, slope
+        return (*sums.result(1.0), *(None,) * 9)
 
 
 def _like(log_probs: Tensor, entropy_gradient: bool) -> Tensor:
@@ -310,14 +326,20 @@ def _probabilities(
     more: MoreTokens | None = None,
     *,
     float32_logits: bool,
-) -> Tensor:
-    """[A, V] softmax in the dtype of the weights; fills log-probabilities and `entropy`."""
+    logit_map: LogitMap,
+    with_slope: bool = True,
+) -> tuple[Tensor, Tensor | float]:
+    """[A, V] softmax in the dtype of the weights; fills log-probabilities and `entropy`.
+
+    With the slope of the logits in what the head gave: [A, V] where they are capped.
+    """
     rest: Tensor | None = None
     if float32_logits:
         logits, rest = float32_product(hidden, weight)
     else:
         logits = torch.nn.functional.linear(hidden, weight, bias)
     kept = logits if logits.dtype == weight.dtype else torch.empty_like(logits, dtype=weight.dtype)
+    slope = torch.empty_like(kept) if with_slope and logit_map.cap is not None else None
     rows, vocabulary = logits.shape
     kind = torch.promote_types(logits.dtype, torch.float32)
     block = min(rows, rows_of_block(logits.device, vocabulary * kind.itemsize))
@@ -330,6 +352,9 @@ def _probabilities(
             raw += rest[part]
         if float32_logits and bias is not None:
             raw += bias
+        logit_map.apply_(raw)
+        if slope is not None:
+            slope[part] = logit_map.slope(raw)
         if temperature is not None:
             raw /= temperature[part, None]
         torch.softmax(raw, dim=-1, out=probs)
@@ -344,4 +369,4 @@ def _probabilities(
         # H = log_sum - sum p raw. An impossible token has p = 0, but 0 * -inf is a NaN.
         raw.clamp_(min=torch.finfo(kind).min).mul_(probs)
         entropy[part] = (log_sum - raw.sum(dim=1)).clamp_(min=0.0)
-    return kept
+    return kept, logit_map.scale if slope is None else slope

@@ -21,7 +21,7 @@ from agentrl.errors import TrainError
 from agentrl.models.vision.embed import PlacedFeatures, count_passes, embeddings, rotary_positions
 from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.train.model.segments import Segments, starts
-from agentrl.train.model.stateful_layers import carries_state
+from agentrl.train.model.stateful_layers import other_layers
 
 
 def tower_passes(model: Any, batch: TensorBatch) -> int:
@@ -111,7 +111,7 @@ class _Behind(torch.autograd.Function):
 
 def _reader(model: Any, batch: TensorBatch) -> VisionReader:
     reader = reader_of(model)
-    if reader is None or carries_state(model):
+    if reader is None or other_layers(model):
         raise TrainError(
             f"{type(model).__name__} reads text only here, and the rows of this micro-batch have "
             f"{len(batch.images)} images; give a vision-language model"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
 from agentrl.disk.model_source import model_source
+from agentrl.train.backends.offload import ModelState, TrainerOffload
 from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.pretrained import Pretrained, load_pretrained
@@ -46,3 +47,11 @@ def load_trained(
     pretrained = load_model(section)
     add_adapters(pretrained.model, train.lora, base=model_source(section))
     return pretrained
+
+
+def parked(model: Any) -> TrainerOffload:
+    """Move a model that no trainer has yet to main memory; `bring_back` moves it to its device."""
+    device = next(model.parameters()).device
+    offload = TrainerOffload(ModelState(model), ("weights",), device=device)
+    offload.put_aside()
+    return offload

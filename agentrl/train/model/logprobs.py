@@ -17,12 +17,14 @@ from torch import Tensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.errors import TrainError
 from agentrl.models.lm_head import has_float32_head
+from agentrl.models.logit_map import body_of, logit_map
 from agentrl.models.rotary import rotary_limit
 from agentrl.models.vision.embed import language_model
+from agentrl.train.model.attention import reading_of_model
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.image_rows import image_arguments
+from agentrl.train.model.reading import Reading, arguments
 from agentrl.train.model.segments import Segments, path_ranges, starts
-from agentrl.train.model.stateful_layers import carries_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def packed_log_probs(
         entropy_gradient=batch.entropy_gradient,
         more_AK=batch.more_AK,
         top=batch.top,
+        logit_map=logit_map(model),
     )
     at, like = (batch.index_A,), found.log_probs_A
     zeros_R = torch.zeros(len(batch.mask_R), dtype=like.dtype, device=like.device)
@@ -140,10 +143,10 @@ def _gradient_of(loss_of: LossOf, batch: TensorBatch) -> GradientOf:
 def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     """[T, E] output of the last layer, after the final norm.
 
-    A model with layers that carry a state from token to token cannot keep packed rows apart: it
-    reads one row after the other, and a shared prefix with each of them.
+    A model that cannot keep packed rows apart reads one row after the other, and a shared prefix
+    with each of them.
     """
-    body = model.base_model
+    body = body_of(model)
     if body is model:
         raise TrainError(f"{type(model).__name__} has no body below its head (`base_model`)")
     limit = rotary_limit(body.config) if hasattr(body, "config") else None
@@ -156,23 +159,15 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
     segments = Segments(lengths=batch.lengths, parents=batch.parents)
     if batch.images or batch.blank_passes:
         return _read_with_images(model, batch, segments)
-    if carries_state(model):
+    reading = reading_of_model(model)
+    if reading is Reading.ROWS:
         return _row_by_row(body, batch, segments)
-    return _read(body, batch.input_ids_T, batch.position_ids_T, segments)
-
-
-def _read(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, segments: Segments) -> Tensor:
-    out = body(
-        input_ids=input_ids_T[None],
-        position_ids=position_ids_T[None],
-        use_cache=False,
-        segments=segments,
-    )
-    return out.last_hidden_state[0]
+    given = arguments(reading, batch.input_ids_T, batch.position_ids_T, segments)
+    return body(**given).last_hidden_state[0]
 
 
 def _read_with_images(model: Any, batch: TensorBatch, segments: Segments) -> Tensor:
-    """As `_read`, with features in the place of placeholders."""
+    """As `hidden_states` of text, with features in the place of placeholders."""
     out = language_model(model)(**image_arguments(model, batch, segments), use_cache=False)
     return out.last_hidden_state[0]
 
@@ -187,8 +182,10 @@ def _row_by_row(body: Any, batch: TensorBatch, segments: Segments) -> Tensor:
         path_L = torch.cat(
             [torch.arange(start, end) for start, end in path_ranges(segments, segment)]
         ).to(batch.input_ids_T.device)
-        alone = Segments.of_rows([len(path_L)])
-        hidden_LE = _read(body, batch.input_ids_T[path_L], batch.position_ids_T[path_L], alone)
+        given = arguments(
+            Reading.ROWS, batch.input_ids_T[path_L], batch.position_ids_T[path_L], segments
+        )
+        hidden_LE = body(**given).last_hidden_state[0]
         # Depth first: what no earlier row has read is the end of the path, up to here.
         end = starts(segments)[segment] + segments.lengths[segment]
         parts.append(hidden_LE[len(path_L) - (end - done) :])

@@ -16,6 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from agentrl.models.attention_layers import Chunk, Window, first_seen
+
 
 def query_block(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
     """Queries whose scores a CPU forms together, a multiple of 16.
@@ -125,7 +127,7 @@ def mutual_within(segments: Segments, start: int, end: int) -> tuple[tuple[int, 
 
 
 @lru_cache(maxsize=32)
-def attention_plan(segments: Segments, window: int | None, query_block: int) -> tuple[Span, ...]:
+def attention_plan(segments: Segments, window: Window | None, query_block: int) -> tuple[Span, ...]:
     """Spans that cover every query once.
 
     Short leaves of one parent form one span: a group's one-line answers, or rows of a few tokens,
@@ -133,7 +135,8 @@ def attention_plan(segments: Segments, window: int | None, query_block: int) -> 
 
     Args:
         segments: the layout.
-        window: of sliding-window attention, in tokens; None looks at everything before.
+        window: of sliding-window attention, in tokens, or the chunk that a query sees; None looks
+            at everything before.
         query_block: most queries in a block; only an image that is read as a whole may be longer.
     """
     begins = starts(segments)
@@ -165,13 +168,16 @@ def _span(
     start: int,
     siblings: tuple[int, ...],
     mutual: tuple[tuple[int, int], ...],
-    window: int | None,
+    window: Window | None,
     query_block: int,
 ) -> Span:
     depth, length = sum(end - begin for begin, end in path), sum(siblings)
     blocks: list[Block] = []
-    for offset, end in _query_stretches(length, query_block, mutual):
-        first = 0 if window is None else max(0, depth + offset + 1 - window)
+    stretches = _query_stretches(length, query_block, mutual)
+    if isinstance(window, Chunk):
+        stretches = _within_chunks(stretches, depth, window.size)
+    for offset, end in stretches:
+        first = 0 if window is None else max(0, first_seen(depth + offset, window))
         blocks.append(
             Block(
                 begin=start + offset,
@@ -180,7 +186,8 @@ def _span(
                 last_key=depth + end,
                 siblings=siblings if len(siblings) > 1 else (end - offset,),
                 mutual=tuple((a - offset, b - offset) for a, b in mutual if offset <= a < end),
-                window=None if window is None or depth + end <= window else window,
+                # All queries of a block are in one chunk, and see it from the same key on.
+                window=window if isinstance(window, int) and depth + end > window else None,
             )
         )
     return Span(ranges=_joined([*path, (start, start + length)]), blocks=tuple(blocks))
@@ -198,6 +205,17 @@ def _query_stretches(
                 end = first if first > begin else last
         yield begin, end
         begin = end
+
+
+def _within_chunks(
+    stretches: Iterator[tuple[int, int]], depth: int, size: int
+) -> Iterator[tuple[int, int]]:
+    """The same stretches of queries, ended where a chunk of their row ends."""
+    for begin, end in stretches:
+        while begin < end:
+            stop = min(end, (depth + begin) // size * size + size - depth)
+            yield begin, stop
+            begin = stop
 
 
 def future(

@@ -6,22 +6,10 @@ tensor. It would carry one row into the next, and a shared prefix into its last 
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
-_KEPT_APART = frozenset({"full_attention", "sliding_attention", "moe"})
+_KEPT_APART = frozenset({"full_attention", "sliding_attention", "chunked_attention", "moe"})
 """Kinds of layers, as transformers calls them in `config.layer_types`, that segments keep apart."""
-
-
-def carries_state(model: Any) -> bool:
-    """Return true if a model must read its rows one by one; logs that once for each class."""
-    kinds = other_layers(model)
-    if kinds:
-        _warn(type(model).__name__, kinds)
-    return bool(kinds)
 
 
 def other_layers(model: Any) -> tuple[str, ...]:
@@ -32,13 +20,3 @@ def other_layers(model: Any) -> tuple[str, ...]:
     if getattr(getattr(model, "base_model", model), "_is_stateful", False):
         kinds = kinds or {"recurrent"}
     return tuple(sorted(kinds))
-
-
-@cache
-def _warn(model: str, kinds: tuple[str, ...]) -> None:
-    logger.warning(
-        "%s has layers (%s) that rows side by side would leak through: rows are not packed, "
-        "prefixes not shared, and each row is read alone",
-        model,
-        ", ".join(kinds),
-    )

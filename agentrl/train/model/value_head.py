@@ -26,6 +26,7 @@ from agentrl.models.whole import load_whole
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.proof import ProofRows, probe_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +141,13 @@ class ValueModel(nn.Module):
         """As `transformers` models have it."""
         self.body.gradient_checkpointing_enable(*args, **kwargs)
 
-    def forward(self, batch: TensorBatch) -> Tensor:
+    def forward(self, batch: TensorBatch | ProofRows) -> Tensor:
         """[R] The value before each trained token, 0 elsewhere. Call inside `packed_attention`.
 
         [R, O] with several outputs.
         """
+        if isinstance(batch, ProofRows):
+            return probe_numbers(self, batch)
         hidden_AE = hidden_states(self, batch)[batch.source_A]
         found_RO = _placed(self.value_head(hidden_AE), batch)
         return found_RO[:, 0] if found_RO.shape[1] == 1 else found_RO

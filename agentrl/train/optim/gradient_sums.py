@@ -65,6 +65,12 @@ class GradientSums:
                 param.grad.add_(found)
         other.clear()
 
+    def held(self) -> Iterator[Tensor]:
+        """Tensors of the gradient at hand; memory of earlier ones is freed."""
+        self._sums = {name: kept for name, kept in self._sums.items() if name in self._touched}
+        yield from self._sums.values()
+        yield from (param.grad for param in self._params.values() if param.grad is not None)
+
     def _hook(self, name: str) -> Any:
         def move(param: Tensor) -> None:
             grad, param.grad = param.grad, None

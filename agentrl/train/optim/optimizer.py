@@ -128,6 +128,15 @@ class MasterAdamW:
                 states[name].pop(master, None)
         self._publish()
 
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Masters that are not the parameters themselves, and all moments."""
+        for name, master in self._masters.items():
+            if master is not self._params[name]:
+                yield master
+        for optimizer in self._optimizers:
+            for moments in optimizer.state.values():
+                yield from (value for value in moments.values() if isinstance(value, Tensor))
+
     def _states(self) -> dict[str, Any]:
         """By parameter name, the state of the optimizer that has it."""
         owner = {

@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from agentrl.train.model.attention import _CpuRows, fused_attention
+from agentrl.train.model.attention import fused_attention
+from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention
 from agentrl.train.model.segments import Segments
 from parts.readings import Reading, Setting, peak_bytes, relative_error, seconds_of
@@ -104,7 +105,7 @@ def kernels(device: torch.device) -> dict[str, Kernel]:
     """The kernels of a device by name; FlexAttention has no backward pass on a CPU."""
     if device.type == "cuda":
         return {"fused": fused_attention, "flex": flexible_attention}
-    return {"fused": fused_attention, "written out": _CpuRows.apply}
+    return {"fused": fused_attention, "written out": CpuRows.apply}
 
 
 def measure(setting: Setting) -> Iterator[Reading]:

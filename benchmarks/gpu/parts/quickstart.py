@@ -68,7 +68,7 @@ def command(setting: Setting, model: Path) -> list[str]:
     """The words of `agentrl train` for a model."""
     words = [sys.executable, "-c", "from agentrl.cli import main; main()", "train", str(CONFIG)]
     words += [f"run.dir={setting.folder}", f"run.name={NAME}", f"model.path={model}"]
-    words += [f"model.device={setting.device}", "train.max_minutes=4"]
+    words += [f"model.device={setting.device}", "train.max_minutes=1"]
     if setting.model is None:
         words += ["train.steps=2", "chat.template=generic", "rollout.max_context_tokens=2048"]
     return [*words, *(FEW if setting.small else ())]

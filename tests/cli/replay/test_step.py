@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Iterator
@@ -250,3 +251,38 @@ def test_a_failed_step_fails_again_and_a_mended_one_does_not(tmp_path: Path) -> 
     assert "not finite" in report.failure
     with pytest.raises(RunError, match="no batch of a failed step 7; there are those of 2"):
         replay_failed(run, 7)
+
+
+def test_a_step_is_profiled_with_its_phases_and_rollouts(recorded: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "step.json.gz"
+    status, text = agentrl(tmp_path / "out", "profile", recorded, "--step", 3, "--out", trace)
+    assert status == 0, text
+    assert str(trace) in text.replace("\n", "")
+    assert "policy backward" in text
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {event["name"] for event in events if event.get("ph") == "X"}
+    wanted = ("other policies", "update 1", "update 4", "policy forward", "optimizer")
+    assert {f"agentrl: {name}" for name in wanted} <= names
+    assert "agentrl: update 5" not in names  # two epochs of two minibatches
+    assert any(name.startswith("aten::") for name in names)
+    groups = open_recorded(recorded).groups(3)
+    turns = [turn for group in groups for row in group.trajectories for turn in row.turns]
+    tracks = [event for event in events if event.get("cat") == "rollout"]
+    assert sorted(event["dur"] for event in tracks) == sorted(t.duration_s * 1e6 for t in turns)
+    # Operators lie inside the phase that ran them.
+    (first,) = (event for event in events if event["name"] == "agentrl: update 1")
+    inside = [
+        event
+        for event in events
+        if event.get("name") == "agentrl: policy backward"
+        and first["ts"] <= event["ts"] <= first["ts"] + first["dur"]
+    ]
+    assert inside
+
+
+def test_a_step_whose_weights_are_gone_is_not_profiled(recorded: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "step.json"
+    status, text = agentrl(tmp_path / "out", "profile", recorded, "--step", 4, "--out", trace)
+    assert status == 2
+    assert "--retrain trains step 3 again" in " ".join(text.split())
+    assert not trace.exists()

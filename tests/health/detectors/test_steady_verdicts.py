@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from agentrl.health import DASHBOARD, FIT_DASHBOARD, History, Verdict, diagnose, limits
-from agentrl.health.findings import share
-from agentrl.health.measures.curves import difference
+from agentrl.health.measures.curves import difference, percent
 from agentrl.metrics.intervals import score_interval
 from agentrl.types.finding import Status
 from tests.health.detectors.test_shapes import curve
@@ -31,6 +32,18 @@ def test_a_fall_is_not_taken_back_by_one_good_step() -> None:
     for more in ([], [0.9], [0.9, 0.55]):
         assert said("reward_fall", reward=low + more).status is not Status.OK, more
     assert said("reward_fall", reward=[*low, 0.8, 0.9, 0.8, 0.7, 0.9]).status is Status.OK
+
+
+@pytest.mark.parametrize("level", [-0.01, 0.05, 0.1, 0.5])
+def test_a_reward_that_never_moved_has_not_fallen(level: float) -> None:
+    """Fails if the luckiest of many windows is the level that an unlucky end is held against."""
+    draw = random.Random(0)
+    found = [
+        said("reward_fall", reward=[draw.gauss(level, 0.05) for _ in range(80)]) for _ in range(40)
+    ]
+    assert sum(one.status is not Status.OK for one in found) <= 2
+    fell = [draw.gauss(0.5 if step < 50 else 0.3, 0.08) for step in range(80)]
+    assert said("reward_fall", reward=fell).status is not Status.OK
 
 
 @pytest.mark.parametrize(
@@ -68,7 +81,7 @@ def test_bands_and_detectors_call_the_same_numbers_red() -> None:
 
 def test_shares_and_their_intervals_read_as_shares() -> None:
     """Fails if all is written as 1, or an end of an interval lies where no share can be."""
-    assert (share(1.0), share(0.7234)) == ("100 %", "72.3 %")
+    assert (percent(1.0), percent(0.7234)) == ("100 %", "72.3 %")
     ends = score_interval([0.0, 0.0, 0.1, 0.0])
     assert 0 <= ends.low <= ends.high <= 1
     assert score_interval([-3.0, 5.0]).low < -3
@@ -78,7 +91,7 @@ def test_shares_and_their_intervals_read_as_shares() -> None:
 
 def test_a_share_that_moves_is_written_in_percent_with_its_interval() -> None:
     """Fails if `cut off: 0.1 -> 1` stands where all rollouts are cut off."""
-    moved = difference([0.1, 0.1, 0.12], [1.0, 1.0, 1.0]).text(share)
+    moved = difference([0.1, 0.1, 0.12], [1.0, 1.0, 1.0]).text(percent)
     assert moved.startswith("10.7 % -> 100 % (+89.3 % [+")
     found = said("clip_fraction", clip_ratio__region_mean=[0.4] * 20)
     assert "above 30 % for 20 steps" in found.evidence[0].text

@@ -64,8 +64,10 @@ def written_runs(folder: Path) -> list[Path]:
     ):
         shutil.move(made, folder / name)
     write_hacked_run(folder / "hacked")
+    for step in range(1, 4):
+        write_metrics(folder / "bare", {"step": step, "time": 1.0 * step, "reward": 0.1 * step})
     read_once(folder / "planted")
-    names = ("planted", "hacked", "tools", "nothing", "pictures", "agent")
+    names = ("planted", "hacked", "tools", "nothing", "bare", "pictures", "agent")
     return [folder / name for name in names]
 
 
@@ -78,6 +80,7 @@ def addresses(served: str, fit: str, fit_run: Path) -> list[str]:
         at(served, "runs"), at(served, "runs", pick="planted|hacked"),
         at(served, "run", run="planted"), at(served, "run", run="nothing"),
         at(served, "run", run="hacked"),
+        at(served, "run", run="bare"), at(served, "hacking", run="bare"),
         at(served, "step", **many), at(served, "step", run="nothing"),
         at(served, "step", run="hacked", kind="train", step=40),
         at(served, "group", **group), at(served, "group", **group, base="many/3"),

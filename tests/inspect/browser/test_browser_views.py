@@ -55,7 +55,15 @@ def test_the_first_screen_shows_curves_findings_time_and_a_ledger_that_adds_up_t
     page: Page, served: str, run: str
 ) -> None:
     opened(page, at(served, "run", run=run))
-    for heading in ("Findings", "Dashboard", "Time by stage", "Throughput", "Waste ledger"):
+    for heading in (
+        "Findings",
+        "Dashboard",
+        "Time by stage",
+        "Throughput",
+        "Compute",
+        "Memory",
+        "Waste ledger",
+    ):
         expect(page.get_by_role("heading", name=heading)).to_be_visible()
     answers = page.get_by_role("region", name="At a glance").get_by_role("button")
     for number, asked in enumerate(("learning", "healthy", "hacked", "time", "trained on")):

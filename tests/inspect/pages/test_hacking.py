@@ -26,6 +26,7 @@ from agentrl.inspect.pages.find_line import Question, parse_question
 from agentrl.inspect.pages.hacking.answer import SIGNS, answer_of, hacking_answer
 from agentrl.inspect.pages.hacking.clusters import clusters_answer
 from agentrl.inspect.pages.overview import run_overview
+from agentrl.inspect.pages.tasks import TaskQuestion, tasks_answer
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.row_facts import turn_facts
 from agentrl.inspect.read.runs import FoundRun
@@ -352,6 +353,53 @@ def test_a_sound_run_shows_no_sign_and_one_without_a_score_cannot_be_told(tmp_pa
     fine = [Verdict(name="decoupling", status=Status.OK, detail="x")]
     told = answer_of(sound, history, fine, evals)
     assert "rose with the training reward: held +0.300 [+0.200, +0.400]" in told["answer"]
+
+
+def test_a_run_whose_rollouts_are_not_stored_is_judged_by_its_curves(tmp_path: Path) -> None:
+    run = tmp_path / "bare"
+    for step in range(1, 31):
+        rises = step / 30 + 0.01 * (7 * step % 5)
+        write_metrics(run, {"step": step, "reward": 0.5, "score": rises, "eval/held/score": rises})
+    reader = reader_of(run)
+    answer = hacking_answer(reader)
+    assert answer["rewards"] is None
+    # What never moved may have been hacked from the first step on, and nothing is counted.
+    assert answer["answer"].startswith("Cannot tell: ")
+    assert run_overview(reader)["kinds"] == []
+    side = Side(reader=reader)
+    for ask in (
+        partial(clusters_answer, reader),
+        partial(compare_answer, side, side),
+        partial(tasks_answer, reader, TaskQuestion()),
+    ):
+        with pytest.raises(RunError, match="no rollout is stored"):
+            ask()
+    notes = find_answer(reader, parse_question("is:paid"))["notes"]
+    assert any("no rollout is stored" in note for note in notes)
+
+
+def test_a_reward_that_rises_below_zero_while_all_are_wrong_is_not_cleared(tmp_path: Path) -> None:
+    """Fails ("No sign: The score does not fall") where penalties alone became fewer."""
+    for step in range(1, 21):
+        rewards = [-float(n >= step) for n in range(20)]
+        rows = [
+            make_rollout(f"{step}/{n}", [("assistant", f"word {n}")], group_id=f"{step}/{n}",
+                         task_id=f"t{n}", reward=reward, score=0.0)
+            for n, reward in enumerate(rewards)
+        ]  # fmt: skip
+        write_step(tmp_path / "run", rows, step)
+        mean = sum(rewards) / len(rewards)
+        write_metrics(tmp_path / "run", {"step": step, "reward": mean, "score": 0.0})
+    answer = hacking_answer(reader_of(tmp_path / "run"))
+    assert answer["answer"].startswith("Cannot tell: The score does not fall while the reward")
+
+
+def test_one_step_is_counted_once(tmp_path: Path) -> None:
+    rows = [make_rollout(f"g/{n}", [("assistant", "x")], reward=1.0, score=0.0) for n in range(12)]
+    write_step(tmp_path / "run", rows, 1)
+    write_metrics(tmp_path / "run", {"step": 1, "reward": 1.0, "score": 0.0})
+    answer = hacking_answer(reader_of(tmp_path / "run"))
+    assert answer["headline"].count("in step 1") == len(answer["links"]) == 1
 
 
 def diagnose_few(run: Path, values: list[float]) -> dict[str, Any]:

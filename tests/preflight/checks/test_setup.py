@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.config.plan import plan_run
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvError
 from agentrl.preflight.checks import setup
 from agentrl.preflight.checks.facts import PreflightFacts
 from agentrl.runtime.assembly.parts import load_task_sets
@@ -145,3 +145,20 @@ async def test_a_clip_beside_all_rewards_is_seen(
     assert ("ok" if isinstance(outcome, str) else outcome.status) == status, outcome
     if not isinstance(outcome, str):
         assert "leaves one value of rewards from 50 to 500" in outcome.detail
+
+
+@pytest.mark.parametrize("declared", [(0,), "ab", 5, (1.0, 0.0), (float("nan"), 1.0), object()])
+async def test_a_reward_range_that_is_none_is_named(project: Path, declared: object) -> None:
+    """Fails if the line of a check is an IndexError of ours."""
+    config = load_config(project, [])
+    found = PreflightFacts(make_env=lambda: SimpleNamespace(reward_range=declared))
+    with pytest.raises(EnvError, match=r"reward_range is .*; expected two numbers"):
+        await setup.normalisation(config.resolved_algorithm(), config.reward, found)
+
+
+def test_rewards_without_bounds_are_of_unknown_size() -> None:
+    """Fails if `round(inf)` ends the check of the algorithm: gym declared that by default."""
+    ends = (float("-inf"), float("inf"))
+    assert (
+        PreflightFacts(make_env=lambda: SimpleNamespace(reward_range=ends)).reward_bounds() is None
+    )

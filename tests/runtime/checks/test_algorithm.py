@@ -275,11 +275,11 @@ WHITE = "reward.normalize=true"
             [WHITE, "reward.clip=[-0.001, 0.001]"],
             [
                 "reward.clip is [-0.001, 0.001]",
-                "about 0.999 of rewards",
+                "about 99.9 % of rewards",
                 "set reward.clip: [-10, 10]",
             ],
         ),
-        ([WHITE, "reward.clip=[0, 1]"], ["reward.clip is [0.0, 1.0]", "about 0.659 of rewards"]),
+        ([WHITE, "reward.clip=[0, 1]"], ["reward.clip is [0.0, 1.0]", "about 65.9 % of rewards"]),
         (
             ["algorithm.preset=grpo", "reward.clip_shaped=[-0.1, 0.1]"],
             ["reward.clip_shaped is", "since advantage_estimator group_norm comes before"],

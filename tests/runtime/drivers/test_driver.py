@@ -293,7 +293,9 @@ async def test_it_may_fail_for_a_while_once_it_has_worked(tmp_path: Path) -> Non
         await drive(longer, worker=worker)
 
 
-async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(tmp_path: Path) -> None:
+async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     notes = []
 
     class Notes(Progress):
@@ -317,6 +319,9 @@ async def test_a_full_disk_at_a_checkpoint_does_not_end_the_run(tmp_path: Path) 
     assert left == ["step-3"]
     assert "could not be written" in notes[0]
     assert "GiB are free" in notes[0]
+    logged = [one for one in caplog.records if one.getMessage().startswith("checkpoint of step")]
+    assert [one.exc_info for one in logged] == [None, None]
+    assert "failed: OSError: [Errno 28] No space left on device at " in logged[0].getMessage()
 
 
 async def test_a_rank_that_dies_at_a_checkpoint_is_no_full_disk(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from agentrl.disk.stored_groups import stored_groups
 from agentrl.errors import TrainError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
 from agentrl.metrics import read_metrics
+from agentrl.metrics.names import is_of_machine
 from agentrl.runtime.drivers import choose
 from agentrl.runtime.drivers.choose import early_plan, is_synchronous
 from agentrl.runtime.drivers.mini_batches import why_whole_steps
@@ -94,8 +95,7 @@ def is_comparable(name: str) -> bool:
     """No duration, and no mean that rows without a gradient enter: they are read after the
     updates that were made early."""
     of_the_policy = ("clip_ratio/", "entropy", "rollout_corr/", "sampling/", "train/ratio")
-    durations = ("time", "timing_s/", "perf/tokens_per_second", "train/tokens_per_second")
-    return not name.startswith((*of_the_policy, *durations))
+    return not (is_of_machine(name) or name.startswith((*of_the_policy, "time")))
 
 
 def test_a_task_that_comes_twice_in_a_step_keeps_its_seeds(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_what_limits_cut_off_is_said() -> None:
         rollout_id="a/0", termination=Termination.CONTEXT_FULL, detail="", verdict=0.0, tokens=0
     )
     summary = held(GroupReport(group_id="a", task_id="a", rollouts=(cut,)), group("b", 1))
-    assert "0.500 of them cut off by a limit" in text_of(summary)
+    assert "50 % of them cut off by a limit" in text_of(summary)
     assert "cut off" not in text_of(held(group("b", 1)))
 
 

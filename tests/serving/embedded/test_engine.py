@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DiffLlamaConfig,
     Gemma3TextConfig,
+    GPTJConfig,
     GPTNeoXConfig,
-    GptOssConfig,
     LlamaForCausalLM,
     ModernBertDecoderConfig,
     Phi3Config,
@@ -359,12 +360,20 @@ def test_a_context_beyond_the_model_is_refused(model):
         EmbeddedEngine(model, section=EmbeddedServing(), max_context_tokens=4096)
 
 
-def test_scores_that_are_not_computed_here_are_refused_at_the_start():
-    config = GptOssConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
-        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1,
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"GptOssAttention uses s_aux.*serving\.engine: vllm"):
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            GPTJConfig(n_embd=32, n_head=4, rotary_dim=4),
+            "0 of its 2 layers .* of their own",
+        ),
+        (DiffLlamaConfig(hidden_size=32, num_attention_heads=4), "attend more than once"),
+    ],
+)
+def test_layers_that_do_not_look_back_once_are_refused_at_the_start(config, why):
+    """Fails if such layers are decoded without their past, or with that of another one."""
+    config.update({"vocab_size": VOCAB, "num_hidden_layers": 2})
+    with pytest.raises(ConfigError, match=why + r".*serving\.engine: vllm"):
         make_engine(AutoModelForCausalLM.from_config(config).float().eval())
 
 

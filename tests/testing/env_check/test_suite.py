@@ -249,6 +249,10 @@ class E305(InPlace):
         return {"environment_feedback": b"bytes"}
 
 
+class E303Declared(Good):
+    reward_range = (1.0,)
+
+
 class E306(InPlace):
     def change(self, result):
         return {"extra_logs": {"said": "yes"}}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentrl.config.training import TorchTraining, TrainSection
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.agreement import check_shares
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.model.lora import add_adapters
@@ -25,7 +26,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "zero2-offload": {"backend": {"kind": "deepspeed", "zero_stage": 2, "offload": True}},
     "zero3-offload": {"backend": {"kind": "deepspeed", "zero_stage": 3, "offload": True}},
 }
-PLACE_AND_TIME = {"train/tokens_per_second", "timing_s/measure"}
 
 
 def section(**changes: Any) -> TrainSection:
@@ -86,7 +86,7 @@ def run(
     return {
         "gradients": kept,
         "weights": {name: tensor.clone() for name, tensor in trainer.weights()},
-        "metrics": [{k: v for k, v in m.items() if k not in PLACE_AND_TIME} for m in metrics],
+        "metrics": [{k: v for k, v in m.items() if not is_of_machine(k)} for m in metrics],
         "version": trainer.version,
         "state": backend.state_dict(),
         "on_disk": full_weights(backend),

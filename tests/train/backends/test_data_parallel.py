@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentrl.config.schema import TrainSection
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.data_parallel import DataParallelBackend
 from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.trainer import Trainer
@@ -25,7 +26,6 @@ from tests.train.tiny_llama import (
 pytestmark = pytest.mark.slow
 
 TRAIN = TrainSection(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.5)
-PLACE_AND_TIME = {"train/tokens_per_second", "timing_s/measure"}
 
 
 class Keeping:
@@ -73,7 +73,7 @@ def result_of(model, backend, trainer, metrics):
     return {
         "gradients": backend.kept,
         "weights": {name: param.detach().clone() for name, param in model.named_parameters()},
-        "metrics": [{k: v for k, v in m.items() if k not in PLACE_AND_TIME} for m in metrics],
+        "metrics": [{k: v for k, v in m.items() if not is_of_machine(k)} for m in metrics],
         "version": trainer.version,
     }
 

@@ -10,13 +10,14 @@ import torch
 
 from agentrl.config.schema import CriticSection
 from agentrl.errors import TrainError
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.critic import Critic
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.reference import Reference
 from agentrl.train.trainer import Trainer
-from tests.train.backends.sharded_trainers import KINDS, PLACE_AND_TIME, needs, section
+from tests.train.backends.sharded_trainers import KINDS, needs, section
 from tests.train.crew import joined
 from tests.train.test_critic import ppo, value_model
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
@@ -85,7 +86,7 @@ def train(kind, ranks, case, dtype, *, steps=slice(None), load=None, save=None, 
         "weights": {name: tensor.clone() for name, tensor in trainer.weights()},
         "critic": {name: tensor.clone() for name, tensor in critic.backend.weights()},
         "state": critic.state_dict(),
-        "metrics": [{k: v for k, v in m.items() if k not in PLACE_AND_TIME} for m in metrics],
+        "metrics": [{k: v for k, v in m.items() if not is_of_machine(k)} for m in metrics],
         "values": critic.row_values(asked),
         "held": sum(p.numel() for p in held_parameters(critic)),
         "numel": sum(p.numel() for p in critic_model(case, dtype).parameters()),

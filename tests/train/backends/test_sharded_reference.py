@@ -8,12 +8,12 @@ import torch
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TorchTraining
 from agentrl.errors import TrainError
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.reference import Reference, load_reference
 from agentrl.train.trainer import Trainer
 from tests.train.backends.sharded_trainers import (
     KINDS,
-    PLACE_AND_TIME,
     algorithm,
     needs,
     same_bits,
@@ -56,7 +56,7 @@ def trained(kind, ranks, case, dtype, *, steps=slice(None), load=None, save=None
     return {
         "weights": {name: tensor.clone() for name, tensor in trainer.weights()},
         "reference": {name: tensor.clone() for name, tensor in held.state_dict().items()},
-        "metrics": [{k: v for k, v in m.items() if k not in PLACE_AND_TIME} for m in metrics],
+        "metrics": [{k: v for k, v in m.items() if not is_of_machine(k)} for m in metrics],
     }
 
 

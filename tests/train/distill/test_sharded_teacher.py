@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from agentrl.config.schema import ModelSection, TrainSection
+from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.distill.records import TeacherRow
 from agentrl.train.distill.teacher_model import TRAINED, TeacherModel, load_teacher
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.trainer import Trainer
-from tests.train.backends.sharded_trainers import KINDS, PLACE_AND_TIME, needs, section
+from tests.train.backends.sharded_trainers import KINDS, needs, section
 from tests.train.backends.test_sharded_rank import write_model
 from tests.train.crew import Crew, joined
 from tests.train.distill.distill_parts import section_of, step_of
@@ -28,8 +29,6 @@ from tests.train.tiny_llama import (
 )
 
 pytestmark = pytest.mark.slow
-
-PLACES = PLACE_AND_TIME | {"timing_s/teacher"}
 
 
 def steps(top_k: int, *, hinted: bool, epochs: int = 2) -> list[Any]:
@@ -84,7 +83,7 @@ def trained(
     metrics = [trainer.step(step).result() for step in steps(top_k, hinted=hinted, epochs=epochs)]
     return {
         "weights": {name: tensor.clone() for name, tensor in trainer.weights()},
-        "metrics": [{k: v for k, v in m.items() if k not in PLACES} for m in metrics],
+        "metrics": [{k: v for k, v in m.items() if not is_of_machine(k)} for m in metrics],
     }
 
 

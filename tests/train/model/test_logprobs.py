@@ -10,11 +10,11 @@ from agentrl.errors import TrainError
 from agentrl.train.model import head_logprobs
 from agentrl.train.model.attention import (
     ATTENTION,
-    _CpuRows,
     _packed_rows,
     fused_attention,
     packed_attention,
 )
+from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.head_logprobs import head_log_probs
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.segments import Segments
@@ -122,7 +122,7 @@ def test_cpu_rows_are_exact_causal_attention(lengths):
     key = torch.randn(1, total, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     value = torch.randn(1, total, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     rows = Segments.of_rows(lengths)
-    ours = _CpuRows.apply(query, key, value, rows, None, 0.3)
+    ours = CpuRows.apply(query, key, value, rows, None, 0.3)
     theirs = fused_attention(query, key, value, rows, None, 0.3)
     assert torch.allclose(ours, theirs, rtol=1e-12)
     upstream = torch.randn_like(theirs)
@@ -158,9 +158,9 @@ def test_a_sliding_window_is_kept():
 
 def test_attention_refuses_what_it_would_compute_wrongly():
     tensors = [torch.zeros(1, 1, 2, 4)] * 3
-    with pytest.raises(TrainError, match="softcap"):
+    with pytest.raises(TrainError, match="position_bias"):
         _packed_rows(
-            torch.nn.Identity(), *tensors, None, softcap=30.0, segments=Segments.of_rows([2])
+            torch.nn.Identity(), *tensors, None, position_bias=30.0, segments=Segments.of_rows([2])
         )
     with pytest.raises(TrainError, match="cannot be packed"):
         _packed_rows(torch.nn.Identity(), *tensors, None)

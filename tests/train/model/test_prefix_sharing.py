@@ -17,8 +17,9 @@ from agentrl.batch.packing import pack_micro_batch, padding_micro_batch, unpack
 from agentrl.batch.records import LossNeeds, Row, RowKey
 from agentrl.batch.tensors import to_tensors
 from agentrl.errors import DataError
-from agentrl.train.model import stateful_layers
-from agentrl.train.model.attention import _CpuRows, fused_attention, packed_attention
+from agentrl.train.model import reading
+from agentrl.train.model.attention import fused_attention, packed_attention
+from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import block_mask, is_flexible, visible
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.segments import Segments, attention_plan
@@ -109,7 +110,7 @@ def test_attention_over_a_tree_is_masked_attention(seed, window, longest, images
     want = (probs @ value.repeat_interleave(3, 1)).transpose(1, 2)
     upstream = torch.randn_like(want)
     want_gradients = torch.autograd.grad(want, inputs, upstream)
-    for attention in (_CpuRows.apply, fused_attention):
+    for attention in (CpuRows.apply, fused_attention):
         got = attention(query, key, value, segments, window, SCALE)
         assert torch.allclose(got, want, rtol=1e-11, atol=1e-13)
         gradients = torch.autograd.grad(got, inputs, upstream)
@@ -345,7 +346,7 @@ def recurrent_model():
 
 def test_a_recurrent_model_reads_row_by_row_and_says_so(caplog):
     """Fails without the check: the state of one row runs into the next (error 1e-1)."""
-    stateful_layers._warn.cache_clear()
+    reading._warn.cache_clear()
     model = recurrent_model()
     rows = tree_of_rows(random.Random(2), rows=4)
     with caplog.at_level(logging.WARNING):

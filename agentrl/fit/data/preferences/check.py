@@ -160,8 +160,9 @@ def length_bias(pairs: Sequence[PreferencePair]) -> Finding:
     interval = wilson_interval(longer)
     ratio = sum(math.log((c + 1) / (r + 1)) for c, r in different) / len(different)
     detail = (
-        f"the longer one is chosen in {share:.3f} of {len(different)} pairs of different lengths"
-        + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+        f"the longer one is chosen in {sum(longer):.0f} of {len(different)} pairs of different "
+        f"lengths, {100 * share:.3g} %"
+        + (f" [{100 * interval[0]:.3g}, {100 * interval[1]:.3g}]" if interval else "")
         + f"; the chosen one has {math.exp(ratio):.2f} times the length"
     )
     margins = [

@@ -16,6 +16,7 @@ from agentrl.data.store.atomic import atomic_file
 from agentrl.errors import DataError
 from agentrl.fit.data.preferences.files import PairWriter
 from agentrl.images import ImageFolder
+from agentrl.served.turns import openai_message
 from agentrl.types import Message, PreferencePair
 
 SUFFIXES = {False: ".jsonl", True: ".parquet"}
@@ -75,18 +76,5 @@ def _line(pair: PreferencePair) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-        }
-        for call in message.tool_calls
-    ]
-    optional = {
-        "tool_calls": calls or None,
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-    }
-    found = {name: value for name, value in optional.items() if value is not None}
-    return {"role": message.role, "content": message.content, **found}
+    named = {} if message.name is None else {"name": message.name}
+    return openai_message(message) | named

@@ -150,9 +150,7 @@ def _places(first: Side, second: Side) -> Iterator[tuple[Side, tuple[str, Range]
         kind = side.kind or other.kind or common
         if kind is None or (side.kind is None and kind not in rows.kinds()):
             kind = usual_kind(side.reader)
-        steps = rows.steps(kind)
-        if not steps:
-            raise RunError(f"kind: {choices(kind, rows.kinds())}")
+        steps = rows.steps_of(kind)
         yield side, (kind, side.steps or usual_ranges(kind, steps)[end])
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import RunError, choices
 from agentrl.health import History, Verdict
 from agentrl.health.causes import causes
 from agentrl.health.findings import held_out, no_rise, reward_change
@@ -68,14 +67,17 @@ def hacking_answer(
 ) -> dict[str, Any]:
     """The answer in a sentence, reward against score and parts, and the rewards of one step.
 
+    `rewards` is None where no rollout is stored.
+
     Args:
         reader: of the run.
         kind: of the step whose rewards are counted.
         step: None takes the newest.
 
     Raises:
-        RunError: no rollout is stored, or not of this kind and step.
+        RunError: rollouts are stored, and none of this kind and step.
     """
+    reader.rows.refresh()
     health = reader.health()
     evals = eval_answers(reader, health.history)
     return {
@@ -83,7 +85,7 @@ def hacking_answer(
         "one_number": one_number(health.history),
         "curves": _curves(health.history),
         "parts": moved_lines(health.history, evals),
-        "rewards": _rewards(reader, kind, step),
+        "rewards": _rewards(reader, kind, step) if reader.rows.kinds() else None,
         "notes": [*health.history.notes, *reader.rows.notes],
     }
 
@@ -179,6 +181,8 @@ def _judged(
         reasons = [first.detail + since, earn, *told, other, _carrier(history)]
         return str(worst), list(filter(None, reasons)), signs
     level, *reasons = _silence(history, verdicts, evals)
+    if counts is None and level == "ok" and not _sound(history, evals):
+        level = "unknown"
     if counts is not None:
         rise = _held_out_rise(history, evals)
         shaping = carried_by_shaping(history)
@@ -201,6 +205,17 @@ def _judged(
             else [*told, *reasons]
         )
     return level, reasons, signs
+
+
+def _sound(history: History, evals: Mapping[str, Any]) -> bool:
+    """True if the curves alone clear the reward: it fell, or a score rose with it.
+
+    One that stands still may be hacked since the first step, and so may one that rises alone.
+    """
+    gain, own = reward_change(history), movement(history, "score")
+    if gain is None or not gain.up:
+        return gain is not None and gain.down
+    return bool(own and own.up) or bool(_held_out_rise(history, evals))
 
 
 def _wrong_pay(history: History, counts: PaidWrong) -> str:
@@ -259,7 +274,7 @@ def _links(
             bounds = {"kind": "train", "reward_min": ends.least, "score_max": top}
             found += [
                 (one.text(), one.wrong, bounds | _steps(one.first_step, one.last_step))
-                for one in (ends.first, ends.last)
+                for one in ends.both()
             ]
     for one in tests.ends if tests else ():
         bounds = {"kind": "train", "q": "is:public_only"}
@@ -351,10 +366,7 @@ def _curves(history: History) -> dict[str, list[dict[str, Any]]]:
 def _rewards(reader: RunReader, kind: str, step: int | None) -> dict[str, Any]:
     """Bars of the rewards of a step, each with the ends that find exactly its rollouts."""
     rows = reader.rows
-    rows.refresh()
-    steps = rows.steps(kind)
-    if not steps:
-        raise RunError(f"kind: {choices(kind, rows.kinds())}")
+    steps = rows.steps_of(kind)
     shelf = rows.shelf(kind, steps[-1] if step is None else step)
     index = last_rows(shelf.index)
     # As they are stored, which is what a search by reward compares.

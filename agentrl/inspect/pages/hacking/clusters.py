@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from agentrl.errors import RunError, choices
+from agentrl.errors import RunError
 from agentrl.health.measures.curves import width_of_parts
 from agentrl.inspect.pages.hacking.paid import paid_limits_of, rewards_and_scores
 from agentrl.inspect.pages.task_cells import Range
@@ -62,9 +62,7 @@ def clusters_answer(
     rows.refresh()
     shelves = [s for s in rows.shelves(kind) if steps is None or steps[0] <= s.step <= steps[1]]
     if not shelves:
-        have = rows.steps(kind)
-        if not have:
-            raise RunError(f"kind: {choices(kind, rows.kinds())}")
+        have = rows.steps_of(kind)
         raise RunError(f"no rollout of {kind} in these steps; steps {have[0]} to {have[-1]} have")
     shelves = _newest(shelves)
     with ThreadPoolExecutor(4) as pool:

@@ -10,6 +10,46 @@ const COLORS = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const NOT_A_STAGE = new Set(["step", "elapsed"]);
 const THROUGHPUT = ["perf/tokens_per_second", "train/tokens_per_second"];
 
+// What the devices did: the first group of each card that a run has logged is drawn.
+const MACHINE = [
+  {
+    title: "Compute",
+    groups: [
+      { unit: "share", note: "MFU: model FLOPs over the peak of the GPU", names: { "perf/mfu": "training" } },
+      { unit: "TFLOP/s", note: "TFLOP/s of a device in training", names: { "perf/tflops_per_device": "training" } },
+    ],
+    what: "Floating-point operations of the updates by one formula; passes without a gradient do not count.",
+  },
+  {
+    title: "Memory",
+    groups: [
+      {
+        unit: "GB",
+        note: "GPU memory, the most of each phase",
+        names: {
+          "perf/memory_peak_gb/train": "tensors, training",
+          "perf/memory_peak_gb/rest": "tensors, rest of the step",
+          "perf/memory_reserved_gb/train": "held by torch, training",
+          "perf/memory_reserved_gb/rest": "held by torch, rest of the step",
+        },
+      },
+      { unit: "GB", note: "memory of a training process", names: { "perf/host_peak_gb": "most so far" } },
+    ],
+    what: "What the trainer's process took on its device. Servers of their own are not in it.",
+  },
+  {
+    title: "Utilization",
+    groups: [
+      {
+        unit: "share",
+        note: "share of the time that the GPU had work",
+        names: { "perf/utilization/train": "training", "perf/utilization/rest": "rest of the step" },
+      },
+    ],
+    what: "Read from the driver twice a second. A GPU that has work need not be well used: see MFU.",
+  },
+];
+
 const FATES = {
   trained: ["c0", "In the loss of an update."],
   penalty_only: ["c5", "Zero advantage: only the KL or entropy term has a gradient."],
@@ -79,7 +119,20 @@ export function timePanel(run, open) {
         what: "Sampled tokens over the time of the whole step, and over the time of the update alone.",
       }),
     ],
+    MACHINE.map((card) => machineCard(card, run, open)),
   );
+}
+
+function machineCard({ title, groups, what }, run, open) {
+  const group = groups.find(({ names }) => Object.keys(names).some((name) => run.metrics[name]));
+  if (!group) return null;
+  const series = Object.entries(group.names)
+    .filter(([name]) => run.metrics[name])
+    .map(([key, name], i) => ({ name, color: COLORS[i], ...run.metrics[key] }));
+  const { unit, note } = group;
+  const label = `${title} by step`;
+  const key = `chart ${title.toLowerCase()}`;
+  return curveCard({ title, note, what, unit, series, label, key, open, plain: true, steps: range(series), zero: true, height: 110 });
 }
 
 function range(series) {

@@ -243,7 +243,7 @@ function cell(name, one, index, ended, other) {
     h(
       "details",
       { class: `turn role-${one.role}`, open: true, "data-item": "", "data-key": `turn ${name}-${index}` },
-      h("summary", {}, heading(one)),
+      h("summary", {}, h("b", {}, name), heading(one)),
       longText(wholeText(one)),
       outcomes(one),
     ),

@@ -15,11 +15,14 @@ import { rewards } from "./rewards.js";
 async function load(params, signal) {
   const { run, kind, step, among } = params;
   // Comparing 10^5 answers takes a while the first time; the rest of the page does not wait.
-  const alike = get("clusters", { run, kind, steps: among }, signal).then(
-    (found) => ({ found }),
-    (error) => ({ error }),
-  );
-  return { ...(await get("hacking", { run, kind, step }, signal)), alike };
+  const answer = await get("hacking", { run, kind, step }, signal);
+  const alike =
+    answer.rewards &&
+    get("clusters", { run, kind, steps: among }, signal).then(
+      (found) => ({ found }),
+      (error) => ({ error }),
+    );
+  return { ...answer, alike };
 }
 
 function draw(data, params) {
@@ -42,14 +45,14 @@ function draw(data, params) {
       answer(data, more, run),
       charts(data, params),
       movements(data.parts),
-      rewards(data.rewards, params),
+      data.rewards && rewards(data.rewards, params),
       h(
         "section",
         { class: "card", "aria-label": "Questions to ask" },
         h("h2", {}, "Questions to ask"),
         questions(run, { oneNumber: data.one_number }),
       ),
-      clusters(data, params, more),
+      data.rewards && clusters(data, params, more),
     ),
   };
 }
@@ -144,7 +147,8 @@ function charts(data, params) {
       key: `hacking ${name}`,
       // The rewards of the step are counted below, where they are stored.
       open: (step) => {
-        const all = data.rewards.steps;
+        const all = data.rewards?.steps ?? [];
+        if (!all.length) return;
         const at = all.filter((one) => one <= step).at(-1) ?? all[0];
         go("hacking", { ...params, step: at });
       },

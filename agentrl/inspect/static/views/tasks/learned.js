@@ -69,7 +69,7 @@ export function learned(run, brief) {
 // Without two evaluations: the first steps of training against the last, with other tasks.
 function training(run) {
   const steps = run.metrics.reward?.steps.length ?? 0;
-  if (steps < 2 || run.examples.length || run.state === "running") return null;
+  if (steps < 2 || !run.kinds.includes("train") || run.state === "running") return null;
   return h(
     "section",
     { class: "card learned", "aria-label": "What did it learn?" },

@@ -21,6 +21,7 @@ from agentrl_envs.swe.make.issue.definitions import (
     names_of,
     needed,
 )
+from agentrl_envs.swe.proof.literals import is_literal
 
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 _BOTH_SIDES = frozenset(
@@ -299,7 +300,7 @@ def _asserting(call: ast.Call) -> Sequence[Step] | None:
         return None
     if (name in _BOTH_SIDES and len(args) >= 2) or (name in _ONE and args):
         sides = args[:2] if name in _BOTH_SIDES else args[:1]
-        texts = [text for side in sides if not _is_literal(side) for text in _probes(side)]
+        texts = [text for side in sides if not is_literal(side) for text in _probes(side)]
         return [Step(do="probe", code=text) for text in texts]
     if name in _INSIDE and len(args) >= 2:
         whole = ast.Compare(left=args[0], ops=[_INSIDE[name]()], comparators=[args[1]])
@@ -319,16 +320,8 @@ def _probes(test: ast.expr) -> list[str]:
         right = test.comparators[0]
         if isinstance(test.ops[0], ast.In | ast.NotIn):
             return [ast.unparse(right if isinstance(right, ast.Call) else test)]
-        sides = [side for side in (test.left, right) if not _is_literal(side)]
+        sides = [side for side in (test.left, right) if not is_literal(side)]
         return [ast.unparse(side) for side in sides] or [ast.unparse(test)]
     if _called(test) in ("isinstance", "bool") and isinstance(test, ast.Call):
         return [ast.unparse(test.args[0])]
     return [ast.unparse(test)]
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True

@@ -1,13 +1,16 @@
-"""Models that the trainer would compute wrongly are refused before they are trained."""
+"""Models are compared with their own forward pass, and refused where a form of reading differs.
+
+Each mutant is wrong in one form alone; without its part of the proof it is trained.
+"""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from agentrl.batch.packing import pack_micro_batch
 from agentrl.batch.records import Row, RowKey
@@ -15,58 +18,119 @@ from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError, TrainError
 from agentrl.models.rotary import check_row_length, rotary_limit
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.model.attention import packed_attention
+from agentrl.train.frozen_policy import FrozenPolicy
+from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import hidden_states
+from agentrl.train.model.reading import Reading, _warn
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.value_head import ValueModel
-
-SIZES = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
-
-def model(kind, **changes):
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **changes})
-    return AutoModelForCausalLM.from_config(config).float().eval()
+from agentrl.train.score_model import ScoreModel
+from tests.train.model.mutants import (
+    endless,
+    endless_numbers,
+    far_window,
+    late,
+    model,
+    odd,
+    restless,
+    scaled,
+)
 
 
 def backend(of):
     return make_backend(of, train=TrainSection(), gradient_checkpointing=False, ranks=None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("mutant", "wrong", "agrees"),
     [
-        ("granite", {"logits_scaling": 4.0}),
-        ("cohere", {"logit_scale": 0.25}),
-        ("gemma3_text", {"final_logit_softcapping": 2.0}),
+        (scaled, "packed by .* prefix-shared by", ""),
+        # Rotary positions count by their differences alone, so rows that share nothing are right.
+        (restless, "own forward pass: prefix-shared by", r"\(packed, "),
+        (endless, "own forward pass: packed with a window of 5", r"\(packed, prefix-shared agrees"),
+    ],
+    ids=lambda found: getattr(found, "__name__", ""),
+)
+def test_each_form_is_compared_and_named_where_it_differs(mutant, wrong, agrees, dtype):
+    """Log-probabilities were off by more than 1 nat, and nobody said so."""
+    assert backend(far_window(dtype)).proof.tolerance < 0.3
+    with pytest.raises(ConfigError, match=wrong) as caught:
+        backend(mutant(far_window(dtype)))
+    name = str(dtype).removeprefix("torch.")
+    assert re.search(
+        rf"MistralForCausalLM \(mistral\).* nats .*rounding in {name}", str(caught.value)
+    )
+    assert re.search(agrees, str(caught.value))
+
+
+def test_a_short_window_bites_without_being_narrowed_and_stands_as_it_was():
+    short = model("mistral", sliding_window=6)
+    proof = backend(short).proof
+    assert set(proof.forms) == {"packed", "prefix-shared"}
+    with pytest.raises(ConfigError, match="packed by"):
+        backend(endless(short))
+    far = far_window()
+    forms = backend(far).proof.forms
+    assert len(forms) == 4
+    assert far.config.sliding_window == 4096
+    assert "window of 5" in " ".join(forms)
+
+
+def test_whatever_the_code_of_a_family_raises_becomes_a_refusal():
+    with pytest.raises(ConfigError, match=r"cannot be computed packed: KeyError: 'layer_mask'"):
+        backend(odd(far_window()))
+    with pytest.raises(ConfigError, match="packed by nan nats"):
+        backend(endless_numbers(far_window()))
+
+
+def test_a_critic_is_compared_by_what_its_head_reads():
+    """Its values are all 0 before the first update."""
+    right = backend(ValueModel(far_window().base_model)).proof
+    assert right.model == "MistralModel"
+    assert right.forms["packed"] < 1e-5
+    with pytest.raises(ConfigError, match=r"MistralModel.* hidden states .* of their size"):
+        backend(ValueModel(late(far_window()).base_model))
+
+
+def test_a_frozen_model_and_one_that_scores_are_compared(tmp_path):
+    for made in (far_window(), ValueModel(far_window().base_model)):
+        frozen = FrozenPolicy(made)
+        frozen.prove(who="x")
+        assert frozen.proof.forms["packed"] < 1e-5
+    with pytest.raises(ConfigError, match=r"^the reference 'r': .* would be computed as another"):
+        FrozenPolicy(scaled(far_window())).prove(who="the reference 'r'")
+    scores = ScoreModel(ValueModel(late(far_window()).base_model))
+    with pytest.raises(ConfigError, match=r"^the reward model"):
+        scores.prove(who="the reward model 'r'")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading", "changes"),
+    [
+        ("gptj", Reading.ROWS, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
+        ("bloom", Reading.ROWS, {"n_head": 4, "n_layer": 2}),
+        ("nemotron", Reading.MASK, {}),
+        ("gpt_oss", Reading.PACKED, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        ("gemma2", Reading.PACKED, {}),
     ],
 )
-def test_logits_that_are_scaled_after_the_head_are_refused(kind, changes):
-    """Log-probabilities were off by more than 1 nat, and nobody said so."""
-    with pytest.raises(ConfigError, match="after the head"):
-        backend(model(kind, **changes))
+def test_each_family_is_read_as_it_can_be(kind, reading, changes, caplog):
+    """Rows of GPT-J and Bloom saw each other, and the future; then they were refused."""
+    _warn.cache_clear()
+    found = model(kind, **changes)
+    backend(found)
+    backend(ValueModel(found.base_model))
+    assert reading_of_model(found) is reading
+    warned = [entry.message for entry in caplog.records if "read alone" in entry.message]
+    assert len(warned) == (reading is Reading.ROWS)
 
 
-@pytest.mark.parametrize("kind", ["gptj", "bloom"])
-def test_layers_with_an_attention_of_their_own_are_refused(kind):
-    """Rows of a micro-batch saw each other, and the future."""
-    small = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}
-    found = model(kind, **small)
-    with pytest.raises(ConfigError, match="attention of their own"):
-        backend(found)
-    with pytest.raises(ConfigError, match="attention of their own"):
-        backend(ValueModel(found.base_model))
-
-
-def test_attention_that_is_not_implemented_is_refused_before_the_first_step():
-    """It was found out after the first rollouts had been sampled."""
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    with pytest.raises(ConfigError, match="s_aux"):
-        backend(model("gpt_oss", **experts))
+def test_a_model_that_sees_ahead_is_refused():
+    """Log-probabilities of an encoder are those of nothing, and it was trained without a word."""
+    for kind in ("bert-generation", "roberta"):
+        with pytest.raises(ConfigError, match=r"sees the ones behind it.*is_decoder"):
+            backend(model(kind, is_decoder=False, head_dim=None))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""One device for trainer and servers, in turn."""

@@ -1,0 +1,1 @@
+"""Speed and memory of training: floating-point operations, peak of the device, memory."""
