@@ -175,7 +175,7 @@ def _prune(root: Path, section: CheckpointSection, keep: Collection[int]) -> Non
 
 
 def drop_states(root: Path, section: CheckpointSection, *, keep: Collection[int] = ()) -> None:
-    """Delete the state of the trainer of a run that is at its end, as far as the section says so.
+    """Delete the state of the trainer at the end of a run, where weights alone are asked for.
 
     Args:
         root: the folder that holds the checkpoints.

@@ -63,9 +63,9 @@ class FitModel:
         from agentrl.train.model.reward_checkpoint import hold_value_model
         from agentrl.train.model.value_head import ValueModel
         from agentrl.train.saving.held_policy import hold_policy, keeper
-        from agentrl.train.saving.snapshot import Snapshot
+        from agentrl.train.saving.snapshot import StateSnapshot
 
-        backend, snapshot = self.fitter.backend, Snapshot()
+        backend, snapshot = self.fitter.backend, StateSnapshot()
         if isinstance(self.model, ValueModel):
             held: Any = hold_value_model(
                 self.model,
@@ -118,7 +118,7 @@ class HeldFit:
     """Kept beside a reward model."""
 
     def write(self, folder: Path) -> None:
-        """Write it."""
+        """Write all of it into a folder."""
         self.weights(folder)
         if self.chat is not None and self.state.rank == 0:
             (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")

@@ -30,7 +30,7 @@ from agentrl.models.hub_format import save_pretrained
 from agentrl.models.tensor_file import WrittenTensor, map_tensors, write_tensors
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.saving.own_part import MASTERS, OwnPart
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.saving.stored_tensors import StoredTensors
 
 HEAD_FILE = "trainer.json"
@@ -108,7 +108,7 @@ class HeldState:
 
 
 def hold_state(
-    snapshot: Snapshot,
+    snapshot: StateSnapshot,
     *,
     version: int,
     rank: int,

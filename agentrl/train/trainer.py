@@ -44,7 +44,7 @@ from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.token_record import TokenListener, TokenRecorder
 from agentrl.train.untrained import UntrainedMeter, is_compared
 from agentrl.train.updates import Updates
@@ -115,7 +115,7 @@ class Trainer:
         self._version = 0
         self._early = EarlyUpdates()
         self._moved = False
-        self._held = Snapshot()
+        self._held = StateSnapshot()
         self._weights_only: Path | None = None
 
     @property
@@ -405,7 +405,7 @@ class Trainer:
         _, weight = next(self.backend.parameters())
         return TrainerOffload(self, parts, device=weight.device)
 
-    def hold(self, snapshot: Snapshot) -> HeldState:
+    def hold(self, snapshot: StateSnapshot) -> HeldState:
         """Hold this rank's part of all that `load` reads; it is written while training goes on.
 
         Every rank holds its part and talks to no other. Nothing is copied before the next update
@@ -437,7 +437,7 @@ class Trainer:
 
     def save(self, directory: Path) -> None:
         """Hold and write this rank's part; all ranks call, and go on when all have written."""
-        self.hold(Snapshot()).write(directory)
+        self.hold(StateSnapshot()).write(directory)
         self.backend.gather(None)
 
     def load(self, directory: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from agentrl.train.checkpoint import WHOLE_FILE, hold_state
 from agentrl.train.saving.own_part import MASTERS, OwnPart, by_kind, share_of_copies
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 
 
 def write_state(
@@ -31,7 +31,7 @@ def write_state(
 
     for rank in range(ranks):
         hold_state(
-            Snapshot(),
+            StateSnapshot(),
             version=version,
             rank=rank,
             world_size=ranks,

@@ -20,7 +20,7 @@ from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
 from agentrl.train.gradients import finite_norm
 from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.policy_gradient import MicroBatchProgress
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 
 Listener = Callable[[int, int], None]
 """Called with micro-batches done, and micro-batches of the update."""
@@ -182,7 +182,7 @@ class Fitter:
         self._finish(metrics, counted, losses)
         return metrics
 
-    def hold(self, snapshot: Snapshot, *, alone: bool = False) -> HeldState:
+    def hold(self, snapshot: StateSnapshot, *, alone: bool = False) -> HeldState:
         """Hold this rank's part of optimizer and masters as they are now.
 
         Args:
@@ -199,7 +199,7 @@ class Fitter:
 
     def save(self, directory: Path) -> None:
         """Hold and write this rank's part of what `load` reads; all ranks call."""
-        self.hold(Snapshot()).write(directory)
+        self.hold(StateSnapshot()).write(directory)
         self.backend.gather(None)
 
     def load(self, directory: Path) -> None:

@@ -65,7 +65,7 @@ def outcomes_of(groups: Iterable[GroupReport]) -> dict[str, list[bool]]:
 
 
 _PLACE = ("epoch", "position", "ahead")
-"""Parts of `TaskCursor.state()` that say which tasks are committed."""
+"""Parts of `TaskCursor.state()` that name the committed tasks."""
 
 
 class RunPosition:

@@ -17,7 +17,7 @@ from agentrl.models.stored_form import StoredForm
 from agentrl.models.tensor_file import WrittenTensor
 from agentrl.train.model.lora import base_weights, merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 
 
 def save_value_model(model: ValueModel, tokenizer: Any, folder: Path) -> None:
@@ -28,7 +28,7 @@ def save_value_model(model: ValueModel, tokenizer: Any, folder: Path) -> None:
         tokenizer: its tokenizer.
         folder: to write into.
     """
-    held = hold_value_model(model, tokenizer, merged_weights(model), Snapshot().keep)
+    held = hold_value_model(model, tokenizer, merged_weights(model), StateSnapshot().keep)
     held.write(folder, first=True)
 
 

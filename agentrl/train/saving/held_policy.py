@@ -21,7 +21,7 @@ from agentrl.train.model.lora import (
     merged_weights,
     save_adapters,
 )
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 
 if TYPE_CHECKING:
     from agentrl.train.backends.contract import TrainBackend
@@ -67,7 +67,7 @@ def hold_policy(
     model: Any,
     tokenizer: Any,
     backend: TrainBackend,
-    snapshot: Snapshot,
+    snapshot: StateSnapshot,
     *,
     alone: bool = False,
 ) -> HeldPolicy:
@@ -104,7 +104,7 @@ def hold_policy(
 
 
 def keeper(
-    snapshot: Snapshot, backend: TrainBackend, model: Any
+    snapshot: StateSnapshot, backend: TrainBackend, model: Any
 ) -> Callable[[str, Tensor], WrittenTensor]:
     """Holds a weight of the stream of a backend.
 
@@ -114,7 +114,7 @@ def keeper(
     return partial(_keep_copy, snapshot) if made else snapshot.keep
 
 
-def _keep_copy(snapshot: Snapshot, name: str, tensor: Tensor) -> WrittenTensor:
+def _keep_copy(snapshot: StateSnapshot, name: str, tensor: Tensor) -> WrittenTensor:
     return snapshot.keep(name, tensor.detach().to("cpu", copy=True), copied=True)
 
 
@@ -132,7 +132,7 @@ def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
     HeldPolicy(
         model=model,
         tokenizer=tokenizer,
-        weights=hold_weights(form(merged_weights(model)), Snapshot().keep),
+        weights=hold_weights(form(merged_weights(model)), StateSnapshot().keep),
         trained=trained if adapted else None,
         first=True,
     ).write(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.train.saving.held_policy import hold_policy
-from agentrl.train.saving.snapshot import Snapshot
+from agentrl.train.saving.snapshot import StateSnapshot
 
 if TYPE_CHECKING:
     from agentrl.train.trainer import Trainer
@@ -24,7 +24,7 @@ def hold_trained(model: Any, tokenizer: Any, trainer: Trainer) -> Callable[[Path
     Returns:
         Writes the part into a folder, once, from any thread; talks to no other rank.
     """
-    snapshot = Snapshot()
+    snapshot = StateSnapshot()
     # First what ranks do together: one that fails alone keeps none of them waiting.
     policy = hold_policy(model, tokenizer, trainer.backend, snapshot)
     state = trainer.hold(snapshot)

@@ -17,7 +17,7 @@ from torch import Tensor
 from agentrl.models.tensor_file import WrittenTensor
 
 
-class Snapshot:
+class StateSnapshot:
     """Tensors of one save. Thread-safe: one thread writes, another one trains."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Snapshot:
                 self._own[number] = tensor.to("cpu", copy=True)
 
     def drop(self) -> None:
-        """Let go of everything, once it is written or will never be."""
+        """Forget everything, once it is written or will never be."""
         with self._lock:
             self._live.clear()
             self._own.clear()
