@@ -138,11 +138,14 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     verdict = (counts, "bold")
     if not kinds[Status.FAIL] and not kinds[Status.WARN]:
         verdict = ("not enough data yet", "bold")
-        if kinds[Status.OK] and history.metrics:
+        if kinds[Status.OK] and _steps(history):
             most = len(kinds[Status.OK]) >= len(kinds[Status.UNKNOWN])
             verdict = ("healthy", "bold green") if most else ("nothing wrong seen", "bold")
     yield Text.assemble(
-        visible(str(run)), f": {_steps(history)} steps, ", verdict, f"; {_judged(kinds)}"
+        visible(str(run)),
+        f": {_counted(_steps(history), 'step')}, ",
+        verdict,
+        f"; {_judged(kinds)}",
     )
     for note in (*history.notes, *(silence.text for silence in silent_rules(history))):
         yield Text.assemble(("note ", "dim"), visible(note))

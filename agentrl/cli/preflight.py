@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -41,6 +41,13 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="The run directory holds a run that is to go on.")
     ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="gpus=8x80GiB,nodes=4,host=1TiB",
+            help="Compare memory with machines that are not here, and check nothing else.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print lines and answers as JSON.")
     ] = False,
@@ -55,6 +62,10 @@ def command(
 
     prepare()
     settings, base = read_config(config, overrides or [], with_models=True)
+    if target is not None:
+        asked = "dtype" in settings.model.model_fields_set
+        lines = _target_lines(plan_run(settings, base), target, dtype_asked=asked)
+        _print(lines, [], as_json=as_json)
     request = None
     if samples or model is not None:
         name = f"{settings.run.name}-preflight"
@@ -72,14 +83,26 @@ def command(
             status.update(f"{name}: {since_s:.0f} s, at most {limit_s:.0f} s")
 
         watched = run_watched(f"{__name__}:plan", arguments=arguments, waiting=waiting)
+    _print(watched.checks, watched.answers, as_json=as_json)
+
+
+def _print(checks: list[Finding], answers: Sequence[TriedAnswer], *, as_json: bool) -> NoReturn:
+    """Print the lines and end with their exit status."""
     if as_json:
-        document = _document(watched.checks, watched.answers)
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        typer.echo(json.dumps(_document(checks, answers), indent=2, allow_nan=False))
     else:
         from agentrl.cli.console.report import preflight_table
 
-        open_console().print(preflight_table(watched.checks))
-    raise typer.Exit(int(any_failed(watched.checks)))
+        open_console().print(preflight_table(checks))
+    raise typer.Exit(int(any_failed(checks)))
+
+
+def _target_lines(run: Plan, target: str, *, dtype_asked: bool) -> list[Finding]:
+    """The memory of a run on machines that are not here."""
+    from agentrl.preflight.memory.target import parse_target
+    from agentrl.preflight.memory.verdict import target_findings
+
+    return target_findings(run, parse_target(target), dtype_asked=dtype_asked)
 
 
 def plan(

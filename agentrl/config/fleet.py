@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.base import (
     KindSection,
@@ -20,6 +20,15 @@ WIDTHS = ("tensor_parallel_size", "pipeline_parallel_size")
 """Options of a vLLM server that make it several processes, which all receive weights."""
 
 
+def _plain(name: str) -> str:
+    """An option of vLLM in its plain spelling."""
+    return name.lstrip("-").replace("-", "_")
+
+
+CacheSize = Annotated[float, Field(gt=0)] | Literal["auto"]
+"""GiB of a cache, or what is there."""
+
+
 class EmbeddedServing(KindSection):
     """The engine that samples beside the trainer, from the trainer's own weights."""
 
@@ -31,8 +40,9 @@ class EmbeddedServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    kv_cache_gb: float = Field(default=4.0, gt=0)
-    """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+    kv_cache_gb: CacheSize = 4.0
+    """GiB for keys and values of each engine; bounds how many sequences of full length are held.
+    `auto` is a quarter of the memory that is free at the start."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -55,17 +65,30 @@ class VllmServing(KindSection):
     """Sequences decoded at once, by each engine."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a server, and with `runtime: ray` any process, may take until it answers."""
-    kv_cache_gb: float = Field(default=4.0, gt=0)
-    """GiB for keys and values of each engine; bounds how many sequences of full length are held."""
+    kv_cache_gb: CacheSize = "auto"
+    """GiB for keys and values of each device of a server. `auto` on a GPU is what vLLM finds free
+    within `gpu_memory_utilization` of `args` (0.92), and 4 beside the trainer on the same GPU; on
+    a CPU a quarter of the memory that is free at the start, divided among the servers."""
     outage_limit_s: float = Field(default=900.0, gt=0)
     """Seconds that a run waits while no server takes requests; then it ends with an error, and
     `--resume` goes on with the tasks it was at."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        share = next((k for k in self.args if _plain(k) == "gpu_memory_utilization"), None)
+        if share is not None and self.kv_cache_gb != "auto":
+            raise ValueError(
+                f"kv_cache_gb is {self.kv_cache_gb:g} and args.{share} is {self.args[share]}, but "
+                "vLLM ignores the share of a card where it is given a number of bytes; remove "
+                "one of the two (kv_cache_gb: auto takes what is free within the share)"
+            )
+        return self
 
     @field_validator("args")
     @classmethod
     def _widths(cls, args: dict[str, Any]) -> dict[str, Any]:
         for key, value in args.items():
-            if key.lstrip("-").replace("-", "_") not in WIDTHS:
+            if _plain(key) not in WIDTHS:
                 continue
             if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
                 raise ValueError(f"{key} is {value!r}, but it is a number of devices: 1, 2, 4, ...")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.disk.checkpoint import resolve_model_path
-from agentrl.models.source import loadable
+from agentrl.models.source import loadable, stored_config
 
 if TYPE_CHECKING:
     from agentrl.config.schema import ModelSection
@@ -24,6 +24,16 @@ def model_source(section: ModelSection, *, path: str | None = None, key: str = "
     source = loadable(resolve_model_path(path or section.path), key=named)
     folder = Path(source).expanduser()
     return str(folder.absolute()) if folder.is_dir() else source
+
+
+def policy_config(section: ModelSection) -> Any:
+    """The `transformers` config of the policy; no weight is read or fetched.
+
+    Raises:
+        ConfigError: as `check_model_path`.
+        OSError, ValueError: it is there and cannot be read.
+    """
+    return stored_config(model_source(section))
 
 
 def served_source(

@@ -12,7 +12,26 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.models.logit_map import body_of
 
+_STRETCHED = ("yarn", "linear")
 _BY_LENGTH = ("longrope", "dynamic")
+
+
+def context_limit(config: Any) -> int | None:
+    """Most tokens that a model was made for; None where its config names no limit.
+
+    Frequencies that are stretched by a factor (yarn, linear) reach as many times further than the
+    positions that the model was first trained with.
+
+    Args:
+        config: of `transformers`.
+    """
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    rotary = getattr(text, "rope_parameters", None) or {}
+    if positions is None or rotary.get("rope_type") not in _STRETCHED:
+        return positions
+    first = rotary.get("original_max_position_embeddings") or positions
+    return max(positions, int(first * rotary.get("factor", 1.0)))
 
 
 def rotary_limit(config: Any) -> int | None:

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.machine.free_memory import available_bytes
 from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.machine.processes.child_main import Frame
-from agentrl.preflight.checks.free_memory import available_bytes
 from agentrl.preflight.runner import COMMON, Limit, Order, is_library
 from agentrl.types.finding import Finding, fail
 

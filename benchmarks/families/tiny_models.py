@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY = 61
 _MOST_PARAMETERS = 3_000_000
@@ -116,3 +117,8 @@ def _has(config: Any, name: str) -> bool:
         return hasattr(config, name)
     except RuntimeError:  # several values, and none for all layers
         return False
+
+
+def architecture(kind: str) -> str:
+    """Name of the class of a family, as configs and vLLM have it."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]

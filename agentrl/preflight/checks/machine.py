@@ -1,29 +1,30 @@
 """Checks of the machine: disk, length of the context, memory.
 
-Imports inside functions keep torch and transformers away until a check needs them.
+Imports inside functions keep torch away until a check needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agentrl.config.fleet import ServingSection
 from agentrl.config.paths import QUICKSTART
 from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan
 from agentrl.config.schema import ModelSection
 from agentrl.disk.checkpoint import resolve_model_path
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import policy_config
 from agentrl.disk.run_name import run_path
 from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
+from agentrl.machine.free_memory import available_bytes
 from agentrl.models.device import pick_device
 from agentrl.models.quickstart import quickstart_checkpoint
-from agentrl.models.source import stored_config
-from agentrl.preflight.checks.free_memory import available_bytes
-from agentrl.preflight.checks.memory_estimate import GIB, ModelShape, estimate
+from agentrl.models.rotary import context_limit
+from agentrl.preflight.memory.estimate import GIB, Room, estimate, on_same_gpus
+from agentrl.preflight.memory.shape import demand_of
 from agentrl.runtime.assembly.teacher import teacher_bytes
 from agentrl.types.finding import Finding, fail, warn
 
@@ -72,56 +73,64 @@ async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
 async def context(model: ModelSection, wanted: int) -> Finding | str:
     """Compare the longest sequence of the run with what the model was made for."""
     try:
-        found = await asyncio.to_thread(stored_config, model_source(model))
+        found = await asyncio.to_thread(policy_config, model)
     except (AgentrlError, OSError, ValueError) as error:
         return warn("context", f"not checked: {error}", "mend model")
-    text = getattr(found, "text_config", None) or found
-    positions = getattr(text, "max_position_embeddings", None)
+    positions = context_limit(found)
     if positions is None:
         return f"{wanted} tokens; the model names no limit"
     if wanted > positions:
         return fail(
             "context",
             f"rollout.max_context_tokens is {wanted}, but the model was made for {positions}",
-            f"set rollout.max_context_tokens: {positions}, or take another model",
+            f"set rollout.max_context_tokens: {positions}, take another model, or stretch the "
+            "positions of this one with model.overrides",
         )
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
 async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs."""
+    runtime = plan.runtime
+    gpu = pick_device(plan.model.device).type == "cuda" or (
+        runtime.kind == "ray" and runtime.gpus_per_trainer > 0
+    )
     try:
-        shape = await asyncio.to_thread(model_shape, plan.model)
-        reward_models = reward_model_bytes(rewards)
-        teacher = teacher_bytes(plan)
+        config = await asyncio.to_thread(policy_config, plan.model)
+        demand = await asyncio.to_thread(
+            partial(
+                demand_of,
+                plan,
+                config,
+                on_gpu=gpu,
+                reward_models=reward_model_bytes(rewards),
+                teacher=teacher_bytes(plan),
+            )
+        )
     except (AgentrlError, OSError, ValueError, AttributeError) as error:
         return warn(
             "memory",
             f"not estimated: the model's shape is not known here ({error})",
             "fetch the model first, or set model.path to its folder",
         )
-
-    runtime = plan.runtime
     elsewhere = runtime.address if runtime.kind == "ray" else None
-    gpu = pick_device(plan.model.device).type == "cuda" or (
-        runtime.kind == "ray" and runtime.gpus_per_trainer > 0
-    )
-    processes = estimate(
-        plan, serving, shape, on_gpu=gpu, reward_models=reward_models, teacher=teacher
-    )
+    free, cards = available_bytes(), _gpu_bytes()
+    shared = on_same_gpus(runtime, serving, len(cards))
+    room = Room(device=max(cards, default=0), host=free or 0, shared=shared)
+    processes = estimate(plan, serving, demand, on_gpu=gpu, room=room)
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:
         return f"{text}; not compared: the machines of {elsewhere} are elsewhere"
     host = sum(process.total for process in processes if not process.on_gpu)
-    free = available_bytes()
     if free is None:
         return f"{text}; not compared: this system does not say what is free"
     pools = [("main memory", host, free)]
-    cards = _gpu_bytes()
     if cards:
-        device = sum(process.total for process in processes if process.on_gpu)
+        device = sum(process.total * process.devices for process in processes if process.on_gpu)
         largest = max((p.size for p in processes if p.on_gpu), default=0)
         pools += [("GPU memory", device, sum(cards)), ("the largest GPU", largest, max(cards))]
+    elif any(process.on_gpu for process in processes):
+        text += "; GPUs are not compared: this machine has none"
     for what, needed, there in pools:
         said = f"{needed / GIB:.1f} of {there / GIB:.1f} GiB of {what}"
         if needed > there:
@@ -129,46 +138,6 @@ async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan
         if needed > _TIGHT * there:
             return warn("memory", f"{said}: {text}", _lower(plan, serving))
     return f"{host / GIB:.1f} of {free / GIB:.1f} GiB: {text}"
-
-
-def model_shape(section: ModelSection) -> ModelShape:
-    """The shape of the policy, from its config file alone; no weight is read.
-
-    Raises:
-        AgentrlError: the path is no checkpoint.
-        OSError, ValueError: its config cannot be read, or no model can be made from it.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    found = stored_config(model_source(section))
-    with torch.device("meta"):
-        return shape_of(AutoModelForCausalLM.from_config(found))
-
-
-def shape_of(model: Any) -> ModelShape:
-    """The shape of a `transformers` causal language model; its weights are not read."""
-    import torch
-
-    text = getattr(model.config, "text_config", None) or model.config
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head = model.get_output_embeddings()
-    linear = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    ]
-    return ModelShape(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        adapters=sum(module.in_features + module.out_features for module in linear),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        kv_width=kv_heads * head_dim,
-        vocabulary=text.vocab_size,
-    )
 
 
 def _gpu_bytes() -> list[int]:
@@ -186,7 +155,7 @@ def _lower(plan: TrainerPlan, serving: ServingSection) -> str:
         ways.append(f"set train.micro_batch_tokens: {plan.rollout.max_context_tokens}")
     if not plan.model.gradient_checkpointing:
         ways.append("set model.gradient_checkpointing: true")
-    if serving.engine != "external":
+    if serving.engine != "external" and serving.kv_cache_gb != "auto":
         ways.append(f"lower serving.kv_cache_gb (it is {serving.kv_cache_gb:g})")
     if plan.train.lora is None:
         ways.append("set train.lora.rank: 16")

@@ -40,6 +40,7 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
     from agentrl.serving.vllm.launcher import VllmServer
     from agentrl.serving.vllm.pictures import PictureSource
 
@@ -70,6 +71,8 @@ class OpenEngines:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     pictures: PictureSource | None = None
     """Images of the run, for servers that join it."""
+    proof: ModelProof | None = None
+    """Comparison of what the embedded engine decodes with its model's own forward pass."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
 
@@ -153,6 +156,7 @@ def _embedded(
         same_host=True,
         text="embedded in this process",
         wait_s=wait_s,
+        proof=engine.proof,
     )
 
 
@@ -314,6 +318,7 @@ def server_commands(
             replica=replica,
             replicas=section.replicas,
             device=device,
+            shared=_trainer_gpu(policy.device) in (devices[replica] or ()),
             devices=devices[replica],
             dtype=policy.dtype,
             head_dtype=policy.head_dtype,
@@ -347,8 +352,7 @@ def engine_devices(
             f"serving.replicas {section.replicas} with {width} GPUs each need {needed}, but this "
             f"machine has {have}; lower serving.replicas"
         )
-    kind, _, index = trainer.partition(":")
-    own = None if kind == "cpu" else int(index or 0)
+    own = _trainer_gpu(trainer)
     free = [number for number in range(have) if number != own]
     if shared and own is not None:
         free = [own, *free]
@@ -358,6 +362,12 @@ def engine_devices(
     return [
         tuple(free[replica * width : (replica + 1) * width]) for replica in range(section.replicas)
     ]
+
+
+def _trainer_gpu(device: str) -> int | None:
+    """Number of the GPU that a trainer in this process is on."""
+    kind, _, index = device.partition(":")
+    return None if kind == "cpu" else int(index or 0)
 
 
 def make_client(

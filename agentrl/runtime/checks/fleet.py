@@ -8,23 +8,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection
+from agentrl.config.fleet import RayRuntime, ServingSection, SyncSection, VllmServing
 from agentrl.config.plan import EnginePlan, SchedulePlan
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TrainSection
 from agentrl.disk.model_source import model_source
 from agentrl.errors import ConfigError
 from agentrl.machine.compute_threads import run_computing
+from agentrl.models.cache_bytes import cache_shape
 from agentrl.models.rotary import rotary_limit
-from agentrl.models.source import load_tokenizer, stored_config
+from agentrl.models.source import load_tokenizer, read_config, stored_config
 from agentrl.runtime.assembly.engines import server_commands
 from agentrl.runtime.assembly.weight_check import load_score, require_first_weights
 from agentrl.runtime.assembly.weight_route import rank_to_engine, section_backend, transfer_name
 from agentrl.runtime.checks.colocation import find_colocation, refuse_running_ahead
 from agentrl.runtime.drivers.choose import check_schedule, early_plan, runs_ahead
 from agentrl.runtime.records import find_cluster
+from agentrl.serving.cache_room import require_one_sequence
 from agentrl.serving.vllm.check import Expected, Score, check_server, require
-from agentrl.serving.vllm.command import require_one_config, server_command, vllm_device
+from agentrl.serving.vllm.command import (
+    cache_size,
+    require_one_config,
+    server_command,
+    vllm_device,
+)
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 from agentrl.types.finding import Finding, Status
 
@@ -78,6 +85,7 @@ async def engines(
             section.urls, tokenizer, backend, model=model, max_context_tokens=limit
         )
     require_one_config(section.args)
+    _require_one_sequence(section, model, limit, on_ray=plan.runtime.kind == "ray")
     if plan.runtime.kind == "local":
         server_commands(
             section,
@@ -104,6 +112,19 @@ async def engines(
         fix = f"set serving.replicas: {cores}"
         return Finding(name="engines", status=Status.WARN, detail=detail, fix=fix)
     return text
+
+
+def _require_one_sequence(
+    section: VllmServing, model: ModelSection, tokens: int, *, on_ray: bool
+) -> None:
+    """Refuse a cache without room for one whole sequence, where its size is known beforehand."""
+    # Devices of other machines are not known here.
+    device = "cuda" if on_ray else vllm_device()
+    room = cache_size(section, device)
+    config = read_config(model_source(model))
+    if room is not None and config is not None:
+        cache = cache_shape(config)
+        require_one_sequence(section, cache, dtype=model.dtype, tokens=tokens, room=room)
 
 
 async def require_fleet(plan: EnginePlan) -> None:

@@ -120,6 +120,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
         max_context_tokens=spec.plan.engines.rollout.max_context_tokens,
         replicas=engine.neighbours if device == "cpu" else 1,
         device=device,
+        shared=spec.plan.engines.ray.placement == "colocated",
         dtype=spec.plan.engines.model.dtype,
         head_dtype=spec.plan.engines.model.head_dtype,
         weight_transfer=transfer_name(engine.backend),

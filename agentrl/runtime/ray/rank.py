@@ -12,6 +12,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.model_source import served_source
+from agentrl.disk.proofs import ENGINE, keep_proofs
 from agentrl.models.stored_form import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -78,7 +79,7 @@ class Rank:
         self._pretrained = pretrained
         self._others, self._layout = others, layout
         self._sharded = spec.plan.trainer.train.backend.kind != "torch"
-        self._weights = spec.run_dir / "weights"
+        self._run_dir, self._weights = spec.run_dir, spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
         self._sent_by = ""
@@ -128,7 +129,9 @@ class Rank:
     @property
     def description(self) -> str:
         """One line that describes the model."""
-        return self._pretrained.description
+        proof = self.trainer.backend.proof
+        text = self._pretrained.description
+        return text if proof is None else f"{text}, {proof.text}"
 
     @property
     def version(self) -> int:
@@ -172,6 +175,8 @@ class Rank:
             name=f"embedded-{self._rank_spec.rank}",
         )
         stack.push_async_callback(engine.close)
+        if self._rank_spec.rank == 0:
+            keep_proofs(self._run_dir, {ENGINE: engine.proof})
         server = await stack.enter_async_context(EngineServer(engine, host=host))
         return EngineAddress(name=engine.name, address=server.address, secret=server.secret)
 

@@ -15,11 +15,12 @@ import torch
 
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.errors import ConfigError, EngineRefused
+from agentrl.machine.free_memory import available_bytes
+from agentrl.serving.cache_room import TILE, cache_bytes, tiled, too_short
 from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.request import Request, deliver
-from agentrl.serving.embedded.row_attention import tiled
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import FinishReason, Generation
 
@@ -211,13 +212,21 @@ def make_cache(
     row_bytes = 2 * width * model.num_layers * model.num_kv_heads * model.head_dim
     row_bytes *= tiled(max_context_tokens)
     wanted = -(-section.max_batch_size // lanes)
-    rows = min(wanted, int(section.kv_cache_gb / lanes * 2**30 / row_bytes))
+    room = cache_bytes(section, free=_free_bytes(model.device)) // lanes
+    rows = min(wanted, room // row_bytes)
     if rows < 1:
-        each = f"each of {lanes} lanes" if lanes > 1 else "one sequence"
+        token = row_bytes // tiled(max_context_tokens)
         raise ConfigError(
-            f"serving.kv_cache_gb is {section.kv_cache_gb}, but {each} of {max_context_tokens} "
-            f"tokens needs {row_bytes / 2**30:.2f} GiB; raise it or lower "
-            "rollout.max_context_tokens"
+            too_short(
+                section,
+                f"{model.num_layers} layers of {model.num_kv_heads} key heads of {model.head_dim}",
+                tokens=max_context_tokens,
+                needed=row_bytes,
+                room=room,
+                fits=room // token // TILE * TILE,
+                token=token,
+                lanes=lanes,
+            )
         )
     if rows < wanted:
         logger.info("serving.kv_cache_gb holds %d sequences, not max_batch_size", rows * lanes)
@@ -230,3 +239,10 @@ def make_cache(
         dtype=model.dtype,
         device=model.device,
     )
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Memory that is free where a model is."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_bytes() or 0

@@ -18,9 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.models.attention_layers import ScoreChanges, Window, first_seen, window_size
 from agentrl.models.fused_attention import formed_attention
+from agentrl.serving.cache_room import TILE, tiled
 from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.pictures import PromptImages
-from agentrl.serving.embedded.row_attention import TILE, row_attention, tiled
+from agentrl.serving.embedded.row_attention import row_attention
 
 _NO_CHANGES = ScoreChanges()
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.serving.embedded.row_attention import tiled
+from agentrl.serving.cache_room import tiled
 
 
 class KvCache:

@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-TILE = 64
-"""Keys of one product."""
+from agentrl.serving.cache_room import TILE
+
 FEW = 4
 """Fewest rows of a product that has the bits of larger ones."""
-
-
-def tiled(length: int) -> int:
-    """Positions in whole tiles that hold `length` of them."""
-    return -(-length // TILE) * TILE
 
 
 def row_attention(

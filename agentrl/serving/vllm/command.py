@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
+from agentrl.machine.free_memory import available_bytes
 from agentrl.plugins.distribution import install_command
+from agentrl.serving.cache_room import SHARED_GIB, cache_bytes, option
 
 Device = Literal["cpu", "cuda"]
 
@@ -90,6 +92,7 @@ def server_command(
     replica: int = 0,
     replicas: int = 1,
     device: Device | None = None,
+    shared: bool = False,
     devices: tuple[int, ...] | None = None,
     dtype: str = "auto",
     head_dtype: str = "model",
@@ -106,6 +109,7 @@ def server_command(
         replica: which one of `replicas` on this machine; they share its cores or devices.
         replicas: servers on this machine.
         device: None asks the installed vLLM.
+        shared: whether a trainer is on the same GPU.
         devices: CUDA devices of this replica; None takes as many as it needs, in order.
         dtype: of the weights, as `model.dtype`.
         head_dtype: of the logits, as `model.head_dtype`.
@@ -123,7 +127,7 @@ def server_command(
         "max_model_len": max_context_tokens,
         "max_num_seqs": section.max_batch_size,
         "max_num_batched_tokens": max(PREFILL_TOKENS, section.max_batch_size),
-        "kv_cache_memory_bytes": int(section.kv_cache_gb * 2**30),
+        "kv_cache_memory_bytes": cache_size(section, device, shared=shared),
         "dtype": dtype,
         "logprobs_mode": "processed_logprobs",
         "enable_prompt_tokens_details": True,
@@ -161,6 +165,21 @@ def server_command(
     argv = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_render(options))
     env = _environment(device, replica=replica, replicas=replicas, width=width, devices=devices)
     return ServerCommand(argv=argv, env=env)
+
+
+def cache_size(section: VllmServing, device: Device, *, shared: bool = False) -> int | None:
+    """Bytes of the cache on each device of a server; None where vLLM measures what is left.
+
+    Args:
+        section: number, or `auto`.
+        device: that the servers compute on.
+        shared: whether a trainer is on the same GPU.
+    """
+    if option(section.args, "gpu_memory_utilization") is not None:
+        return None
+    if section.kv_cache_gb == "auto" and device == "cuda":
+        return int(SHARED_GIB * 2**30) if shared else None
+    return cache_bytes(section, free=available_bytes() or 0)
 
 
 def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, Any]:

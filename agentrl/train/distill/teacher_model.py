@@ -14,6 +14,7 @@ from agentrl.batch.tensors import TopIds
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import TrainError
+from agentrl.models.proof import ModelProof
 from agentrl.models.vision.reader import VisionReader, share_reader
 from agentrl.train.backends.choose import divides_weights
 from agentrl.train.backends.lanes import lane_count
@@ -60,6 +61,8 @@ class TeacherModel:
                 "lower it"
             )
         self._policy, self._name, self._hinted = policy, name, hinted
+        self.proof: ModelProof | None = getattr(policy, "proof", None)
+        """Comparison of its model with its own forward pass."""
         self._top = TopIds(k=top_k, below=vocabulary) if top_k else None
 
     def own_tensors(self) -> Iterator[Tensor]:
