@@ -231,7 +231,13 @@ def _load(
         path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
         section = config.model.model_copy(update={"path": path})
         outputs, heads = config.objective.outputs, config.objective.heads
-        model = load_value_model(CriticSection(path=path), section, outputs=outputs, heads=heads)
+        model = load_value_model(
+            CriticSection(path=path),
+            section,
+            outputs=outputs,
+            heads=heads,
+            in_parts=config.train.backend.divides_weights,
+        )
         draw_heads(model.value_head.weight, config)
         # Differences of two scores have no use for it, and what loads the checkpoint has none.
         model.value_head.bias.requires_grad_(False)

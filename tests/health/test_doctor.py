@@ -38,7 +38,9 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     text = capsys.readouterr().out
     first = text.splitlines()[0]
     counts = re.search(
-        r"30 steps, nothing wrong seen; (\d+) of (\d+) detectors judged it, (\d+) did not \(", first
+        r"30 steps, nothing wrong seen, hacking cannot be told; (\d+) of (\d+) detectors "
+        r"judged it, (\d+) did not \(",
+        first,
     )
     assert counts, first
     judged, total, missing = map(int, counts.groups())
@@ -130,3 +132,17 @@ def test_a_torn_run_is_judged_by_what_is_left(ill_run, capsys) -> None:
     text = capsys.readouterr().out
     assert text.count("note ") == 3
     assert "kl_too_large" in text
+
+
+def test_doctor_answers_as_the_view_of_hacking_does(ill_run, capsys) -> None:
+    """Fails if one is sure of what the other cannot tell."""
+    from agentrl.inspect.pages.hacking.answer import hacking_answer
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    doctor(ill_run)
+    view = hacking_answer(RunReader(FoundRun(id="x", path=ill_run)))
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"hacked? {view['word']}: {view['headline']}" in text
+    doctor(ill_run, "--json")
+    assert json.loads(capsys.readouterr().out)["hacked"]["level"] == view["level"]

@@ -207,11 +207,13 @@ async def _launched(
         start_limit_s=section.start_timeout_s,
     )
     try:
-        kept = [_OwnServer(server, connect) for server in servers]
+        # The first one has the GPU of the trainer (`engine_devices`), the others have their own.
+        alone = replace(connect, turns=None)
+        kept = [_OwnServer(s, alone if index else connect) for index, s in enumerate(servers)]
         engines = await connected(server.connect() for server in kept)
         client = make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section))
         if connect.turns is not None:
-            ends = {server.name: server.stop for server in servers}
+            ends = {server.name: server.stop for server in servers[:1]}
             connect.turns.serve(Sleepers(client=client, ends=ends))
         async with (
             closing_engines(client),

@@ -77,7 +77,12 @@ def make_trainer(
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_critic(_critic_section(plan), began, images=reader),
+            load_critic(
+                _critic_section(plan),
+                began,
+                images=reader,
+                in_parts=train.backend.divides_weights,
+            ),
             section=plan.critic,
             train=train,
             gradient_checkpointing=plan.model.gradient_checkpointing,

@@ -37,6 +37,7 @@ from agentrl.train.model.lora import base_weights
 from agentrl.train.saving.held_trainer import hold_trained
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from agentrl.config.training import TrainBackendSection
@@ -112,7 +113,7 @@ class Rank:
         )
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
-        others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
+        others = _join(plan.train.backend, pretrained.device, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
         model = pretrained.model
         form = StoredForm(model, (name for name, _ in base_weights(model)))
@@ -261,12 +262,11 @@ class Rank:
 
 
 def _join(
-    backend: TrainBackendSection, model: Any, rank_spec: RankSpec, meeting: str
+    backend: TrainBackendSection, device: torch.device, rank_spec: RankSpec, meeting: str
 ) -> Ranks | None:
     """The processes that train together; None for this one alone."""
     if rank_spec.world_size == 1 and backend.kind == "torch":
         return None
-    device = next(model.parameters()).device
     return Ranks(meeting, rank=rank_spec.rank, world_size=rank_spec.world_size, device=device)
 
 
