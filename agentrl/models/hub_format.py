@@ -18,7 +18,7 @@ from agentrl.models.finite import check_finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.models.tensor_file import WrittenTensor
+    from agentrl.models.files.tensor_file import WrittenTensor
 
 SHARD_BYTES = 4 * 2**30
 """A model with more bytes is written as several files, each at most so large, and an index."""
@@ -48,7 +48,7 @@ class HeldWeights:
             OSError: as while writing; no file is torn.
             TrainError: a number is NaN or infinite.
         """
-        from agentrl.models.tensor_file import write_tensors
+        from agentrl.models.files.tensor_file import write_tensors
 
         if first:
             _save_config(model, folder, dtype=self.dtype)

@@ -25,9 +25,9 @@ from torch import Tensor
 from agentrl.disk.checkpoint import PARTS_FOLDER
 from agentrl.errors import RunError, TrainError
 from agentrl.machine.files import flush, write_whole
+from agentrl.models.files.tensor_file import WrittenTensor, map_tensors, write_tensors
 from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
-from agentrl.models.tensor_file import WrittenTensor, map_tensors, write_tensors
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.saving.own_part import MASTERS, OwnPart
 from agentrl.train.saving.snapshot import StateSnapshot

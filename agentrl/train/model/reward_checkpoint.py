@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.models.files.tensor_file import WrittenTensor
 from agentrl.models.hub_format import HeldWeights, hold_weights
 from agentrl.models.stored_form import StoredForm
-from agentrl.models.tensor_file import WrittenTensor
 from agentrl.train.model.lora import base_weights, merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
 from agentrl.train.saving.snapshot import StateSnapshot

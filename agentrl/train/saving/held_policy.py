@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from agentrl.models.files.tensor_file import WrittenTensor
 from agentrl.models.hub_format import HeldWeights, hold_weights
 from agentrl.models.stored_form import StoredForm
-from agentrl.models.tensor_file import WrittenTensor
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.lora import (
     ADAPTER_FOLDER,

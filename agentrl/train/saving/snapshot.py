@@ -14,7 +14,7 @@ import threading
 
 from torch import Tensor
 
-from agentrl.models.tensor_file import WrittenTensor
+from agentrl.models.files.tensor_file import WrittenTensor
 
 
 class StateSnapshot:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.config.training import LoraSection
+from agentrl.models.files.tensor_file import map_tensors
 from agentrl.models.hub_format import save_pretrained
-from agentrl.models.tensor_file import map_tensors
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.checkpoint import load_trainer_state
 from agentrl.train.model.lora import add_adapters
