@@ -22,12 +22,13 @@ class StepMeter:
         """Count the weights of the models.
 
         Args:
-            models: the policy first, then a critic that learns on the same rows.
+            models: the policy first, then a critic that learns on the same rows; of one that
+                only its backend knows, and which is None here, no operations are counted.
         """
         models = tuple(models)
-        self._flops = [ModelFlops.of(model) for model in models]
-        weight = next(models[0].parameters())
-        self._dtype = weight.dtype if weight.is_floating_point() else torch.bfloat16
+        self._flops = [None if model is None else ModelFlops.of(model) for model in models]
+        weight = torch.empty(0) if models[0] is None else next(models[0].parameters())
+        self._dtype = weight.dtype
         self._device = DeviceMeter(weight.device)
 
     def begin(self, bag: MetricBag) -> None:
