@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.serving.vllm.command import user_words
 
 _READ_HERE = frozenset({*WIDTHS, "gpu_memory_utilization", "hf_overrides"})
-_LIMIT_S = 300.0
+_LIMIT_S = 540.0
 
 
 def check_options(args: Mapping[str, Any]) -> str:

@@ -43,6 +43,5 @@ def test_options_that_are_read_here_need_no_vllm() -> None:
 
 @pytest.mark.fleet
 def test_the_installed_vllm_is_asked() -> None:
-    assert "takes all serving.args" in check_options({"max_num_seqs": 4})
     with pytest.raises(ConfigError, match=r"--enable-prefix-cashing .*--enable-prefix-caching"):
         check_options({"enable_prefix_cashing": True})
