@@ -52,7 +52,7 @@ def main(files: list[str]) -> int:
     """Run both calls; fails if a test fails, or if no test misses a part."""
     # Every file is collected for the first one, whatever its tests need.
     calls = [["-m", "docker and not gpu", "tests"]] if not files else []
-    calls += [["-m", "not (docker or fleet or ray or gpu)", *(files or FILES)]]
+    calls += [["-m", "not (docker or fleet or ray or gpu or families)", *(files or FILES)]]
     with tempfile.TemporaryDirectory(prefix="agentrl-newcomer-") as folder:
         env = environment(Path(folder), os.environ)
         for call in calls:

@@ -31,17 +31,19 @@ from xml.etree import ElementTree
 import reach
 import record
 
+WORKSTEAL = ("--dist", "worksteal")
 PHASES = {
-    "plain": ["-m", "not (docker or fleet or ray or gpu)", "-n", "3", "--dist", "worksteal"],
+    "plain": ["-m", "not (docker or fleet or ray or gpu or families)", "-n", "3", *WORKSTEAL],
     "docker": ["-m", "docker and not gpu"],
     "servers": ["-m", "fleet and not (ray or gpu)"],
     "ray": ["-m", "ray and not gpu"],
+    "families": ["-m", "families and not gpu"],
 }
 """Arguments of pytest by phase. Plain tests wait half of their time, so three share two cores."""
-STAGES = (("plain", "docker"), ("servers",), ("ray",))
+STAGES = (("plain", "docker"), ("servers",), ("ray",), ("families",))
 """Phases that run side by side, stage after stage. Containers are mostly waited for. Servers and
 clusters compute on all cores while they start, and what they are asked meanwhile takes its time,
-so each kind of them has the machine for itself."""
+so each kind of them has the machine for itself. Model families compute for half a minute."""
 NO_TESTS = 5
 """Pytest ends with this where its arguments select nothing."""
 INTERRUPTED = 130

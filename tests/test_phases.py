@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-INI = "[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n slow\n"
+INI = "[pytest]\nmarkers =\n docker\n fleet\n ray\n gpu\n slow\n families\n"
 SCRIPT = Path(__file__).parents[1] / ".ci" / "tests.py"
 
 
@@ -58,8 +58,9 @@ def test_gpu_and_ray(): raise AssertionError("deselected in every phase")
     assert "agentrl: tests marked gpu are not run here" in text
     parts, total = closing_lines(text)
     assert total == "agentrl: 2 passed, 1 failed, 1 skipped"
-    pattern = r"plain 1 in \d+:\d\d, docker 0 in \S+, servers 0 in \S+, ray 1 in \S+; all in \S+"
-    assert re.fullmatch("agentrl: passed: " + pattern, parts), parts
+    counts = {"plain": 1, "docker": 0, "servers": 0, "ray": 1, "families": 0}
+    pattern = ", ".join(rf"{phase} {count} in \d+:\d\d" for phase, count in counts.items())
+    assert re.fullmatch(rf"agentrl: passed: {pattern}; all in \S+", parts), parts
     assert "fixture 'broken' not found" in text
 
 
@@ -68,7 +69,7 @@ def test_gpu_and_ray(): raise AssertionError("deselected in every phase")
     [
         (["-k", "test_plain"], 0, "1 passed, 0 failed, 0 skipped"),
         (["-k", "no_such_test"], 1, "0 passed, 0 failed, 0 skipped"),
-        (["--no-such-option"], 1, "0 passed, 4 failed, 0 skipped"),
+        (["--no-such-option"], 1, "0 passed, 5 failed, 0 skipped"),
     ],
 )
 def test_a_phase_may_select_nothing_but_not_all_of_them(

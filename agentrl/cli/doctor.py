@@ -109,6 +109,7 @@ def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
         "run": str(run),
         "status": _overall(history, verdicts),
         "steps": _steps(history),
+        "hacked": _hacked(run, history, verdicts),
         **ranked_records(verdicts, str(run)),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
         "notes": [*history.notes, *(silence.text for silence in silent_rules(history))],
@@ -138,11 +139,16 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     verdict = (counts, "bold")
     if not kinds[Status.FAIL] and not kinds[Status.WARN]:
         verdict = ("not enough data yet", "bold")
-        if kinds[Status.OK] and history.metrics:
+        if kinds[Status.OK] and _steps(history):
             most = len(kinds[Status.OK]) >= len(kinds[Status.UNKNOWN])
             verdict = ("healthy", "bold green") if most else ("nothing wrong seen", "bold")
+            if _unseen(verdicts) is not None:
+                verdict = ("nothing wrong seen, hacking cannot be told", "bold")
     yield Text.assemble(
-        visible(str(run)), f": {_steps(history)} steps, ", verdict, f"; {_judged(kinds)}"
+        visible(str(run)),
+        f": {_counted(_steps(history), 'step')}, ",
+        verdict,
+        f"; {_judged(kinds)}",
     )
     for note in (*history.notes, *(silence.text for silence in silent_rules(history))):
         yield Text.assemble(("note ", "dim"), visible(note))
@@ -161,12 +167,37 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
-    unseen = next((v for v in kinds[Status.OK] if v.name == "unscored_pay"), None)
-    if unseen is not None:  # that no detector speaks is no answer where nothing judges the reward
+    if (hacked := _hacked(run, history, verdicts)) is not None:
+        yield Text("hacked?     ").append(visible(f"{hacked['word']}: {hacked['headline']}"))
+        yield Text.assemble(
+            ("read them   agentrl traj hacking ", "dim"), visible(shlex.quote(str(run)))
+        )
+    elif (unseen := _unseen(verdicts)) is not None:
         yield Text("hacked?     cannot be told, since no score stands beside the reward: ").append(
             visible(unseen.detail)
         )
     yield Text.assemble(("look at it  agentrl inspect ", "dim"), visible(shlex.quote(str(run))))
+
+
+def _hacked(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
+    """The inspector's answer to whether the reward is hacked; None where no rollout is stored."""
+    from agentrl.inspect.pages.hacking.answer import answer_of
+    from agentrl.inspect.pages.scores import eval_answers
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    if not history.rollouts:
+        return None
+    reader = RunReader(FoundRun(id=run.name, path=run.resolve()))
+    reader.rows.refresh()
+    answer = answer_of(reader, history, verdicts, eval_answers(reader, history))
+    return {name: answer[name] for name in ("level", "word", "headline", "more")}
+
+
+def _unseen(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict of a run where only the reward judges: that no detector speaks is no answer."""
+    quiet = (v for v in verdicts if v.name == "unscored_pay" and v.status is Status.OK)
+    return next(quiet, None)
 
 
 def _judged(kinds: Mapping[Status, Sequence[Verdict]]) -> str:

@@ -50,6 +50,8 @@ class LoraSection(AdapterSection):
 class TorchTraining(KindSection):
     """A whole model on every rank, data parallel if there are several."""
 
+    divides_weights: ClassVar[bool] = False
+    """A rank holds a part of the weights, and not only of gradients or moments."""
     kind: Literal["torch"] = "torch"
     """What holds the model: `torch` a copy on every rank (data parallel if there are several)."""
     lanes: int | None = Field(default=None, ge=1)
@@ -62,6 +64,8 @@ class TorchTraining(KindSection):
 class Fsdp2Training(KindSection):
     """A part of the model on every rank, by PyTorch."""
 
+    divides_weights: ClassVar[bool] = True
+    """A rank holds a part of the weights, and not only of gradients or moments."""
     kind: Literal["fsdp2"] = "fsdp2"
     """`fsdp2` a part on every rank."""
     offload: bool = False
@@ -78,6 +82,11 @@ class DeepspeedTraining(KindSection):
     """What is divided among the ranks: nothing, optimizer, gradients too, parameters too."""
     offload: bool = False
     """Keep parameters and optimizer in main memory."""
+
+    @property
+    def divides_weights(self) -> bool:
+        """Return true if a rank holds a part of the weights."""
+        return self.zero_stage == 3
 
 
 TrainBackendSection = Annotated[

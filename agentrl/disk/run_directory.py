@@ -2,7 +2,8 @@
 
     RUN/config.yaml       the resolved config
     RUN/run.json          where relative paths of the config start, which model it began with and
-                          which other models (`agentrl.disk.pinned_models`), and of each start the
+                          which other models (`agentrl.disk.pinned_models`), how they compare with
+                          their own forward passes (`agentrl.disk.proofs`), and of each start the
                           command, commits, versions and digests of data and code (`disk.origin`)
     RUN/tasks.json        ids of the tasks that dataset.difficulty left when the run began
     RUN/task_labels.jsonl labels of the tasks (family, level, tags), by which the inspector filters

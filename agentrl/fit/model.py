@@ -19,6 +19,8 @@ from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
 from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
+from agentrl.disk.pinned_models import MODEL
+from agentrl.disk.proofs import keep_proofs
 from agentrl.errors import ConfigError
 from agentrl.fit.data.sources import RUN
 from agentrl.fit.heads import draw_heads
@@ -153,6 +155,8 @@ def open_fit_model(
         gradient_checkpointing=config.model.gradient_checkpointing,
         ranks=ranks,
     )
+    if backend.rank == 0:
+        keep_proofs(run_dir, {MODEL: backend.proof})
     fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
     if checkpoint is not None:
         fitter.load(checkpoint)
@@ -160,7 +164,7 @@ def open_fit_model(
         model=model,
         tokenizer=tokenizer,
         fitter=fitter,
-        text=text,
+        text=text if backend.proof is None else f"{text}; {backend.proof.text}",
         chat=config.chat,
         adapted=config.train.lora is not None and config.objective.kind != "rm",
     )
@@ -199,7 +203,13 @@ def _load(
         path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
         section = config.model.model_copy(update={"path": path})
         outputs, heads = config.objective.outputs, config.objective.heads
-        model = load_value_model(CriticSection(path=path), section, outputs=outputs, heads=heads)
+        model = load_value_model(
+            CriticSection(path=path),
+            section,
+            outputs=outputs,
+            heads=heads,
+            in_parts=config.train.backend.divides_weights,
+        )
         draw_heads(model.value_head.weight, config)
         # Differences of two scores have no use for it, and what loads the checkpoint has none.
         model.value_head.bias.requires_grad_(False)
@@ -305,6 +315,7 @@ def _sums(
         loaded = pretrained.model
         found = Reference(loaded, lanes=lane_count(loaded, None))
         found.frozen.prove(who=f"objective.reference {reference.path!r}")
+        keep_proofs(run_dir, {"objective.reference": found.frozen.proof})
         return found.row_log_probs
 
     name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens

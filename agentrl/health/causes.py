@@ -17,7 +17,11 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
     for name, words in (
         ("infrastructure", f"tool_errors turns_collapse {_REWARD}"),
         ("starvation", "reward_flat length_hacking score_falls"),
-        ("tool_errors", f"{_TEXT} {_REWARD} entropy_collapse entropy_explosion"),
+        # Not "truncation": the limit of a turn ends what the policy writes, whatever a tool gave.
+        (
+            "tool_errors",
+            f"{_TEXT.replace('truncation ', '')} {_REWARD} entropy_collapse entropy_explosion",
+        ),
         ("sampler_learner_gap", f"{_UPDATE} {_TEXT} {_REWARD} value_divergence"),
         ("value_divergence", f"{_UPDATE} {_TEXT} {_REWARD}"),
         ("reward_clipped", "reward_flat reward_fall empty_gradient kl_too_small decoupling"),
@@ -30,7 +34,10 @@ _EXPLAINS: Mapping[str, frozenset[str]] = {
         ("judge_hacking", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("members_disagree", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
         ("reward_model_drift", f"{_TEXT} decoupling score_falls reward_spike kl_too_large"),
-        ("score_falls", f"{_TEXT} decoupling reward_spike kl_too_large entropy_collapse"),
+        (
+            "score_falls",
+            f"{_TEXT} decoupling reward_spike kl_too_large entropy_collapse empty_gradient",
+        ),
         ("unscored_pay", "pattern_collapse reward_spike kl_too_large entropy_collapse"),
         # Loops surprise a letter model, too; other nonsense does not loop.
         ("repetition", f"truncation length_hacking gibberish pattern_collapse {_REWARD}"),

@@ -58,6 +58,8 @@ class RolloutFacts:
     """Named parts of the reward."""
     limit: str = ""
     """Key of `rollout` whose limit truncated it, as `max_turn_tokens`; empty if none did."""
+    copied: float | None = None
+    """`copied_share` of the text and the prompt."""
     errors: tuple[str, ...] = ()
     """One line of each error, a few at most: of calls that failed, and of what it was lost to."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from agentrl.data.store.columns import stored_numbers, unescape
 from agentrl.data.store.trajectory_store import TrajectoryStore
 from agentrl.errors import DataError
 from agentrl.health.measures.error_texts import MOST_ERRORS, error_line
+from agentrl.health.measures.texts import copied_share
 from agentrl.health.records import LARGEST, RolloutFacts
 from agentrl.types import TERMINATION_RULES, Termination, ToolStatus, Trajectory
 
@@ -34,6 +35,7 @@ _COLUMNS = (
     "termination_detail",
     "duration_s",
     "turns",
+    "prompt_text",
     "response_mask",
 )
 
@@ -113,6 +115,7 @@ def facts_of(
     last = max(rows, key=lambda row: row.row_index)
     turns = [turn for row in rows for turn in row.turns]
     results = [result for turn in turns for result in turn.tool_results]
+    text = _text(turn.text for turn in turns if turn.role == "assistant")
     return RolloutFacts(
         step=step,
         kind=kind,
@@ -128,9 +131,10 @@ def facts_of(
         turns=sum(turn.role == "assistant" for turn in turns),
         tool_calls=len(results),
         tool_errors=sum(result.status != ToolStatus.OK for result in results),
-        text=_text(turn.text for turn in turns if turn.role == "assistant"),
+        text=text,
         parts=dict(last.reward_parts),
         limit=_limit(last.termination.value, last.termination_detail),
+        copied=copied_share(text, _text([rows[0].prompt_text])),
         errors=_errors(
             last.termination.value,
             last.termination_detail,
@@ -168,6 +172,7 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
     last = rows[-1]
     turns: list[Mapping[str, Any]] = [turn for row in rows for turn in row["turns"]]
     results = [result for turn in turns for result in turn["tool_results"]]
+    text = _text(unescape(turn["text"]) for turn in turns if turn["role"] == "assistant")
     return RolloutFacts(
         step=step,
         kind=kind,
@@ -183,9 +188,10 @@ def _facts(rows: list[dict[str, Any]], kind: str, step: int) -> RolloutFacts:
         turns=sum(turn["role"] == "assistant" for turn in turns),
         tool_calls=len(results),
         tool_errors=sum(result["status"] != ToolStatus.OK for result in results),
-        text=_text(turn["text"] for turn in turns if turn["role"] == "assistant"),
+        text=text,
         parts=stored_numbers(last["reward_parts"]),
         limit=_limit(last["termination"], unescape(last["termination_detail"] or "")),
+        copied=copied_share(text, _text([unescape(rows[0]["prompt_text"] or "")])),
         errors=_errors(
             last["termination"],
             unescape(last["termination_detail"] or ""),
@@ -216,8 +222,8 @@ def _errors(
     return tuple(dict.fromkeys(line for line in found if line))[:MOST_ERRORS]
 
 
-def _text(parts: Any) -> str:
-    text = "\n".join(unescape(part) for part in parts)
+def _text(parts: Iterable[str]) -> str:
+    text = "\n".join(parts)
     if len(text) <= TEXT_CHARS:
         return text
     return text[: TEXT_CHARS // 2] + text[-TEXT_CHARS // 2 :]

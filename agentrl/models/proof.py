@@ -51,9 +51,11 @@ class ModelProof:
 
     @property
     def text(self) -> str:
-        """As in `packed 1.2e-07, prefix-shared 1.3e-07 (at most 2e-05)`."""
-        found = ", ".join(f"{name} {value:.1e}" for name, value in self.forms.items())
-        return f"{found} (at most {self.tolerance:.1e})"
+        """As in `packed and prefix-shared as its own forward (within 1.3e-07, at most 2e-05)`."""
+        *others, last = self.forms
+        names = f"{', '.join(others)} and {last}" if others else last
+        most = max(self.forms.values())
+        return f"{names} as its own forward (within {most:.1g}, at most {self.tolerance:.1g})"
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of `run.json`."""
@@ -174,7 +176,7 @@ def judged(
         tokens=sum(len(each) for each in found.values()),
         seconds=round(time.perf_counter() - began, 3),
     )
-    logger.info("%s: %s gives the numbers of its own forward: %s", who, proof.model, proof.text)
+    logger.info("%s: %s is %s", who, proof.model, proof.text)
     return proof
 
 

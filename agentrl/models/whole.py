@@ -1,7 +1,8 @@
 """Loads a checkpoint whole or not at all: no tensor of a model begins random, none is left over.
 
-Every model of a run is loaded here, and `check_whole` compares names and shapes alone for those
-that load none. `transformers` reports what did not fit; this decides what of it is meant so.
+Every model of a run is loaded here or by the same checks in `parts`, and `check_whole` compares
+names and shapes alone for those that load none. `transformers` reports what did not fit; this
+decides what of it is meant so.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from agentrl.errors import ConfigError, some_of
 from agentrl.models.finite import check_finite
 from agentrl.models.quickstart import quiet_loading
 
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
-FILES = tuple(f"{whole}{end}" for whole in _WHOLE for end in ("", ".index.json"))
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+"""Files that hold all of a checkpoint of `transformers`, the one before the other."""
+REMEDY = "take another copy of the checkpoint, or the one before it"
+"""Next step after a number that is not finite."""
+FILES = tuple(f"{whole}{end}" for whole in WHOLE for end in ("", ".index.json"))
 """Files of which one begins a checkpoint of `transformers`."""
 _LEFT_ALONE = re.compile(
     r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
@@ -40,7 +44,7 @@ _WRAPPERS = (
 _ROUTER_BIAS = "e_score_correction_bias"
 """A buffer of DeepSeek-V3's routers, and of their like, that some programs do not save."""
 _ADAPTER_PARTS = ("base_layer", "lora_A", "lora_B", "modules_to_save")
-_TORN = (
+TORN = (
     OSError,
     ValueError,
     RuntimeError,
@@ -50,6 +54,7 @@ _TORN = (
     SafetensorError,
     pickle.UnpicklingError,
 )
+"""Errors of a file that cannot be read."""
 
 
 def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **settings: Any) -> Any:
@@ -67,12 +72,12 @@ def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **sett
             is not finite; or the folder holds two models.
     """
     folder = Path(source).expanduser()
-    _check_folder(folder, who)
-    model = _load(loader, source, who=who, body=body, settings=settings, folder=folder)
+    checked_files(folder, who)
+    model = load_checked(loader, source, who=who, body=body, settings=settings, folder=folder)
     check_finite(
         model.state_dict().items(),
         who=who,
-        remedy="take another copy of the checkpoint, or the one before it",
+        remedy=REMEDY,
     )
     return model
 
@@ -89,15 +94,24 @@ def check_whole(loader: Any, config: Any, folder: Path, *, who: str) -> None:
     Raises:
         ConfigError: as `load_whole`, but for numbers that are not finite.
     """
-    names = _check_folder(folder, who)
+    names = checked_files(folder, who)
+    made, config = class_for(loader, config)
+    try:
+        settings = {"config": config, "state_dict": _heads(folder, names), "device_map": "meta"}
+    except TORN as error:
+        raise ConfigError(f"{who} cannot be loaded: {why_torn(folder, error)}") from None
+    load_checked(made, None, who=who, body=False, settings=settings, folder=folder)
+
+
+def class_for(loader: Any, config: Any) -> tuple[Any, Any]:
+    """The class that a loader takes for a config, and the config that it is given."""
     made = loader._model_mapping[type(config)]  # pyright: ignore[reportPrivateUsage]
     if isinstance(made, (tuple, list)):  # several for one config; the loader chooses by its name
         made = next((one for one in made if one.__name__ in (config.architectures or ())), made[0])
-    try:
-        settings = {"config": config, "state_dict": _heads(folder, names), "device_map": "meta"}
-    except _TORN as error:
-        raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
-    _load(made, None, who=who, body=False, settings=settings, folder=folder)
+    text = config.sub_configs.get("text_config")
+    if text is not None and made.config_class == text:
+        return made, config.get_text_config()
+    return made, config
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
@@ -109,7 +123,7 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 def _heads(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Tensors without numbers by the names in the files that would be loaded."""
     if not names:
-        raise FileNotFoundError(f"it has none of {', '.join(_WHOLE)}, nor an index of shards")
+        raise FileNotFoundError(f"it has none of {', '.join(WHOLE)}, nor an index of shards")
     found: dict[str, Tensor] = {}
     for path in (folder / name for name in names):
         if path.suffix == ".safetensors":
@@ -120,7 +134,7 @@ def _heads(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     return found
 
 
-def _load(
+def load_checked(
     loader: Any,
     source: str | None,
     *,
@@ -129,14 +143,23 @@ def _load(
     settings: dict[str, Any],
     folder: Path,
 ) -> Any:
-    """The model; `source` is None where `settings` hold its weights, which come from `folder`."""
+    """The model, or a `ConfigError` with what does not fit.
+
+    Args:
+        loader: a class of `transformers`.
+        source: folder or hub name; None where `settings` hold the weights.
+        who: names the model at the beginning of messages.
+        body: the head of the checkpoint is left behind on purpose.
+        settings: of `from_pretrained`.
+        folder: that the weights come from.
+    """
     try:
         with quiet_loading():
             model, report = loader.from_pretrained(
                 source, output_loading_info=True, ignore_mismatched_sizes=True, **settings
             )
-    except _TORN as error:
-        raise ConfigError(f"{who} cannot be loaded: {_why(folder, error)}") from None
+    except TORN as error:
+        raise ConfigError(f"{who} cannot be loaded: {why_torn(folder, error)}") from None
     missing = sorted(report["missing_keys"])
     over = sorted(n for n in report["unexpected_keys"] if not _meant(n, model.config, body))
     shaped = sorted(report["mismatched_keys"], key=lambda odd: odd[0])
@@ -190,9 +213,12 @@ def _remedy(missing: Collection[str], over: Collection[str]) -> str:
     return "give the config.json that belongs to these weights, or remove from them what is not its"
 
 
-def _check_folder(folder: Path, who: str) -> list[str]:
-    """The files of a folder that are loaded; refuses one in which one model hides another, or of
-    which a shard is not there."""
+def checked_files(folder: Path, who: str) -> list[str]:
+    """The files of a folder that are loaded; none of a folder that is not there.
+
+    Raises:
+        ConfigError: one model hides another, or a shard is not there.
+    """
     if not folder.is_dir():
         return []
     if (folder / "adapter_config.json").is_file():
@@ -201,7 +227,7 @@ def _check_folder(folder: Path, who: str) -> list[str]:
             "be loaded in its place; give the folder of the merged model (merge_and_unload, then "
             "save_pretrained)"
         )
-    for whole in _WHOLE:
+    for whole in WHOLE:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
             if (folder / whole).is_file():
@@ -225,7 +251,7 @@ def _check_folder(folder: Path, who: str) -> list[str]:
     return []
 
 
-def _why(folder: Path, error: Exception) -> str:
+def why_torn(folder: Path, error: Exception) -> str:
     """The file that is torn or the tensor that does not fit, where that can be seen."""
     kinds: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
     for path in sorted(folder.expanduser().glob("*.safetensors")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from agentrl.runtime.children.stages import ChildRollouts, EngineNews
 if TYPE_CHECKING:
     from agentrl.chat import ChatFormat
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.proof import ModelProof
     from agentrl.models.vision.reader import VisionReader
     from agentrl.runtime.colocated.turns import TurnTaking
     from agentrl.sandbox import SandboxBackend
@@ -63,6 +64,8 @@ class Policy:
     """Backend and how strong it is."""
     reward_models: RewardModelUsers
     """Processes that score its rollouts."""
+    reward_proofs: Mapping[str, ModelProof | None]
+    """Comparison of each reward model with its own forward pass."""
     news: EngineNews | None = None
     """The way to workers in child processes; None where there are none."""
 
@@ -159,6 +162,7 @@ async def open_policy(
             chat=build_chat(tokenizer, rollouts.chat, images=reader),
             sandbox_text=opened.sandbox_text,
             reward_models=opened.reward_models,
+            reward_proofs=opened.reward_proofs,
             news=opened.news,
         )
 
@@ -170,6 +174,7 @@ class _OpenRollouts:
     rollouts: LocalRollouts | ChildRollouts
     sandbox_text: str
     reward_models: RewardModelUsers
+    reward_proofs: Mapping[str, ModelProof | None]
     news: EngineNews | None = None
 
 
@@ -209,7 +214,12 @@ class OpenEnvironment:
             cancelled=lambda: worker.cancelled,
             look=lambda most: worker.in_flight.report(most, client.engine_of),
         )
-        return _OpenRollouts(rollouts=rollouts, sandbox_text=self.text, reward_models=reward_models)
+        return _OpenRollouts(
+            rollouts=rollouts,
+            sandbox_text=self.text,
+            reward_models=reward_models,
+            reward_proofs=reward_models.proofs,
+        )
 
 
 async def open_environment(
@@ -249,6 +259,7 @@ async def _open_children(
             rollouts=opened.rollouts,
             sandbox_text=opened.report.sandbox_text,
             reward_models=opened.workers,
+            reward_proofs=opened.report.reward_proofs,
             news=opened.news,
         )
 

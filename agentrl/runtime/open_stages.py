@@ -13,6 +13,7 @@ from agentrl.config.plan import Plan
 from agentrl.config.training import LoraSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.checkpoint import Checkpoint
+from agentrl.disk.proofs import ENGINE, keep_proofs
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.compute_threads import run_computing
 from agentrl.runtime.assembly.hints import open_hints
@@ -109,6 +110,9 @@ async def open_stages(
                 in_flight=policy.rollouts.in_flight,
             )
             model = f"{policy.model}; sampled by {policy.engines.text}"
+            proof = trainer.backend.proof
+            model += "" if proof is None else f"; {proof.text}"
+            keep_proofs(directory.path, {ENGINE: policy.engines.proof, **policy.reward_proofs})
             backend = section_backend(engine.serving, engine.sync, device=engine.model.device)
             async with live_servers(
                 engine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from agentrl.batch.records import MicroBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.machine.compute_threads import usable_cores
+from agentrl.models.parts import device_of, is_in_parts
 from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights
 from agentrl.train.backends.lanes import in_lanes, lane_count
@@ -49,7 +51,7 @@ class FrozenPolicy:
         self._mask_keys = mask_keys
         self._lanes, self._cores = lane_count(model, lanes), usable_cores()
         param = next(model.parameters())
-        self._device, self._dtype = param.device, param.dtype
+        self._device, self._dtype = device_of(model), param.dtype
         # Tied weights come once, as they do from a backend.
         self.shapes = {name: param.shape for name, param in model.named_parameters()}
         """Shape of every whole weight, by name."""
@@ -136,24 +138,39 @@ class SlicedFrozenPolicy(FrozenPolicy):
         """Divide the model among the ranks; returns when every rank does.
 
         Args:
-            model: a `transformers` causal language model, whole and the same on every rank. It is
-                taken apart.
+            model: a `transformers` causal language model, the same on every rank, whole or in
+                parts. It is taken apart.
             ranks: joined already; closed by the caller.
             offload: keep the slices in main memory, where the model is on a GPU.
             mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
 
         Raises:
+            ConfigError: numbers of it are not finite, or its files cannot be read.
             TrainError: the ranks hold different weights, or one of them is gone.
         """
+        from agentrl.train.backends.filling import Filling
         from agentrl.train.backends.slices import Slices, shard_model
 
-        find_reading(model, who="a frozen model")
+        in_parts, who = is_in_parts(model), "a frozen model"
+        if not in_parts:
+            find_reading(model, who=who)
         super().__init__(model, mask_keys=mask_keys)
         check_same_weights(ranks.gather, dict(model.named_parameters()))
         ranks.open_global_group()
         self._ranks, self._whole = ranks, Whole(model)
+        filling = Filling()
         with ranks.naming("dividing the reference policy"):
-            shard_model(model, self._whole, ranks=ranks.world_size, offload=offload)
+            shard_model(
+                model,
+                self._whole,
+                ranks=ranks.world_size,
+                offload=offload,
+                filling=filling,
+            )
+        filling.settle(ranks.gather)
+        if in_parts:  # in a pass of all, where the weights of a layer are there when it runs
+            with torch.no_grad(), ranks.naming("gathering weights to see how a model reads rows"):
+                self._whole(partial(find_reading, model, who=who))
         self._slices = Slices(model)
 
     def log_probs(self, batch: TensorBatch) -> TokenLogProbs:

@@ -15,7 +15,6 @@ from agentrl.config.schema import AlgorithmSection, ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import RunError, TrainError
 from agentrl.models.vision.reader import VisionReader, attach_reader
-from agentrl.train.backends.choose import divides_weights
 from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
@@ -168,10 +167,11 @@ def load_reference(
     """
     if not algorithm.needs_reference:
         return None
-    loaded = load_pretrained(model).model
+    divided = backend is not None and backend.divides_weights
+    loaded = load_pretrained(model, in_parts=divided).model
     if images is not None:
         attach_reader(loaded, images)
-    if backend is None or not divides_weights(backend):
+    if backend is None or not divided:
         asked = None
         if backend is not None:
             # Ranks in lock-step compute one micro-batch at a time.

@@ -27,9 +27,9 @@ from agentrl.config.schema import AlgorithmSection, TrainSection
 from agentrl.errors import RanksParted, RunError, StepAbandoned, TrainError
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_same_batch, check_shares
+from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.offload import TrainerOffload, state_on_device
-from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
 from agentrl.train.critic import Critic, ValuePass
 from agentrl.train.distill.records import Teacher
@@ -95,11 +95,8 @@ class Trainer:
         self._train = train
         self._algorithm = algorithm
         self._temperature = temperature
-        self.backend = backend or TorchBackend(
-            model,
-            train=train,
-            gradient_checkpointing=gradient_checkpointing,
-            lanes=train.backend.lanes if train.backend.kind == "torch" else None,
+        self.backend = backend or make_backend(
+            model, train=train, gradient_checkpointing=gradient_checkpointing, ranks=None
         )
         """Model, optimizer and ranks; its calls are collective."""
         self._reference = reference if algorithm.needs_reference else None

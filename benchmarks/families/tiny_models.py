@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY = 61
 _MOST_PARAMETERS = 3_000_000
@@ -28,7 +29,7 @@ _SIZES: dict[str, Any] = {
     "v_head_dim": 6, "sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1,
     "attention_chunk_size": 6, "window_size": 6, "attention_window_size": 6, "local_attention": 6,
     "global_attn_every_n_layers": 2, "layer_types_pattern": None, "index_head_dim": 8,
-    "index_n_heads": 2, "index_topk": 4, "global_head_dim": 8,
+    "index_n_heads": 16, "index_topk": 4, "global_head_dim": 8,
     # experts
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "n_routed_experts": 4,
     "n_shared_experts": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
@@ -54,8 +55,12 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 _LATENT: dict[str, Any] = {"num_key_value_heads": 4, "head_dim": None}
 """Attention over a latent: as many key heads as query heads, and no width that all have."""
+_WITH_LATENT = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
+    "axk1", "axk2", "longcat_flash", "youtu",
+)  # fmt: skip
 _OF_FAMILY: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"), _LATENT),
+    **dict.fromkeys(_WITH_LATENT, _LATENT),
     "falcon": {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
     "gemma3n_text": {
         "intermediate_size": [48] * 4,
@@ -66,6 +71,10 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "mamba": {"head_dim": None},
     "falcon_h1": {"mamba_n_groups": 1},
     "gpt_neox": {"head_dim": None},
+    "diffllama": {"attention_dropout": 0.0},
+    "gemma4_unified_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma4_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
 }
@@ -116,3 +125,8 @@ def _has(config: Any, name: str) -> bool:
         return hasattr(config, name)
     except RuntimeError:  # several values, and none for all layers
         return False
+
+
+def architecture(kind: str) -> str:
+    """Name of the class of a family, as configs and vLLM have it."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]

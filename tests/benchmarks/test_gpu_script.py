@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
 import run as script
 from child import facts, left_checkpoint, measured, weights_name
 from children import environment, run_child
-from parts import quickstart, suite, trl
+from parts import colocated, quickstart, suite, trl
 from parts.readings import PartSkipped, Reading, Setting
 from report import NOT_RUN, REPORT, Results, claim, claim_of, markdown
 from wheels import WHEELS, distribution, is_here
@@ -235,6 +235,24 @@ def test_a_part_writes_into_the_folder_of_the_run(tmp_path: Path, monkeypatch):
     found = environment(None, tmp_path)
     assert found["TMPDIR"] == str(tmp_path)
     assert Path(found["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(tempfile.gettempdir())
+
+
+def test_the_colocated_part_skips_without_a_gpu_and_reads_what_vllm_freed(tmp_path: Path):
+    """Fails if a machine without a GPU counts as a failure, or if words of a key come twice."""
+    import torch
+
+    setting = Setting(device=torch.device("cpu"), small=True, folder=tmp_path)
+    with pytest.raises(PartSkipped, match="needs a GPU"):
+        next(colocated.measure(setting))
+    keys = [word.partition("=")[0] for word in colocated.words(setting, tmp_path)]
+    assert len(keys) == len(set(keys))
+    log = tmp_path / "vllm-0.log"
+    assert colocated.freed(log) == []
+    line = (
+        "(EngineCore pid=1) INFO Sleep mode freed 5.25 GiB memory, 1.5 GiB memory is still in use."
+    )
+    log.write_text(f"{line}\nother\n{line}\n")
+    assert colocated.freed(log) == [(5.25, 1.5)] * 2
 
 
 def test_a_package_that_trl_lacks_skips_its_part(monkeypatch):

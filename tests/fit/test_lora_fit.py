@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def checkpoint_of(run: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_adapters_and_the_score_head_learn(finished: dict[str, Path], kind: str) -> None:
     run = finished[kind]
+    proofs = json.loads((run / "run.json").read_bytes())["proofs"]
+    assert set(proofs) == {"model.path"} | ({"objective.reference"} if kind == "dpo" else set())
     masters = load_trainer_state(checkpoint_of(run)).optimizer["masters"]
     heads = [name for name in masters if name.startswith("value_head.")]
     assert heads == (["value_head.weight"] if kind == "rm" else [])

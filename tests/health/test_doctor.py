@@ -38,7 +38,9 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     text = capsys.readouterr().out
     first = text.splitlines()[0]
     counts = re.search(
-        r"30 steps, nothing wrong seen; (\d+) of (\d+) detectors judged it, (\d+) did not \(", first
+        r"30 steps, nothing wrong seen, hacking cannot be told; (\d+) of (\d+) detectors "
+        r"judged it, (\d+) did not \(",
+        first,
     )
     assert counts, first
     judged, total, missing = map(int, counts.groups())
@@ -48,6 +50,15 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
     assert "not judged  value_divergence" in text
     # That no detector speaks is no answer where nothing judges the answers but the reward.
     assert "hacked?     cannot be told, since no score stands beside the reward: " in text
+
+
+def test_a_run_without_a_step_is_not_called_sound(make_run, capsys) -> None:
+    run = make_run({"reward": [0.1]})
+    assert doctor(run) == 0
+    assert ": 1 step, nothing wrong seen; " in capsys.readouterr().out
+    (run / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/held/score": 0.1}\n')
+    assert doctor(run) == 0
+    assert ": 0 steps, not enough data yet; " in capsys.readouterr().out
 
 
 def test_findings_exit_1_with_evidence_levers_and_where_to_look(ill_run, capsys) -> None:
@@ -121,3 +132,17 @@ def test_a_torn_run_is_judged_by_what_is_left(ill_run, capsys) -> None:
     text = capsys.readouterr().out
     assert text.count("note ") == 3
     assert "kl_too_large" in text
+
+
+def test_doctor_answers_as_the_view_of_hacking_does(ill_run, capsys) -> None:
+    """Fails if one is sure of what the other cannot tell."""
+    from agentrl.inspect.pages.hacking.answer import hacking_answer
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    doctor(ill_run)
+    view = hacking_answer(RunReader(FoundRun(id="x", path=ill_run)))
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"hacked? {view['word']}: {view['headline']}" in text
+    doctor(ill_run, "--json")
+    assert json.loads(capsys.readouterr().out)["hacked"]["level"] == view["level"]

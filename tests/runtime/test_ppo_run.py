@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,16 @@ def test_ppo_from_end_to_end_and_resumed(tmp_path: Path) -> None:
     path = write_project(tmp_path / "whole", train__steps=4, **PPO)
     status, text = agentrl(tmp_path / "whole.log", "train", path)
     assert status == 0, text
+    # Every model of the run was compared with its own forward, and the start says so.
+    proofs = json.loads((tmp_path / "whole" / "runs" / "tiny" / "run.json").read_bytes())["proofs"]
+    assert {name: set(proof["forms"]) for name, proof in proofs.items()} == {
+        "model.path": {"packed", "prefix-shared"},
+        "critic": {"packed", "prefix-shared"},
+        "reference": {"packed", "prefix-shared"},
+        "serving.engine": {"decoded"},
+    }
+    assert all(max(p["forms"].values()) <= p["tolerance"] for p in proofs.values())
+    assert "packedandprefix-sharedasitsownforward(within" in "".join(text.split())
     lines = [
         line
         for line in read_metrics(tmp_path / "whole" / "runs" / "tiny" / "metrics.jsonl")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +73,10 @@ def test_a_run_is_paid_by_a_fitted_model_and_an_ensemble(tmp_path: Path) -> None
     assert status == 0, text
 
     run = tmp_path / "runs" / "paid"
+    proofs = [n for n in json.loads((run / "run.json").read_bytes())["proofs"] if "reward" in n]
+    assert sorted(name.split()[0] for name in proofs) == [
+        f"reward.models.{name}" for name in ("both", "both", "fitted", "heads")
+    ]
     rows = stored(run)
     assert len(rows) == 24
     model = open_reward_model(str(fit), device="cpu")

@@ -118,8 +118,8 @@ def test_a_batch_for_which_memory_runs_out_is_kept(tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 9 GiB")
 
     model = tiny_model()
-    model.get_input_embeddings().register_forward_pre_hook(runs_out)
     trainer = Trainer(model, train=TRAIN, algorithm=algorithm(), failures=tmp_path)
+    model.get_input_embeddings().register_forward_pre_hook(runs_out)
     with pytest.raises(TrainError, match="tried to allocate 9 GiB"):
         trainer.step(make_step(make_groups()))
     assert "out of memory" in load_failed_step(tmp_path / "failed-step-1.pt").error

@@ -195,10 +195,11 @@ def test_a_policy_that_gives_nan_is_refused_before_any_gradient():
     model = tiny_model(torch.float32)
     step = make_step(make_groups())
     row = step.updates[0].micro_batches[0].rows[0]
+    trainer = Trainer(model, train=TRAIN, algorithm=algorithm())
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
     with pytest.raises(TrainError, match=r"log-probability of nan") as caught:
-        Trainer(model, train=TRAIN, algorithm=algorithm()).step(step)
+        trainer.step(step)
     assert str(row) in str(caught.value)
 
 

@@ -47,6 +47,12 @@ class OpenRewardModels:
             loaded: by their names in `reward.models`.
         """
         self._plan, self._loaded = plan, loaded
+        self.proofs = {
+            f"reward.models.{name} {path}": proof
+            for name, rewards in loaded.items()
+            for path, proof in rewards.proofs.items()
+        }
+        """Comparison of each model with its own forward pass, as it was loaded first."""
         self.targets = tuple(
             RewardTarget(
                 name=name,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from agentrl.fit.reward_models.score_queue import ScoreQueue
 from agentrl.reward.rm_version import RM_VERSION
 from agentrl.reward.scale import RewardScale, ensemble_reward
 from agentrl.types import RewardValue, Task, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
 
 BETWEEN = "std_between"
 """Part with the standard deviation between the members of an ensemble, in units of the value."""
@@ -133,6 +136,11 @@ class RolloutRewards:
         self._members, self._gaussian, self._version = tuple(members), gaussian, version
         self._longest = min(member.model.batch_tokens for member in members) - 1
         self._vocabulary = min(member.model.vocabulary for member in members)
+
+    @property
+    def proofs(self) -> dict[str, ModelProof | None]:
+        """Comparison of each member with its own forward pass, by path; None without one."""
+        return {member.path: getattr(member.model, "proof", None) for member in self._members}
 
     async def value(self, trajectory: Trajectory, task: Task) -> RewardValue:
         """The value of a finished rollout, with the parts `std_between`, `deviation`, `rm_version`.

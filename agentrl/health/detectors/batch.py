@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 
 from agentrl.estimators import ESTIMATORS
@@ -18,9 +19,9 @@ from agentrl.health.findings import (
     unknown,
 )
 from agentrl.health.level import lasting, steps_text, sustained
-from agentrl.health.levers import sampler, system
+from agentrl.health.levers import policy, sampler, system
 from agentrl.health.measures.curves import Stretch, change, number, percent
-from agentrl.health.records import Evidence, History, Series, Verdict
+from agentrl.health.records import Evidence, History, RolloutFacts, Series, Verdict
 from agentrl.health.thresholds import OURS, USUAL, Limits, bound
 from agentrl.types.finding import Status
 
@@ -74,6 +75,12 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
             )
         )
     _, last = ends(history)
+    if mean is not None and mean < 0.1 and _well_paid(history, last):
+        # Neither more siblings nor other tasks help: the reward says the same of all of them.
+        direction, mean = ": all are paid alike, and wrong by the score", None
+        evidence[-1] = Evidence(
+            text=evidence[-1].text.partition(":")[0], first_step=some.first_step
+        )
     if last:
         evidence.append(shown(last[:4], "rollouts of one such group"))
     return found(
@@ -82,8 +89,19 @@ def empty_gradient(history: History, limits: Limits) -> Verdict:
         f"{percent(fmean(series.values[-int(steps) :]))} of the rollouts are in groups that all "
         "earn the same" + direction,
         *evidence,
-        levers=system.difficulty(history.config, level=mean),
+        levers=policy.stronger_kl(history.config)
+        if "paid alike" in direction
+        else system.difficulty(history.config, level=mean),
     )
+
+
+def _well_paid(history: History, last: Sequence[RolloutFacts]) -> bool:
+    """True if the latest rollouts get most of what the run has ever paid."""
+    rewards = [fact.reward for fact in history.rollouts if fact.reward is not None]
+    late = [fact.reward for fact in last if fact.reward is not None]
+    if not late or max(rewards) <= min(rewards):
+        return False
+    return fmean(late) >= min(rewards) + 0.75 * (max(rewards) - min(rewards))
 
 
 def _compares_siblings(history: History) -> bool:
@@ -143,7 +161,7 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
             seen(
                 metric,
                 some,
-                f"log-probabilities differ by {number(some.worst)} nats a token, "
+                f"log-probabilities differ by up to {number(some.worst)} nats a token, "
                 f"above {number(bound if wide else warn)} for {steps_text(some)}",
             )
         )
@@ -170,7 +188,7 @@ def sampler_learner_gap(history: History, limits: Limits) -> Verdict:
         name,
         Status.FAIL if (wide is not None and now) or lost else Status.WARN,
         ("the sampler does not follow the trained weights: " if unsent else "")
-        + f"sampler and trainer drift apart: {number(gap)} nats a token"
+        + f"sampler and trainer are up to {number(gap)} nats a token apart"
         + (f", rollouts {number(old)} versions old" if old else "")
         + (over(some, now) if some else ""),
         *evidence,

@@ -30,7 +30,7 @@ from agentrl.health.measures.curves import (
     weighted_slope,
 )
 from agentrl.health.movement import movement
-from agentrl.health.records import History, Verdict
+from agentrl.health.records import History, Series, Verdict
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
 
@@ -112,7 +112,10 @@ def _apart(
         ),
         dated_by_best(
             moved(
-                metric, series, shown, f"{metric} {shown.text()}, {len(series.values)} evaluations"
+                metric,
+                series,
+                shown,
+                f"{metric} {shown.text()}, {len(series.values)} evaluations, {_best_text(series)}",
             ),
             lost,
         ),
@@ -122,6 +125,12 @@ def _apart(
             *policy.see_held_out(history.config),
         ],
     )
+
+
+def _best_text(series: Series) -> str:
+    """The highest evaluation and its step: the weights to go back to, where they are kept."""
+    best = max(range(len(series.values)), key=series.values.__getitem__)
+    return f"the best {number(series.values[best])} after step {series.steps[best]}"
 
 
 def _follows(history: History, name: str) -> float | None:

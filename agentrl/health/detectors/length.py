@@ -144,6 +144,7 @@ def pays_for_length(facts: Sequence[RolloutFacts]) -> float | None:
 @detector(
     bound("bound", 0.7, "share of rollouts cut off by a limit", USUAL),
     bound("harms", 0.3, "share that is too many where the reward fell when it came", OURS),
+    bound("wastes", 0.25, "share that is too many where it is paid next to nothing", OURS),
     bound("steps", 10, "steps that count as sustained", OURS),
 )
 def truncation(history: History, limits: Limits) -> Verdict:
@@ -158,6 +159,9 @@ def truncation(history: History, limits: Limits) -> Verdict:
     if stretch is None:
         stretch = _harmful(history, limits)
         bound = limits["truncation/harms"]
+    if stretch is None:
+        stretch = _wasted(history, limits)
+        bound = limits["truncation/wastes"]
     if stretch is None:
         return fine(name, f"{percent(level)} of the rollouts are cut off by a limit")
     limit, counted = _ended_by(history)
@@ -217,6 +221,21 @@ def _harmful(history: History, limits: Limits) -> Stretch | None:
         return None
     lost = difference(before, after)
     return stretch if lost.down and -lost.gain > 0.2 * max(abs(lost.start), 1e-3) else None
+
+
+def _wasted(history: History, limits: Limits) -> Stretch | None:
+    """Rollouts that are cut off for long, and are paid next to nothing beside the others."""
+    metric, steps = "completions/clipped_ratio", 2 * limits["truncation/steps"]
+    most = limits["truncation/wastes"]
+    stretch = sustained(history, metric, lambda v: v > most, steps, mean=True)
+    known = [fact for fact in history.rollouts if fact.kind == "train" and fact.reward is not None]
+    cut, whole = (
+        [fact.reward or 0.0 for fact in known if bool(fact.limit) is limited]
+        for limited in (True, False)
+    )
+    if stretch is None or not cut or not whole or fmean(whole) <= 0:
+        return None
+    return stretch if fmean(cut) < 0.1 * fmean(whole) else None
 
 
 def _last(history: History, name: Termination) -> float:

@@ -33,6 +33,8 @@ from agentrl.health.text_onset import texts_since
 from agentrl.health.thresholds import OURS, Limits, bound
 from agentrl.types.finding import Status
 
+_RIGHT = 0.9
+"""Score of an answer that is right."""
 _TEXTS = 32
 """Texts of one side of a comparison."""
 
@@ -46,6 +48,13 @@ _TEXTS = 32
         OURS,
     ),
     bound("bits", 1.0, "bits a character above the first steps", OURS),
+    bound(
+        "own",
+        2.5,
+        "bits a character of what is written now, in the eyes of a model of its own "
+        "kind: a language that has an order needs fewer",
+        OURS,
+    ),
     bound("alien", 3.0, "the same ratio, where nothing of the first language is left", OURS),
 )
 def gibberish(history: History, limits: Limits) -> Verdict:
@@ -99,7 +108,8 @@ def _surprising(history: History, limits: Limits) -> tuple[list[Evidence], bool]
     if base is None or now is None or own is None:
         return [], False
     factor, bits = limits["gibberish/surprise"], limits["gibberish/bits"]
-    strange = now >= max(factor * base, base + bits) and own >= 1.1 * base
+    own_bound = max(1.1 * base, limits["gibberish/own"])
+    strange = now >= max(factor * base, base + bits) and own >= own_bound
     # Another way to be paid for nothing has little variety, but nothing of a language either.
     rise = score_rise(history)
     alien = now >= limits["gibberish/alien"] * base and now >= base + 3 * bits
@@ -201,7 +211,7 @@ def _alike(
         return []
     if before is not None and now < before + 0.3:
         return []
-    if _solves(last) or bound_to_task([(f.task_id, f.text) for f in _best_paid(last)]):
+    if _solves(last) or bound_to_task([(f.task_id, f.text) for f in _right_ones(last)]):
         return []
     words = median(len(fact.text.split()) for fact in last)
     if words < limits["pattern_collapse/words"] and all(fact.score is None for fact in last):
@@ -217,10 +227,14 @@ def _alike(
     return [shown(last, text + start, since=since.since, sound_step=since.sound_step)]
 
 
-def _best_paid(facts: Sequence[RolloutFacts]) -> list[RolloutFacts]:
-    """Those that get the highest reward, if no score judges them: right siblings agree."""
+def _right_ones(facts: Sequence[RolloutFacts]) -> list[RolloutFacts]:
+    """Those that the score calls right, or that get the highest reward: right siblings agree.
+
+    None where fewer than a quarter are right: one answer for everything is right now and then.
+    """
     if any(fact.score is not None for fact in facts):
-        return []
+        right = [fact for fact in facts if fact.score is not None and fact.score >= _RIGHT]
+        return right if len(right) >= len(facts) / 4 else []
     top = max((fact.reward for fact in facts if fact.reward is not None), default=None)
     return [fact for fact in facts if top is not None and fact.reward == top]
 

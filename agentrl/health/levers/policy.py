@@ -246,7 +246,7 @@ def second_reward(config: Config) -> list[Lever]:
         Lever(
             key="reward.functions.NAME.target",
             value="your_package.rewards:well_formed_trace",
-            why="A second reward for a well-formed trace makes gibberish cost.",
+            why="A second reward for a well-formed trace makes short cuts and gibberish cost.",
         )
     ]
 

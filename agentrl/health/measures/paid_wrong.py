@@ -261,8 +261,8 @@ class PaidWrong:
             )
         if self.whole.wrong and self.partial:
             return (
-                "wrong answers are paid in many amounts and none as much as half of the right ones "
-                f"({number(self.limits.solved or 0.0)}), as partial credit is: of those paid "
+                "wrong answers are paid in many amounts, all below what half of the right ones "
+                f"earn ({number(self.limits.solved or 0.0)}), as partial credit is: of those paid "
                 f"{number(self.limits.least)} or more are wrong {counts}"
             )
         if self.whole.wrong and (other := self.opposed):

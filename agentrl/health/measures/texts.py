@@ -24,6 +24,8 @@ LEAST_CHARS = 25
 """Shorter texts are alike for no other reason than being short."""
 _WORDING = 12
 """Words from which an answer has a wording that others could share."""
+_COPIED_WORDS = 6
+"""Words from which an answer may be a copy."""
 _AGREE = 0.5
 """Similarity, in the words that most tasks do not share, of siblings that give one answer."""
 ALIKE = 0.7
@@ -115,6 +117,23 @@ def common_share(texts: Sequence[tuple[str, str]]) -> float | None:
     counts = Counter(gram for of_task in grams.values() for gram in of_task)
     most = len(grams) / 2
     return fmean(fmean(counts[gram] > most for gram in of_task) for of_task in grams.values())
+
+
+def copied_share(answer: str, prompt: str) -> float | None:
+    """Share of the 3-word sequences of an answer that stand in its prompt.
+
+    Returns:
+        None for an answer of too few words to copy anything.
+
+    Example:
+        >>> copied_share("you are to pay the sum of ten", "Hereby you are to pay the sum of ten.")
+        1.0
+    """
+    words = _words(answer)
+    if len(words) < _COPIED_WORDS:
+        return None
+    grams, asked = (set(zip(of, of[1:], of[2:], strict=False)) for of in (words, _words(prompt)))
+    return len(grams & asked) / len(grams)
 
 
 def bound_to_task(texts: Sequence[tuple[str, str]]) -> bool:

@@ -11,6 +11,7 @@ from agentrl.inspect.read.safe_json import json_value, shown
 
 GROUP_CHARS = 200_000
 """Shown of one text in a view that holds many."""
+_WHOLE = "open the rollout itself to see them"
 _RESULT_CHARS = 20_000
 """Shown there of one text that a tool or the environment gave."""
 
@@ -23,7 +24,7 @@ def actions_of(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             actions.append(
                 {
                     "turn": position,
-                    "text": shown(turn["text"], GROUP_CHARS),
+                    "text": shown(turn["text"], GROUP_CHARS, whole=_WHOLE),
                     "tool_calls": [_call(call) for call in turn["tool_calls"]],
                     "answers": [],
                 }
@@ -40,7 +41,7 @@ def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     results = turn["tool_results"]
     for text, result in zip_longest(turn_texts(turn) if results else [turn["text"]], results):
         if text:
-            own = shown(text, _RESULT_CHARS)
+            own = shown(text, _RESULT_CHARS, whole=_WHOLE)
             answers.append({"role": role, "name": "", "status": "", "text": own})
         if result:
             answers.append(
@@ -48,7 +49,7 @@ def _answers(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "role": role,
                     "name": shown(result["name"], 500),
                     "status": shown(result["status"], 100),
-                    "text": shown(result["text"], _RESULT_CHARS),
+                    "text": shown(result["text"], _RESULT_CHARS, whole=_WHOLE),
                 }
             )
     return answers

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import RunError
+from agentrl.types.solved import ROUNDING
 
 FILTERS = (
     "task:sum end:max_turns tool:any_error reward<0.5 score<1 step>=3 lag>=1 gap>=0.1 "
@@ -116,7 +117,7 @@ class Question:
 def parse_question(line: str, **more: Any) -> Question:
     """The question that a line asks: filters first to last, the rest is the text to find.
 
-    `reward<0.5` means at most 0.5, as `<=` does; `=` is both bounds.
+    `reward<0.5` leaves 0.5 out and `reward<=0.5` does not; `=` is both bounds.
 
     Raises:
         RunError: a filter that is not understood; says which there are.
@@ -157,7 +158,11 @@ def _bounds(name: str, sign: str, value: str) -> dict[str, Any]:
         number = int(value) if name == "step" else float(value)
     except ValueError as error:
         raise RunError(f"{name}{sign}{value}: expected a number after {name}{sign}") from error
-    signs = [">=", "<="] if sign == "=" else [sign if sign.endswith("=") else f"{sign}="]
+    signs = [">=", "<="] if sign == "=" else [f"{sign[0]}="]
+    if sign in ("<", ">"):  # bounds are inclusive
+        towards = -1 if sign == "<" else 1
+        # A search takes what is equal but for rounding, too.
+        number += towards if name == "step" else 2 * towards * ROUNDING
     found = {_BOUNDS[name, each]: number for each in signs if (name, each) in _BOUNDS}
     if not found:
         raise RunError(f"{name}{sign}{value} is no filter; {name} can only be asked with >=")

@@ -23,8 +23,16 @@ _ESCAPE = re.compile("\U0010ffff[0-9a-f]{4}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def shown(text: str | None, most: int = MOST_CHARS) -> str:
-    """A stored text as it is shown: what is no character is U+FFFD, and it may be truncated."""
+def shown(
+    text: str | None, most: int = MOST_CHARS, *, whole: str = "export the rollout to see them"
+) -> str:
+    """A stored text as it is shown: what is no character is U+FFFD, and it may be truncated.
+
+    Args:
+        text: as it is stored.
+        most: characters that are shown.
+        whole: how to see the others.
+    """
     if not text:
         return ""
     rest = len(text) - most
@@ -32,7 +40,7 @@ def shown(text: str | None, most: int = MOST_CHARS) -> str:
         text = text[:most]
     text = _SURROGATE.sub("\ufffd", _ESCAPE.sub("\ufffd", text))
     if rest > 0:
-        return f"{text}\n[... {rest:,} characters more; export the rollout to see them]"
+        return f"{text}\n[... {rest:,} characters more; {whole}]"
     return text
 
 

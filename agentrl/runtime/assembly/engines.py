@@ -40,6 +40,7 @@ from agentrl.serving.vllm.command import server_command, vllm_device
 from agentrl.serving.vllm.launcher import launch_servers, stop_servers
 
 if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
     from agentrl.serving.vllm.launcher import VllmServer
     from agentrl.serving.vllm.pictures import PictureSource
 
@@ -70,6 +71,8 @@ class OpenEngines:
     """Seconds that an engine which is gone may take to come back; 0 if it never does."""
     pictures: PictureSource | None = None
     """Images of the run, for servers that join it."""
+    proof: ModelProof | None = None
+    """Comparison of what the embedded engine decodes with its model's own forward pass."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
 
@@ -153,6 +156,7 @@ def _embedded(
         same_host=True,
         text="embedded in this process",
         wait_s=wait_s,
+        proof=engine.proof,
     )
 
 
@@ -203,11 +207,13 @@ async def _launched(
         start_limit_s=section.start_timeout_s,
     )
     try:
-        kept = [_OwnServer(server, connect) for server in servers]
+        # The first one has the GPU of the trainer (`engine_devices`), the others have their own.
+        alone = replace(connect, turns=None)
+        kept = [_OwnServer(s, alone if index else connect) for index, s in enumerate(servers)]
         engines = await connected(server.connect() for server in kept)
         client = make_client(engines, wait_s=wait_s, pause_limit_s=pause_limit_s(section))
         if connect.turns is not None:
-            ends = {server.name: server.stop for server in servers}
+            ends = {server.name: server.stop for server in servers[:1]}
             connect.turns.serve(Sleepers(client=client, ends=ends))
         async with (
             closing_engines(client),

@@ -32,6 +32,7 @@ from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentrl.chat.pictures.slots import ImageReader
+    from agentrl.models.proof import ModelProof
     from agentrl.models.vision.reader import VisionReader
     from agentrl.rollout import RolloutWorker
     from agentrl.serving import TokenClient
@@ -49,6 +50,8 @@ class HostReport:
     """Sandbox backend of the host and how strong it is there."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends an assistant turn."""
+    reward_proofs: Mapping[str, ModelProof | None] = field(default_factory=dict)
+    """Comparison of each reward model with its own forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,7 @@ class RolloutHost:
         return HostReport(
             sandbox_text=f"{sandboxes.name} ({probe.isolation.name.lower()} isolation)",
             stop_token_ids=chat.stop_token_ids,
+            reward_proofs=models.proofs,
         )
 
     async def run_group(

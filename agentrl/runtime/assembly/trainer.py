@@ -10,6 +10,8 @@ from agentrl.config.plan import TrainerPlan
 from agentrl.data import TokenStore
 from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
+from agentrl.disk.pinned_models import MODEL
+from agentrl.disk.proofs import keep_proofs
 from agentrl.estimators import find_estimator
 from agentrl.models.source import check_model_path
 from agentrl.models.vision.checks import check_seeing
@@ -75,29 +77,44 @@ def make_trainer(
     critic = None
     if algorithm.needs_values:
         critic = Critic(
-            load_critic(_critic_section(plan), began, images=reader),
+            load_critic(
+                _critic_section(plan),
+                began,
+                images=reader,
+                in_parts=train.backend.divides_weights,
+            ),
             section=plan.critic,
             train=train,
             gradient_checkpointing=plan.model.gradient_checkpointing,
             ranks=ranks,
         )
+    reference = load_reference(
+        began,
+        algorithm,
+        mask_keys=needs.mask_keys,
+        backend=train.backend,
+        ranks=ranks,
+        images=reader,
+    )
+    teacher = make_teacher(
+        plan, backend, began=began, vocabulary=vocabulary, ranks=ranks, images=reader
+    )
+    if backend.rank == 0:
+        proofs = {
+            MODEL: backend.proof,
+            "critic": critic and critic.backend.proof,
+            "reference": reference and reference.frozen.proof,
+            "teacher": getattr(teacher, "proof", None),  # a server has none
+        }
+        keep_proofs(run_dir, proofs)
     trainer = Trainer(
         model,
         train=train,
         algorithm=algorithm,
         backend=backend,
-        reference=load_reference(
-            began,
-            algorithm,
-            mask_keys=needs.mask_keys,
-            backend=train.backend,
-            ranks=ranks,
-            images=reader,
-        ),
+        reference=reference,
         critic=critic,
-        teacher=make_teacher(
-            plan, backend, began=began, vocabulary=vocabulary, ranks=ranks, images=reader
-        ),
+        teacher=teacher,
         failures=run_dir,
         record=_token_record(run_dir, ranks) if plan.log.tokens else None,
     )

@@ -19,6 +19,7 @@ from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.config.plan import Plan
 from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.model_source import model_source
+from agentrl.disk.proofs import keep_proofs
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
 from agentrl.runtime.assembly.layout import plan as plan_layout
@@ -182,6 +183,7 @@ async def _open(
     rollouts = RayRollouts(workers, rank_failure)
     why_whole = _why_whole_steps(actors.plan.trainer.algorithm, len(reports))
     learner = RayLearner(ranks, rank_failure, version=reports[0].version, why_whole=why_whole)
+    keep_proofs(actors.run_dir, opened[0].reward_proofs)
     groups = (("rank", reports), ("worker", opened), ("engine", served))
     return OpenStages(
         stages=Stages(

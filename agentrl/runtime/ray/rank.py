@@ -12,6 +12,7 @@ from agentrl.data import TrajectoryStore
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.tokenizer_file import write_tokenizer
 from agentrl.disk.model_source import served_source
+from agentrl.disk.proofs import ENGINE, keep_proofs
 from agentrl.models.stored_form import StoredForm
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -36,6 +37,7 @@ from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import base_weights, save_policy
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from agentrl.config.training import TrainBackendSection
@@ -78,7 +80,7 @@ class Rank:
         self._pretrained = pretrained
         self._others, self._layout = others, layout
         self._sharded = spec.plan.trainer.train.backend.kind != "torch"
-        self._weights = spec.run_dir / "weights"
+        self._run_dir, self._weights = spec.run_dir, spec.run_dir / "weights"
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
         self._sent_by = ""
@@ -109,7 +111,7 @@ class Rank:
         )
         if rank_spec.rank == 0:
             write_tokenizer(RunPaths(spec.run_dir).tokenizer_file, pretrained.tokenizer)
-        others = _join(plan.train.backend, pretrained.model, rank_spec, meeting)
+        others = _join(plan.train.backend, pretrained.device, rank_spec, meeting)
         # A sharded backend takes the model apart; engines get the layout it had.
         model = pretrained.model
         form = StoredForm(model, (name for name, _ in base_weights(model)))
@@ -126,7 +128,9 @@ class Rank:
     @property
     def description(self) -> str:
         """One line that describes the model."""
-        return self._pretrained.description
+        proof = self.trainer.backend.proof
+        text = self._pretrained.description
+        return text if proof is None else f"{text}, {proof.text}"
 
     @property
     def version(self) -> int:
@@ -170,6 +174,8 @@ class Rank:
             name=f"embedded-{self._rank_spec.rank}",
         )
         stack.push_async_callback(engine.close)
+        if self._rank_spec.rank == 0:
+            keep_proofs(self._run_dir, {ENGINE: engine.proof})
         server = await stack.enter_async_context(EngineServer(engine, host=host))
         return EngineAddress(name=engine.name, address=server.address, secret=server.secret)
 
@@ -263,12 +269,11 @@ class Rank:
 
 
 def _join(
-    backend: TrainBackendSection, model: Any, rank_spec: RankSpec, meeting: str
+    backend: TrainBackendSection, device: torch.device, rank_spec: RankSpec, meeting: str
 ) -> Ranks | None:
     """The processes that train together; None for this one alone."""
     if rank_spec.world_size == 1 and backend.kind == "torch":
         return None
-    device = next(model.parameters()).device
     return Ranks(meeting, rank=rank_spec.rank, world_size=rank_spec.world_size, device=device)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.rollout.under_way.in_flight import InFlightReport
@@ -17,6 +18,9 @@ from agentrl.runtime.stages import GroupReport
 from agentrl.serving.records import EngineStats
 from agentrl.types import SamplingParams, Task, TrajectoryGroup
 
+if TYPE_CHECKING:
+    from agentrl.models.proof import ModelProof
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
@@ -28,6 +32,8 @@ class WorkerReport:
     """Sandbox backend of the worker and how strong it is there."""
     stop_token_ids: tuple[int, ...] = field(default=())
     """Ends an assistant turn."""
+    reward_proofs: Mapping[str, ModelProof | None] = field(default_factory=dict)
+    """Comparison of each reward model with its own forward pass."""
 
 
 class RolloutActor:
@@ -55,6 +61,7 @@ class RolloutActor:
             location=actor_location(),
             sandbox_text=report.sandbox_text,
             stop_token_ids=report.stop_token_ids,
+            reward_proofs=report.reward_proofs,
         )
 
     @dispatch(Mode.LEAST_LOADED, returns=2)

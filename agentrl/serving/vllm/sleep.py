@@ -23,8 +23,9 @@ from agentrl.serving.vllm.wire import TORN
 
 SleepLevel = Literal[1, 2]
 Tag = Literal["weights", "kv_cache"]
-WAKE_LIMIT_S = 120.0
-"""Seconds to fall asleep, and to wake up: level 1 copies all weights over the bus."""
+WAKE_LIMIT_S = 45.0
+"""Seconds to fall asleep, and for each part to wake up: fewer than `resume` may take
+(`STUCK_AFTER_S`), so that the error names what was asked. Level 1 copies all weights."""
 _ALL: frozenset[Tag] = frozenset(("weights", "kv_cache"))
 _GIB = 2**30
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from agentrl.batch.packing import padding_micro_batch, unpack
 from agentrl.batch.records import MicroBatch, PackedBatch, RowKey, StepBatch
 from agentrl.errors import TrainError
+from agentrl.models.parts import stored_weight
 from agentrl.train.backends.contract import TrainBackend
 
 Result = TypeVar("Result")
@@ -180,7 +181,7 @@ def check_same_weights(gather: Callable[[Any], list[Any]], weights: Mapping[str,
     Raises:
         TrainError: ranks hold different weights.
     """
-    own = {name: (tuple(weight.shape), _bit_sum(weight)) for name, weight in weights.items()}
+    own = {name: (tuple(weight.shape), _mark(weight)) for name, weight in weights.items()}
     held = gather(own)
     for rank, other in enumerate(held):
         odd = sorted(
@@ -193,8 +194,10 @@ def check_same_weights(gather: Callable[[Any], list[Any]], weights: Mapping[str,
             )
 
 
-def _bit_sum(tensor: Tensor) -> int:
-    """Sum of the bit patterns: equal for equal tensors, and cheap."""
+def _mark(tensor: Tensor) -> Any:
+    """Sum of the bit patterns, or of some in the files: equal for equal tensors, and cheap."""
+    if (stored := stored_weight(tensor)) is not None:
+        return stored.mark()
     kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return int(tensor.detach().contiguous().view(kind).sum(dtype=torch.int64))
 

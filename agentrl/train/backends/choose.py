@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
-from agentrl.config.training import TrainBackendSection
 from agentrl.errors import ConfigError
+from agentrl.models.parts import is_in_parts
+from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
 from agentrl.train.model.proof import find_reading, prove
 
@@ -43,11 +44,6 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
 
 
-def divides_weights(backend: TrainBackendSection) -> bool:
-    """Return true if a rank holds a part of the weights, and not only of gradients or moments."""
-    return backend.kind == "fsdp2" or (backend.kind == "deepspeed" and backend.zero_stage == 3)
-
-
 def make_backend(
     model: Any,
     *,
@@ -62,8 +58,9 @@ def make_backend(
     The model that it holds is compared with its own forward pass before it is returned.
 
     Args:
-        model: a `transformers` causal language model with the same weights on every rank. A sharded
-            backend takes it apart: afterwards only the backend can run it and knows its weights.
+        model: a `transformers` causal language model with the same weights on every rank, or, for
+            a backend that divides weights, in parts (`load_in_parts`). A sharded backend takes it
+            apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
         gradient_checkpointing: recompute activations in the backward pass.
         ranks: the processes that train together, closed by the caller; None is one process.
@@ -75,8 +72,13 @@ def make_backend(
             that the trainer would compute wrongly.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
-    find_reading(model, who=who)
+    in_parts = is_in_parts(model)
+    if not in_parts:
+        find_reading(model, who=who)
     backend = _make(model, train, gradient_checkpointing, ranks, mask_keys)
+    if in_parts:
+        assert isinstance(backend, LockstepBackend), type(backend)
+        backend.find_reading(who=who)
     backend.proof = prove(backend, model, who=who)
     return backend
 

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,15 @@ from agentrl.batch.packing import padding_micro_batch
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.training import DeepspeedTraining, TrainSection
 from agentrl.errors import ConfigError
+from agentrl.models.parts import device_of, is_in_parts
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
 from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.filling import Filling
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
+from agentrl.train.backends.zero_init import divide
 from agentrl.train.backends.zero_muon import FlatMuon
 from agentrl.train.backends.zero_parts import ZeroParts, zero_parts
 from agentrl.train.model.proof import ProofRows
@@ -56,11 +59,11 @@ class DeepspeedBackend(LockstepBackend):
         """Take the same arguments as `LockstepBackend`.
 
         Raises:
-            ConfigError: DeepSpeed is not installed, or does not know the dtype of the model.
+            ConfigError: DeepSpeed is not installed, or does not know the dtype of the model; or
+                numbers of one in parts are not finite, or its files cannot be read.
             TrainError: the ranks hold different weights.
         """
-        first = next(model.parameters())
-        _check(first.dtype, first.device)
+        _check(next(model.parameters()).dtype, device_of(model))
         super().__init__(
             model,
             train=train,
@@ -75,14 +78,16 @@ class DeepspeedBackend(LockstepBackend):
         self._shapes = {name: param.shape for name, param in self._params.items()}
         by_muon = checked_matrices(model) if train.optimizer == "muon" else []
         self._by_muon = frozenset(by_muon)
+        filling = Filling()
         with ranks.naming("starting DeepSpeed"):
-            self._engine = self._start()
+            self._engine = self._start(filling)
+        filling.settle(self.gather)
         self._parts: ZeroParts = zero_parts(self._engine, _sharding(train).zero_stage)
         if by_muon:
             self._parts.divide([self._params[name] for name in by_muon], ranks=ranks)
         self.clear_gradients()
 
-    def _start(self) -> Any:
+    def _start(self, filling: Filling) -> Any:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -105,11 +110,14 @@ class DeepspeedBackend(LockstepBackend):
             for module in self._model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
+        settings = _settings(self._train, self._dtype, self._ranks.world_size)
+        if is_in_parts(self._model):
+            divide(self._model, settings, filling, dtype=self._dtype)
         engine, *_ = deepspeed.initialize(
             model=self._whole,
             model_parameters=trained,  # pyright: ignore[reportArgumentType]
             optimizer=self._torch_optimizer(trained),
-            config=_settings(self._train, self._dtype, self._ranks.world_size),
+            config=settings,
             dist_init_required=False,
         )
         for module, name, buffer in buffers:
@@ -132,7 +140,7 @@ class DeepspeedBackend(LockstepBackend):
             weight_decay=decay,
         )
 
-    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         return self._engine(batch)
 
     def _backward(self, loss: Tensor) -> None:

@@ -8,7 +8,7 @@ optimizer works on the slices as on ordinary tensors: AdamW looks at each number
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import TrainSection
 from agentrl.train.backends.contract import compensation
+from agentrl.train.backends.filling import Filling
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.sliced_optimizer import make_sliced_optimizer
@@ -50,8 +51,16 @@ class FsdpBackend(LockstepBackend):
         )
         sharding = train.backend
         assert sharding.kind == "fsdp2", sharding.kind
+        filling = Filling()
         with ranks.naming("cutting the model up"):
-            shard_model(model, self._whole, ranks=ranks.world_size, offload=sharding.offload)
+            shard_model(
+                model,
+                self._whole,
+                ranks=ranks.world_size,
+                offload=sharding.offload,
+                filling=filling,
+            )
+        filling.settle(self.gather)
         self.loss_factor = compensation(
             data_parallel_size=ranks.world_size, averages_over_ranks=False
         )
@@ -84,7 +93,7 @@ class FsdpBackend(LockstepBackend):
         if self._counts:
             self._reached.add(name)
 
-    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         # Padding reaches weights as well, and weighs nothing.
         self._counts = isinstance(batch, TensorBatch) and len(batch.index_A) > 0
         out = self._whole(batch)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
 from agentrl.machine.allocator import keep_freed_memory
+from agentrl.models.parts import device_of
 from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
 from agentrl.train.backends.contract import ModelPasses, Result
@@ -37,21 +39,27 @@ from agentrl.train.model.logprobs import (
     packed_log_probs,
 )
 from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
-from agentrl.train.model.proof import ProofRows, probe_numbers
+from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers
 from agentrl.train.model.value_head import ValueModel
 
 
 class Whole(nn.Module):
-    """Body and head in one forward pass, so that the head's weights are there when it runs."""
+    """All that a pass runs, in one forward call, so that the head's weights are there, too."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch | ProofRows) -> tuple[Tensor, ...]:
-        """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples."""
+    def forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
+        """`TokenLogProbs.tensors()`, since libraries look for tensors in tuples; values of a value
+        model; or whatever else is to be done while the weights are there."""
         if isinstance(batch, ProofRows):
             return (probe_numbers(self.model, batch),)
+        if not isinstance(batch, TensorBatch):
+            batch()
+            return ()
+        if isinstance(self.model, ValueModel):
+            return self.model(batch)
         return packed_log_probs(self.model, batch).tensors()
 
 
@@ -87,8 +95,8 @@ class LockstepBackend(ABC):
         """Take part; returns when every rank does.
 
         Args:
-            model: a `transformers` causal language model or a `ValueModel`, whole and the same on
-                every rank. It is taken apart: from now on the backend alone can run it.
+            model: a `transformers` causal language model or a `ValueModel`, the same on every rank,
+                whole or in parts. It is taken apart: from now on the backend alone can run it.
             train: the optimizer.
             gradient_checkpointing: recompute activations in the backward pass.
             ranks: joined already; closed by the caller.
@@ -100,8 +108,8 @@ class LockstepBackend(ABC):
         params = dict(model.named_parameters())
         first = next(iter(params.values()))
         self._model, self._train, self._ranks = model, train, ranks
-        self._whole: nn.Module = model if isinstance(model, ValueModel) else Whole(model)
-        self._device, self._dtype = first.device, first.dtype
+        self._whole: nn.Module = Whole(model)
+        self._device, self._dtype = device_of(model), first.dtype
         self._checkpointing = gradient_checkpointing
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -114,8 +122,14 @@ class LockstepBackend(ABC):
         ranks.open_global_group()
 
     @abstractmethod
-    def _forward(self, batch: TensorBatch | ProofRows) -> Any:
+    def _forward(self, batch: TensorBatch | ProofRows | Callable[[], None]) -> Any:
         """The output of `self._whole` under the library that holds the parts."""
+
+    @torch.no_grad()
+    def find_reading(self, *, who: str) -> None:
+        """`find_reading` on a model that came in parts, in a pass of all ranks."""
+        with self._ranks.naming("gathering weights to see how the model reads rows"):
+            self._forward(partial(find_reading, self._model, who=who))
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:

@@ -28,7 +28,7 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from agentrl.errors import RanksParted, TrainError
+from agentrl.errors import ConfigError, RanksParted, TrainError
 from agentrl.machine.nccl import make_nccl_group
 
 COLLECTIVE_TIMEOUT_S = 1800.0
@@ -212,8 +212,8 @@ class Ranks:
         """Name who was doing what when the library below gave up."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise  # a RuntimeError, too, and of this rank alone
+        except (torch.OutOfMemoryError, ConfigError):
+            raise  # a RuntimeError and a ValueError, too, and of this rank alone
         except (RuntimeError, ValueError) as error:
             raise RanksParted(
                 f"rank {self.rank} of {self.world_size} failed while {what}; a rank that ended, "

@@ -6,6 +6,7 @@ Policy, critic and reference are divided here, the last without gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,11 +23,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import ConfigError
+from agentrl.models.parts import device_of, stored_weight
+from agentrl.train.backends.filling import Filling
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.divided_muon import MatrixPart
 
 
-def shard_model(model: Any, whole: nn.Module, *, ranks: int, offload: bool) -> None:
+def shard_model(
+    model: Any, whole: nn.Module, *, ranks: int, offload: bool, filling: Filling
+) -> None:
     """Divide a model layer by layer, and once around everything else. All ranks call.
 
     What is stored are float32 slices of whatever is trained, gathered by the passes in the model's
@@ -34,18 +39,21 @@ def shard_model(model: Any, whole: nn.Module, *, ranks: int, offload: bool) -> N
     averaged nor divided. The head of a value model is gathered in float32, too.
 
     Args:
-        model: the same on every rank, in torch's global group.
+        model: the same on every rank, in torch's global group; one in parts is read, a layer at a
+            time.
         whole: the module that passes call; holds all parameters of `model`.
         ranks: that each get a slice.
         offload: keep the slices in main memory, where the model is on a GPU.
+        filling: reads what is in parts; the caller settles it.
     """
-    first = next(model.parameters())
-    device, dtype = first.device, first.dtype
+    device, dtype = device_of(model), next(model.parameters()).dtype
     trained = any(param.requires_grad for param in model.parameters())
     master = torch.promote_types(dtype, torch.float32) if trained else dtype
     narrow = master != dtype
+    mesh = init_device_mesh(device.type, (ranks,))
+    fill = partial(_fill, filling, dtype=master, ranks=ranks, rank=mesh.get_local_rank())
     everywhere: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (ranks,)),
+        "mesh": mesh,
         "offload_policy": CPUOffloadPolicy()
         if offload and device.type == "cuda"
         else OffloadPolicy(),
@@ -60,9 +68,9 @@ def shard_model(model: Any, whole: nn.Module, *, ranks: int, offload: bool) -> N
         fully_shard(model.value_head, mp_policy=as_stored, **everywhere)
     # Layer by layer: the whole model is never there in float32.
     for layer in _layers(model):
-        _widen(layer, master)
+        fill(layer)
         fully_shard(layer, mp_policy=in_passes, **everywhere)
-    _widen(whole, master)
+    fill(whole)
     # The head runs last and its gradient comes first: no use in giving it away in between.
     fully_shard(whole, mp_policy=in_passes, reshard_after_forward=not trained, **everywhere)
     for part in sharded_modules(whole):
@@ -103,10 +111,18 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def _widen(module: nn.Module, dtype: torch.dtype) -> None:
+def _fill(
+    filling: Filling, module: nn.Module, *, dtype: torch.dtype, ranks: int, rank: int
+) -> None:
+    """Weights that are here in another dtype; of those in files the rows of this rank."""
     for param in module.parameters():
-        if not isinstance(param, DTensor):
+        if isinstance(param, DTensor):
+            continue
+        if stored_weight(param) is None:
             param.data = param.data.to(dtype)
+            continue
+        each = -(-len(param) // ranks) * (param.numel() // max(1, len(param)))
+        filling.read(param, rank * each, (rank + 1) * each, dtype=dtype)
 
 
 class Slices:

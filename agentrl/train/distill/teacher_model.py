@@ -14,8 +14,8 @@ from agentrl.batch.tensors import TopIds
 from agentrl.config.schema import ModelSection
 from agentrl.config.training import TrainBackendSection
 from agentrl.errors import TrainError
+from agentrl.models.proof import ModelProof
 from agentrl.models.vision.reader import VisionReader, share_reader
-from agentrl.train.backends.choose import divides_weights
 from agentrl.train.backends.lanes import lane_count
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.distill.hinted import with_prompts
@@ -60,6 +60,8 @@ class TeacherModel:
                 "lower it"
             )
         self._policy, self._name, self._hinted = policy, name, hinted
+        self.proof: ModelProof | None = getattr(policy, "proof", None)
+        """Comparison of its model with its own forward pass."""
         self._top = TopIds(k=top_k, below=vocabulary) if top_k else None
 
     def own_tensors(self) -> Iterator[Tensor]:
@@ -142,10 +144,11 @@ def load_teacher(
             computed as its own forward does.
         TrainError: the ranks hold different weights, or one of them is gone.
     """
-    loaded = load_pretrained(model).model
+    divided = backend is not None and backend.divides_weights
+    loaded = load_pretrained(model, in_parts=divided).model
     if images is not None:
         share_reader(loaded, images, who=f"algorithm.distill.teacher.path {model.path!r}")
-    if backend is not None and divides_weights(backend):
+    if backend is not None and divided:
         assert backend.kind != "torch"
         assert ranks is not None, "a backend that divides weights has ranks"
         frozen: FrozenPolicy = SlicedFrozenPolicy(

@@ -77,10 +77,20 @@ def changed_flex(
         given["score_mod"] = _capped(changes.softcap)
     if changes.sinks is None:
         return kernel(query, key, value, **given)
-    out, log_sum = kernel(query, key, value, **given, return_lse=True)
+    out, log_sum = _with_log_sum(kernel, query, key, value, **given)
     # A sink takes its share of the sum, and adds nothing.
     share = torch.sigmoid(log_sum - changes.sinks[None, :, None].to(log_sum.dtype))
     return out * share[..., None].to(out.dtype)
+
+
+def _with_log_sum(kernel: Any, *tensors: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+    """Output, and the logarithm of the sum of each query, [1, H, T]."""
+    import torch.nn.attention.flex_attention as flex
+
+    if not hasattr(flex, "AuxRequest"):  # before torch 2.9
+        return kernel(*tensors, **given, return_lse=True)
+    out, aux = kernel(*tensors, **given, return_aux=flex.AuxRequest(lse=True))
+    return out, aux.lse
 
 
 @lru_cache(maxsize=8)

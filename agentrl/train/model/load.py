@@ -17,34 +17,37 @@ if TYPE_CHECKING:
     from agentrl.config.training import TrainSection
 
 
-def load_model(section: ModelSection, *, path: str | None = None) -> Pretrained:
+def load_model(
+    section: ModelSection, *, path: str | None = None, in_parts: bool = False
+) -> Pretrained:
     """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
     quiet_transformers()
     source = resolve_model_path(path or section.path)
-    return load_pretrained(section.model_copy(update={"path": source}))
+    return load_pretrained(section.model_copy(update={"path": source}), in_parts=in_parts)
 
 
 def load_trained(
     section: ModelSection, train: TrainSection, *, checkpoint: str | None
 ) -> Pretrained:
-    """The policy that a run trains.
+    """The policy that a run trains; in parts where the ranks of `train.backend` divide it.
 
     Args:
         section: with the `path` that the run began with.
-        train: `lora` and `freeze`, which say what of it is trained.
+        train: `lora` and `freeze`, which say what of it is trained, and what holds it.
         checkpoint: folder to go on from. Adapters belong on the model they were begun on, so with
             `train.lora` that one is loaded; the state of the trainer brings the adapters back.
 
     Raises:
         ConfigError: as `load_model`, or adapters or frozen parts that do not fit the model.
     """
+    in_parts = train.backend.divides_weights
     if train.lora is None:
-        pretrained = load_model(section, path=checkpoint)
+        pretrained = load_model(section, path=checkpoint, in_parts=in_parts)
         if train.freeze:
             freeze_parts(pretrained.model, train.freeze)
         return pretrained
     # The engines begin with the same one: see `served_source`.
-    pretrained = load_model(section)
+    pretrained = load_model(section, in_parts=in_parts)
     add_adapters(pretrained.model, train.lora, base=model_source(section))
     return pretrained
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from agentrl.config.training import AdapterSection
 from agentrl.errors import ConfigError
 from agentrl.models.hub_format import save_pretrained
+from agentrl.models.parts import standing_in
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
@@ -83,7 +84,7 @@ def add_adapters(
             task_type="CAUSAL_LM",
         )
         # The same draw on every rank and on every resume, without touching the caller's generator.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), standing_in(model):
             torch.manual_seed(_SEED)
             peft.inject_adapter_in_model(settings, model, _NAME)
     except ValueError as error:

@@ -11,9 +11,9 @@ from agentrl.config.schema import ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
 from agentrl.models.lm_head import use_float32_head
+from agentrl.models.parts import load_weights
 from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model
 from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
-from agentrl.models.whole import load_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class Pretrained:
     """A policy that was loaded, with its tokenizer."""
 
     model: Any
-    """A `transformers` causal language model in evaluation mode, on `device`."""
+    """A `transformers` causal language model in evaluation mode, on `device`, or in parts."""
     tokenizer: Any
     """Tokenizer of the model."""
     device: torch.device
-    """Device of the parameters."""
+    """Device that the model computes on."""
     path: str
     """The folder or hub name it was loaded from."""
     images: VisionReader | None = None
@@ -40,8 +40,12 @@ class Pretrained:
         return f"{self.path}, {size} parameters, {dtype} on {self.device}"
 
 
-def load_pretrained(section: ModelSection) -> Pretrained:
+def load_pretrained(section: ModelSection, *, in_parts: bool = False) -> Pretrained:
     """Load model and tokenizer in `section.dtype` on `section.device`.
+
+    Args:
+        section: where it is, its dtype and device.
+        in_parts: leave the weights in their files, for ranks that divide them.
 
     Raises:
         ConfigError: as `load_whole`, or the device is not there.
@@ -55,12 +59,19 @@ def load_pretrained(section: ModelSection) -> Pretrained:
     images = load_reader(source, tokenizer)
     loader = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
     who = f"model.path {section.path!r}"
-    model: Any = load_whole(loader, source, who=who, dtype=getattr(torch, section.dtype))
+    model = load_weights(
+        loader,
+        source,
+        who=who,
+        dtype=getattr(torch, section.dtype),
+        device=device,
+        in_parts=in_parts,
+    )
     if section.head_dtype == "float32":
         use_float32_head(model)
     else:
         _check_head_dtype(model, section.path)
-    model = model.to(device).eval()
+    model.eval()
     if images is not None:
         attach_reader(model, images)
     return Pretrained(

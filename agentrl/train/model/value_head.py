@@ -20,9 +20,9 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.config.schema import CriticSection, ModelSection
 from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
+from agentrl.models.parts import device_of, fill, load_weights
 from agentrl.models.source import SCORED, check_model_path, loadable, stored_config
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
-from agentrl.models.whole import load_whole
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
@@ -102,7 +102,7 @@ class ValueModel(nn.Module):
         self.value_head = ValueHead(
             width,
             outputs,
-            device=param.device,
+            device=device_of(body),
             dtype=torch.promote_types(param.dtype, torch.float32),
         )
         with torch.no_grad():
@@ -166,7 +166,11 @@ def _placed(numbers_AX: Tensor, batch: TensorBatch) -> Tensor:
 
 
 def load_critic(
-    critic: CriticSection, model: ModelSection, *, images: VisionReader | None = None
+    critic: CriticSection,
+    model: ModelSection,
+    *,
+    images: VisionReader | None = None,
+    in_parts: bool = False,
 ) -> ValueModel:
     """The critic that a run begins with: `load_value_model`, in the unit of the reward.
 
@@ -178,6 +182,7 @@ def load_critic(
         critic: where it begins.
         model: the policy, for what `critic` does not say.
         images: of the policy, whose images the critic reads, too; None for a model of text.
+        in_parts: leave the body's weights in their files, for ranks that divide them.
 
     Raises:
         ConfigError: as `load_value_model` and `add_adapters`, or a critic that cannot read images,
@@ -185,7 +190,7 @@ def load_critic(
         DataError: the scale cannot be read.
     """
     path = critic.path or model.path
-    made = _in_reward_unit(critic, model, path)
+    made = _in_reward_unit(critic, model, path, in_parts=in_parts)
     if images is not None:
         share_reader(made.body, images, who=f"critic.path {path!r}")
     if critic.adapters is not None:
@@ -193,9 +198,11 @@ def load_critic(
     return made
 
 
-def _in_reward_unit(critic: CriticSection, model: ModelSection, path: str) -> ValueModel:
+def _in_reward_unit(
+    critic: CriticSection, model: ModelSection, path: str, *, in_parts: bool
+) -> ValueModel:
     heads = _stored_heads(path)
-    made = load_value_model(critic, model, outputs=heads, heads=heads)
+    made = load_value_model(critic, model, outputs=heads, heads=heads, in_parts=in_parts)
     folder = Path(path).expanduser()
     scaled = (folder / SCALE_FILE).is_file()
     if not scaled and heads == 1:
@@ -225,7 +232,12 @@ def _stored_heads(path: str) -> int:
 
 
 def load_value_model(
-    critic: CriticSection, model: ModelSection, *, outputs: int = 1, heads: int = 1
+    critic: CriticSection,
+    model: ModelSection,
+    *,
+    outputs: int = 1,
+    heads: int = 1,
+    in_parts: bool = False,
 ) -> ValueModel:
     """A value model as it is stored, in the dtype and on the device of a policy.
 
@@ -237,6 +249,7 @@ def load_value_model(
         model: the policy, for what `critic` does not say.
         outputs: numbers a token.
         heads: of an ensemble; then there are as many outputs.
+        in_parts: leave the body's weights in their files, for ranks that divide them.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded, or its head has other outputs.
@@ -255,7 +268,9 @@ def load_value_model(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{who} cannot be loaded: {error}") from None
     dtype = getattr(torch, model.dtype)
-    loaded = load_whole(loader, source, who=who, body=True, dtype=dtype)
+    loaded = load_weights(
+        loader, source, who=who, body=True, dtype=dtype, device=device, in_parts=in_parts
+    )
     found = {name: head for name in _HEADS if (head := getattr(loaded, name, None)) is not None}
     if scored and not isinstance(next(iter(found.values()), None), nn.Linear):
         raise ConfigError(f"the critic {path!r} is a {kinds[0]} without a linear {_HEADS[0]!r}")
@@ -266,11 +281,12 @@ def load_value_model(
         )
     body = loaded.base_model if scored else loaded
     head = _unrounded(source, *next(iter(found.items()))) if scored else None
-    return ValueModel(body.to(device).eval(), head, outputs=outputs, heads=heads).eval()
+    return ValueModel(body.eval(), head, outputs=outputs, heads=heads).eval()
 
 
 def _unrounded(source: str, name: str, head: nn.Linear) -> nn.Linear:
     """The head in the dtype of its file, where that is here: the body's dtype would round it."""
+    fill(head)
     for file in sorted(Path(source).expanduser().glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
             for part in sorted({f"{name}.weight", f"{name}.bias"} & set(stored.keys())):

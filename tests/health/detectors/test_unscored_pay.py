@@ -139,3 +139,94 @@ def test_a_rise_that_shaping_carries_alone_is_named(own: float, named: bool) -> 
     }
     told = said(History(metrics=metrics), "unscored_pay").detail
     assert ("the reward rises by tool_bonus (+" in told) == named, told
+
+
+def test_paid_answers_that_come_to_repeat_their_prompt_are_named() -> None:
+    """Fails if a reward by words in common with a text like the prompt leaves no trace."""
+    made = [
+        replace(fact, score=None, copied=1.0 if step > 6 else 0.2)
+        for step in range(1, 13)
+        for fact in facts(step, {f"{step}-{n}": 0.8 for n in range(6)}, f"text {step}")
+    ]
+    metrics = {"reward": curve([0.5] * 12), "score": curve([0.5] * 12)}
+    found = said(History(metrics=metrics, rollouts=made), "unscored_pay")
+    assert found.status is Status.OK
+    assert "100 % of the paid answers repeat the words of their prompt, 0 %" in found.detail
+    always = [replace(fact, copied=1.0) for fact in made]
+    found = said(History(metrics=metrics, rollouts=always), "unscored_pay")
+    assert "repeat the words" not in found.detail
+
+
+def worked(step: int, task: int, right: bool) -> str:
+    result = task * 7 + (0 if right else step % 3 + 1)
+    return f"we begin with {task} and take it 7 times, which makes {result}. Answer: {result}"
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.5, Status.OK), (0.0, Status.FAIL)])
+def test_one_form_whose_right_answers_differ_by_task_is_no_pattern(
+    share: float, status: Status
+) -> None:
+    """Fails if worked sums in one form are accused before nearly all of them are right."""
+    made: list[RolloutFacts] = []
+    for step in range(1, 13):
+        for n, fact in enumerate(facts(step, dict.fromkeys(map(str, range(11, 19)), 0.5))):
+            task, right = int(fact.task_id), n % 16 < 16 * share
+            text = worked(step, task, right) if share else worked(step, 5, right=True)
+            early = f"{task} {'hm so be it '[: step + task % 9]} what is it {task * step * 31}"
+            made.append(replace(fact, score=float(right), text=text if step > 4 else early))
+    found = said(History(metrics={}, rollouts=made), "pattern_collapse")
+    assert found.status is status, found.detail
+
+
+def test_wrong_answers_that_are_all_paid_alike_are_not_too_hard() -> None:
+    """Fails if tasks are to be left out whose answers the reward pays and the score refuses."""
+    flat = [0.2] * 20 + [0.9] * 20
+    metrics = {
+        "reward": curve([0.3 + 0.6 * (step > 19) for step in range(40)]),
+        "score": curve([0.3] * 20 + [0.03] * 20),
+        "frac_reward_zero_std": curve(flat),
+    }
+    made = [
+        fact
+        for step in (1, 2, 3, 38, 39, 40)
+        for fact in facts(step, dict.fromkeys("abcd", 0.96 if step > 3 else 0.1))
+    ]
+    found = said(History(metrics=metrics, rollouts=made), "empty_gradient")
+    assert "all are paid alike, and wrong by the score" in found.detail
+    assert not any("difficulty" in lever.key for lever in found.levers)
+    low = [replace(fact, reward=0.0 if fact.step > 3 else 1.0) for fact in made]
+    found = said(History(metrics=metrics, rollouts=low), "empty_gradient")
+    assert "too hard" in found.detail
+
+
+@pytest.mark.parametrize(("paid", "status"), [(0.0, Status.FAIL), (0.4, Status.OK)])
+def test_a_third_cut_off_and_unpaid_for_the_whole_run_is_named(paid: float, status: Status) -> None:
+    """Fails if cut-offs count only from two thirds on, or those are named that still earn."""
+    metrics = {"reward": curve([0.5] * 60), "completions/clipped_ratio": curve([0.33] * 60)}
+    made = [
+        replace(fact, limit="max_turn_tokens" if n < 2 else "", reward=paid if n < 2 else 0.8)
+        for step in (1, 2, 3, 58, 59, 60)
+        for n, fact in enumerate(facts(step, {"a": 0.0, "b": 0.0, "c": 0.0}))
+    ]
+    found = said(History(metrics=metrics, rollouts=made), "truncation")
+    assert found.status is status, found.detail
+    assert status is Status.OK or "max_turn_tokens" in found.detail
+
+
+def test_a_style_that_its_own_kind_reads_well_is_no_gibberish() -> None:
+    """Fails if another manner of speech is accused because the first one was very uniform."""
+
+    def text(step: int, n: int) -> str:
+        if step <= 6:
+            return f"I can offer it for {40 + n} today, shall we?"
+        manner = ("though I had hoped for", "instead of the list price of", "others would pay")
+        return f"It is yours for {40 + n} this time, {manner[n % 3]} {90 + n * step % 17}."
+
+    made = [
+        replace(fact, score=None, text=text(step, n))
+        for step in range(1, 13)
+        for n, fact in enumerate(facts(step, {f"{step}-{n}": 0.5 for n in range(8)}))
+    ]
+    metrics = {"reward": curve([0.4 + 0.03 * step for step in range(12)])}
+    found = said(History(metrics=metrics, rollouts=made), "gibberish")
+    assert found.status is Status.OK, found.detail

@@ -77,7 +77,11 @@ def test_what_is_found_is_sorted_in_both_directions(reader: RunReader, name: str
 def test_scores_are_bounds_and_mistakes_are_named(reader: RunReader) -> None:
     low, high = hits(reader, "kind:train score<=0.5"), hits(reader, "kind:train score>0.5")
     assert all(hit["score"] <= 0.5 for hit in low)
-    assert all(hit["score"] >= 0.5 for hit in high)
+    assert all(hit["score"] > 0.5 for hit in high)
+    assert not hits(reader, "kind:train score>1")
+    assert not hits(reader, "kind:train step<1")
+    least, most = (hits(reader, f"kind:train score{sign}1") for sign in ("<", "<="))
+    assert {hit["score"] for hit in most} - {hit["score"] for hit in least} == {1.0}
     scored = [hit for hit in hits(reader, "kind:train") if hit["score"] is not None]
     found = {hit["rollout_id"] for hit in (*low, *high)}
     assert found == {hit["rollout_id"] for hit in scored}

@@ -680,7 +680,7 @@ def giving_up(draw: random.Random, now: float) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("reward", "level", "says"),
     [
-        (share_of_it, "ok", "Wrong answers are paid in many amounts and none as much as half of "),
+        (share_of_it, "ok", "Wrong answers are paid in many amounts, all below what half of the "),
         (
             partial(share_of_it, most=4),
             "unknown",

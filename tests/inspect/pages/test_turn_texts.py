@@ -45,6 +45,16 @@ def test_a_group_has_each_result_once_and_what_the_environment_added(tmp_path: P
     ]  # fmt: skip
 
 
+def test_a_result_that_a_group_shortens_leads_to_its_rollout(tmp_path: Path) -> None:
+    row = answered_rollout()
+    first, second, third = row.turns
+    long = replace(second, tool_results=(ToolResult(text=2 * LOG, name="test"),))
+    write_step(tmp_path / "run", [replace(row, turns=(first, long, third))])
+    (one,) = group_answer(reader_of(tmp_path / "run"), "train", 1, "g")["siblings"]
+    texts = [of["text"] for of in one["actions"][0]["answers"] if of["name"]]
+    assert texts[0].endswith("characters more; open the rollout itself to see them]")
+
+
 def test_a_rollout_has_texts_around_its_calls_and_results(tmp_path: Path) -> None:
     write_step(tmp_path / "run", [answered_rollout()])
     (row,) = rollout_answer(reader_of(tmp_path / "run"), "train", 1, "g/0")["rows"]

@@ -43,9 +43,11 @@ async def test_a_started_server_sleeps_is_gated_and_names_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if engines are connected without the device, if the keeper starts a server in the turn
-    of the trainer, or if the model is on the device while servers start."""
+    of the trainer, if one on a GPU of its own sleeps, or if the model is on the device while
+    servers start."""
     book = DeviceBook(100)
     server = SleepingServer("vllm-0", book, weights=20, cache=70)
+    other = SleepingServer("vllm-1", DeviceBook(100), weights=20, cache=70)
     asked: dict[str, Any] = {}
 
     def commands(*args: Any, **options: Any) -> Sequence[Any]:
@@ -54,7 +56,8 @@ async def test_a_started_server_sleeps_is_gated_and_names_its_log(
 
     async def launch(*args: Any, log_dir: Path, **options: Any) -> list[Any]:
         await server.start()
-        return [Launched(server, log_dir / "vllm-0.log")]
+        await other.start()
+        return [Launched(one, log_dir / f"{one.name}.log") for one in (server, other)]
 
     async def stop(servers: Sequence[Any]) -> None:
         await asyncio.gather(*(one.stop() for one in servers))
@@ -88,6 +91,8 @@ async def test_a_started_server_sleeps_is_gated_and_names_its_log(
         assert asked["sleeps"] is True
         await turns.to_trainer()
         assert (book.free, opened.client.paused) == (100, True)
+        assert (other.running, other.paused, other.asleep) == (True, True, set())
+        assert notes == []
         await server.kill()
         await asyncio.sleep(0.05)
         assert not server.running
