@@ -97,7 +97,7 @@ def _main() -> None:
             parsers = importlib.import_module("vllm.entrypoints.openai.cli_args")
         parser = parsers.make_arg_parser(FlexibleArgumentParser())
         wrong = refusals(parser, json.load(sys.stdin))
-    print(json.dumps({"version": vllm.__version__, "wrong": wrong}))
+    sys.stdout.write(json.dumps({"version": vllm.__version__, "wrong": wrong}) + "\n")
 
 
 if __name__ == "__main__":
