@@ -120,7 +120,8 @@ def own_numbers(model: Any, rows: OwnRows) -> Tensor:
     part = model if head else model.body
     arguments: dict[str, Any] = {"input_ids": rows.ids_NL}
     known = inspect.signature(part.forward).parameters
-    if "use_cache" in known:
+    # Many pass it on to their body with others; a cache knows no model without attention.
+    if "use_cache" in known or any(k.kind is k.VAR_KEYWORD for k in known.values()):
         arguments["use_cache"] = False
     reader = reader_of(model)
     if rows.image is not None and reader is not None:

@@ -45,7 +45,8 @@ from agentrl.train.model.logprobs import hidden_states, packed_log_probs
 from agentrl.types import ImageSpan
 
 _INSTEAD = (
-    "Nothing was trained on it; take a model of another family, or another release of transformers"
+    "Nothing was trained on it; take a model of another family (docs/families.md lists those that "
+    "train), or another release of transformers"
 )
 
 
