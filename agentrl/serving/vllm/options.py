@@ -63,7 +63,7 @@ def check_options(args: Mapping[str, Any]) -> str:
 
 
 def refusals(parser: Any, words: Sequence[str]) -> list[str]:
-    """What a parser does not take, in its own words, with the nearest options of an unknown one.
+    """Refusals of a parser in its own words, with the nearest options of an unknown one.
 
     Args:
         parser: of `argparse`.
