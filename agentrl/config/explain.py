@@ -123,6 +123,7 @@ _OTHER_NAMES: tuple[tuple[str, str, str], ...] = (
      "val_files val_file val_data eval_dataset"),
     ("eval.every_steps", "", "test_freq eval_steps eval_interval local_eval_every val_period"),
     ("checkpoint.every_steps", "", "save_freq save_steps save_interval ckpt_interval"),
+    ("checkpoint.save", "", "save_only_model save_contents"),
     ("checkpoint.keep_last", "", "save_total_limit max_ckpt_num max_ckpts_to_keep"),
     ("log.sinks", "", "report_to logger use_wandb wandb_project"),
     ("rollout.max_assistant_turns", "", "max_turns max_tool_calling_iterations"),

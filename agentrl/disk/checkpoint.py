@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"^step-(\d+)$")
 _SCORE = re.compile(r"^eval/(.+)/score$")
+PARTS_FOLDER = "trainer"
+"""Folder of the trainer's state in a checkpoint, as in `agentrl.train.checkpoint`."""
 STATE_FILE = "state.json"
 """File that makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
@@ -51,6 +53,8 @@ class CheckpointState:
     """`eval/...` metrics of the evaluation at this step; none if there was none."""
     rm_version: int = 0
     """Version of the refreshed reward model that paid when it was saved; 0 where none is."""
+    resumes: bool = True
+    """It has the state of the trainer; without it, weights alone (`checkpoint.save: model`)."""
 
     def score(self, best_by: str) -> float | None:
         """The score of this checkpoint; None without an evaluation.
@@ -124,6 +128,7 @@ def save_checkpoint(
             if path.is_file()
         }
         document = {**asdict(state), "files": sizes}
+        del document["resumes"]  # so has every checkpoint that says nothing else
         write_whole(making / STATE_FILE, json.dumps(document, indent=1).encode())
 
     target = make_folder(root / f"step-{state.step}", write_all)
@@ -161,9 +166,54 @@ def _prune(root: Path, section: CheckpointSection, keep: Collection[int]) -> Non
     found = list_checkpoints(root)
     kept = {item.path for item in (*found[-section.keep_last :], *_best(found, section))}
     kept |= {item.path for item in found if item.state.step in keep}
+    newest = [item.path for item in found if item.state.resumes][-1:]
     for old in found:
-        if old.path not in kept:
+        if old.path not in (*kept, *newest):
             _remove(old.path)
+        elif section.save == "model" and old.path not in newest and old.state.step not in keep:
+            _drop_state(old)
+
+
+def drop_states(root: Path, section: CheckpointSection, *, keep: Collection[int] = ()) -> None:
+    """Delete the state of the trainer at the end of a run, where weights alone are asked for.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        section: says what is saved.
+        keep: steps of checkpoints that stay as they are.
+
+    Raises:
+        OSError: the disk does not take it; no checkpoint is torn.
+    """
+    for item in list_checkpoints(root) if section.save == "model" else ():
+        if item.state.step not in keep:
+            _drop_state(item)
+
+
+def _drop_state(item: Checkpoint) -> None:
+    """Leave the weights alone; the checkpoint is complete before, meanwhile and after.
+
+    The state of adapters stays: it is small, and their weights cannot go on without it.
+    """
+    file = item.path / STATE_FILE
+    document = json.loads(file.read_bytes())
+    sizes = document["files"]
+    state = {name: size for name, size in sizes.items() if Path(name).parts[0] == PARTS_FOLDER}
+    if not state or 2 * sum(state.values()) < sum(sizes.values()):
+        return
+    rest = {name: size for name, size in sizes.items() if name not in state}
+    document = {**document, "files": rest, "resumes": False}
+    write_whole(file, json.dumps(document, indent=1).encode())
+    _remove_part(item.path)
+
+
+def _remove_part(path: Path) -> None:
+    """Out of sight in one rename first, as `_remove`."""
+    doomed = path.with_name(f"{_DELETING}{path.name}-{PARTS_FOLDER}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if (path / PARTS_FOLDER).is_dir():
+        (path / PARTS_FOLDER).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
@@ -276,6 +326,21 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
     return found[-1] if found else None
 
 
+def checkpoint_to_resume(root: Path, *, steps: int) -> Checkpoint | None:
+    """The complete checkpoint from which a run goes on, if there is one.
+
+    That is the newest with the state of the trainer; the newest of all where no step is left.
+
+    Args:
+        root: the folder that holds the checkpoints.
+        steps: of the run.
+    """
+    found = list_checkpoints(root)
+    if found and found[-1].state.step >= steps:
+        return found[-1]
+    return next((item for item in reversed(found) if item.state.resumes), None)
+
+
 def damaged_after(root: Path, step: int) -> tuple[Path, ...]:
     """Folders of checkpoints of later steps; `step` is that of the newest complete one."""
     found = {int(match[1]): path for path in root.glob("*") if (match := _NAME.match(path.name))}
@@ -299,6 +364,9 @@ def resolve_model_path(path: str) -> str:
 
 def sweep(root: Path) -> None:
     """Delete what an interrupted save or delete left behind."""
+    for item in list_checkpoints(root):
+        if not item.state.resumes:
+            _remove_part(item.path)
     for pattern in (f"{_MAKING}*", f"{_DELETING}*"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

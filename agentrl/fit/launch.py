@@ -15,7 +15,7 @@ from agentrl.config.fit import FitConfig
 from agentrl.config.load import FIT_FILE
 from agentrl.config.schema import ModelSection
 from agentrl.data.run.tokenizer_file import write_tokenizer
-from agentrl.disk.checkpoint import Checkpoint, latest_checkpoint, sweep
+from agentrl.disk.checkpoint import Checkpoint, checkpoint_to_resume, sweep
 from agentrl.disk.logs import log_to
 from agentrl.disk.metric_sinks import check_sinks, open_metrics
 from agentrl.disk.model_source import model_source
@@ -220,7 +220,7 @@ def _open(
     if config.train.steps:
         steps = min(steps, config.train.steps)
     planned = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
-    checkpoint = latest_checkpoint(directory.checkpoints)
+    checkpoint = checkpoint_to_resume(directory.checkpoints, steps=steps)
     centered = sets.centered.examples if sets.centered else ()
     digest = digest_of([*sets.train.examples, *centered])
     if checkpoint is not None:

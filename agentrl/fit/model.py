@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from agentrl.disk.model_source import model_source
 from agentrl.disk.other_models import other_model_source
 from agentrl.disk.pinned_models import MODEL
 from agentrl.disk.proofs import keep_proofs
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.fit.data.sources import RUN
 from agentrl.fit.heads import draw_heads
 from agentrl.fit.reference import Ask, reference_sums
@@ -34,11 +34,10 @@ CHAT_FILE = "chat_section.json"
 """Section `chat` of the fit that made a reward model, beside its weights."""
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from agentrl.fit.losses.fitter import FitLoss, Fitter
     from agentrl.train.backends.contract import TrainBackend
     from agentrl.train.backends.ranks import Ranks
+    from agentrl.train.checkpoint import HeldState
     from agentrl.train.model.pretrained import Pretrained
 
 
@@ -56,46 +55,76 @@ class FitModel:
     """Describes it."""
     chat: ChatSection
     """How it reads a conversation; a reward model keeps it beside its weights."""
-    adapted: bool
-    """It is a policy with adapters, which a checkpoint holds alone beside the merged weights."""
 
-    def gather(self) -> FitState:
-        """All that `write` writes, on rank 0; all ranks call, and nothing here touches a disk."""
-        from agentrl.train.backends.choose import full_weights, trained_parameters
+    def hold(self, *, alone: bool = False) -> HeldFit:
+        """Hold this rank's part of a checkpoint; nothing touches a disk.
 
-        backend = self.fitter.backend
-        return FitState(
-            weights=full_weights(backend) if backend.lockstep else None,
-            trained=trained_parameters(backend) if backend.lockstep and self.adapted else None,
-            optimizer=backend.state_dict(),
+        Args:
+            alone: all of it, where the other ranks are gone; else all ranks call.
+        """
+        from agentrl.train.model.reward_checkpoint import hold_value_model
+        from agentrl.train.model.value_head import ValueModel
+        from agentrl.train.saving.held_policy import hold_policy, keeper
+        from agentrl.train.saving.snapshot import StateSnapshot
+
+        backend, snapshot = self.fitter.backend, StateSnapshot()
+        if isinstance(self.model, ValueModel):
+            held: Any = hold_value_model(
+                self.model,
+                self.tokenizer,
+                backend.weights(),
+                keeper(snapshot, backend, self.model),
+                rank=backend.rank,
+                world_size=1 if alone else backend.world_size,
+            )
+            write = partial(held.write, first=backend.rank == 0)
+        else:
+            write = hold_policy(self.model, self.tokenizer, backend, snapshot, alone=alone).write
+        return HeldFit(
+            weights=write,
+            state=self.fitter.hold(snapshot, alone=alone),
+            chat=self.chat if isinstance(self.model, ValueModel) else None,
         )
 
-    def write(self, state: FitState, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state; what fails here keeps no rank waiting."""
-        from agentrl.train.model.lora import save_policy
-        from agentrl.train.model.reward_checkpoint import save_value_model
-        from agentrl.train.model.value_head import ValueModel
+    def write(self, held: HeldFit, folder: Path) -> None:
+        """Write what this rank holds; returns when all have written, whatever fails on one.
 
-        if isinstance(self.model, ValueModel):
-            save_value_model(self.model, self.tokenizer, folder, weights=state.weights)
-            (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")
-        else:
-            save_policy(
-                self.model, self.tokenizer, folder, weights=state.weights, trained=state.trained
-            )
-        self.fitter.save(folder, state.optimizer)
+        Raises:
+            RunError: a rank could not write its part.
+            OSError: this one could not.
+            TrainError: a number is NaN or infinite.
+        """
+        backend = self.fitter.backend
+        failed: Exception | None = None
+        try:
+            held.write(folder)
+        except Exception as error:  # recording boundary: the others must not wait for this rank
+            failed = error
+        texts = backend.gather(None if failed is None else str(failed))
+        if failed is not None:
+            raise failed
+        for rank, text in enumerate(texts):
+            if text is not None:
+                raise RunError(f"rank {rank} could not write its part of the checkpoint: {text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitState:
-    """State of a fit, gathered from all ranks."""
+class HeldFit:
+    """A checkpoint of a fit at one moment, as far as this rank writes it."""
 
-    weights: Mapping[str, Tensor] | None
-    """By name, where a backend has divided the model; None where the model has them."""
-    trained: Mapping[str, Tensor] | None
-    """A and B of all adapters of a policy, where a backend has divided it; None otherwise."""
-    optimizer: dict[str, Any]
-    """Moments and masters by name."""
+    weights: Callable[[Path], None]
+    """Writes the files of the model."""
+    state: HeldState
+    """Optimizer and masters."""
+    chat: ChatSection | None
+    """Kept beside a reward model."""
+
+    def write(self, folder: Path) -> None:
+        """Write all of it into a folder."""
+        self.weights(folder)
+        if self.chat is not None and self.state.rank == 0:
+            (folder / CHAT_FILE).write_text(self.chat.model_dump_json(indent=1) + "\n")
+        self.state.write(folder)
 
 
 def open_fit_model(
@@ -166,7 +195,6 @@ def open_fit_model(
         fitter=fitter,
         text=text if backend.proof is None else f"{text}; {backend.proof.text}",
         chat=config.chat,
-        adapted=config.train.lora is not None and config.objective.kind != "rm",
     )
 
 

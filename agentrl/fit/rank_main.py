@@ -1,15 +1,18 @@
 """The main function of a further rank of a fit: it does what rank 0 orders, in the same order.
 
 An order is a frame with `do`: `step` with the number of the step, `evaluate` or `show` with the
-name of a dataset, `gather`, or `end`. Errors of the work itself reach rank 0 through the group of
-the ranks.
+name of a dataset, `hold`, `write` with the folder to write into, or `end`. Errors of the work
+itself reach rank 0 through the group of the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.disk.logs import log_to, quiet_libraries
 from agentrl.errors import AgentrlError
@@ -17,6 +20,9 @@ from agentrl.fit.crew import join
 from agentrl.fit.sets import RankSetup
 from agentrl.machine.compute_threads import reserve_cores
 from agentrl.machine.processes.child_main import ChildChannel
+
+if TYPE_CHECKING:
+    from agentrl.fit.model import HeldFit
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +58,7 @@ def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
         mismatches=updates.mismatches(config.train.steps),
         open_ranks=lambda: join(setup.address, setup.rank, config, stack),
     )
+    held: HeldFit | None = None
     while True:
         head = channel.receive().head
         if head["do"] == "end":
@@ -65,5 +72,9 @@ def _follow(channel: ChildChannel, setup: RankSetup, stack: ExitStack) -> None:
         elif head["do"] == "show":
             scores = config.objective.kind == "rm"
             row_numbers(model.fitter.backend, updates.shown(head["name"]), scores=scores)
-        else:
-            model.gather()  # rank 0 writes
+        elif head["do"] == "hold":
+            held = model.hold()
+        elif held is not None:
+            with contextlib.suppress(OSError, AgentrlError):  # rank 0 is told of it
+                model.write(held, Path(head["folder"]))
+            held = None

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -249,10 +248,16 @@ class FitSession:
         state, self.tried = self._state(), self.done
         root, section = self.directory.checkpoints, self.config.checkpoint
         if not self.failed:
-            self.crew.order("gather")
-        # All that ranks do together comes first: a disk that is full keeps none of them waiting.
-        held = await run_computing(self.model.gather)
-        write = partial(self.model.write, held)
+            self.crew.order("hold")
+        held = await run_computing(self.model.hold, alone=self.failed)
+
+        def write(folder: Path) -> None:
+            if not self.failed:
+                self.crew.order("write", folder=str(folder.absolute()))
+                self.model.write(held, folder)
+            else:  # the others are gone, and have nothing that this rank has not
+                held.write(folder)
+
         try:
             await run_computing(save_checkpoint, root, state, write, section)
         except AgentrlError:
@@ -265,7 +270,9 @@ class FitSession:
             self.progress.note(text)
             return
         self.saved = self.done
-        self.clock.note_checkpoint(self.clock.now() - began)
+        seconds = self.clock.now() - began
+        self.clock.note_checkpoint(seconds)
+        self.metrics.log(self.done, {"timing_s/checkpoint": seconds})
 
     def _state(self) -> CheckpointState:
         return CheckpointState(

@@ -57,7 +57,6 @@ class RunClock:
         self._is_up = False
         self._steps_s = deque([step_s], maxlen=_RECENT)
         self._checkpoint_s = checkpoint_s
-        self._saved = False
 
     @property
     def checkpoint_s(self) -> float:
@@ -65,8 +64,8 @@ class RunClock:
         return self._checkpoint_s
 
     def note_checkpoint(self, seconds: float) -> None:
-        """Count a checkpoint, which the metrics of the next step have, and no later one's."""
-        self._checkpoint_s, self._saved = seconds, True
+        """Count a checkpoint: the next is expected to take as long."""
+        self._checkpoint_s = seconds
 
     @property
     def elapsed_s(self) -> float:
@@ -106,9 +105,6 @@ class RunClock:
         bag = MetricBag()
         bag.sum("timing_s/step", seconds)
         bag.sum("timing_s/elapsed", self.elapsed_s)
-        if self._saved:
-            bag.sum("timing_s/checkpoint", self._checkpoint_s)
-            self._saved = False
         if fresh:
             self._steps_s.append(seconds)
         return bag

@@ -197,7 +197,7 @@ def refused_by_name(
     """
     try:
         yield
-    except (torch.OutOfMemoryError, RanksParted, ConfigError):
+    except (torch.OutOfMemoryError, MemoryError, RanksParted, ConfigError):
         raise
     except Exception as error:  # the code of 150 families may raise anything
         part = model if not hasattr(model, "value_head") else model.body

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,9 +126,14 @@ class RewardShaper:
         finally:
             self.moments = moments
 
-    def save(self, folder: Path) -> None:
-        """Write the statistics into a checkpoint."""
-        (folder / STATE_FILE).write_text(self.moments.dump(), encoding="utf-8")
+    def hold(self) -> Callable[[Path], None]:
+        """Hold the statistics as they are now; returns what writes them into a checkpoint."""
+        text = self.moments.dump()
+
+        def write(folder: Path) -> None:
+            (folder / STATE_FILE).write_text(text, encoding="utf-8")
+
+        return write
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint; one without statistics begins them.

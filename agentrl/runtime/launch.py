@@ -223,7 +223,13 @@ async def _run_from_disk(
     from agentrl.train.optim.resumed import resume_notes
 
     sweep(directory.checkpoints)
-    point = resume_point(directory, tasks, seed=plan.schedule.run.seed)
+    steps = plan.schedule.train.steps
+    point = resume_point(directory, tasks, seed=plan.schedule.run.seed, steps=steps)
+    if point.weights_only is not None:
+        progress.note(
+            f"{point.weights_only} holds weights alone (checkpoint.save: model); the stored steps "
+            f"after step {point.history.done} are trained again, with the same result"
+        )
     for path in point.damaged:
         progress.note(
             f"checkpoint {path} is damaged (run.log says how) and is passed over: going on from "

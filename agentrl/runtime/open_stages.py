@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.config.fleet import ServingSection, SyncSection
 from agentrl.config.plan import Plan
@@ -45,7 +45,6 @@ from agentrl.sync import WeightSync, make_sender
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
     from agentrl.train import Trainer
-    from agentrl.train.model.pretrained import Pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +144,8 @@ def open_learner(
     run_dir: Path,
 ) -> tuple[LocalLearner, Trainer]:
     """The trainer of a policy, where its checkpoint left it."""
+    from agentrl.train.saving.held_trainer import hold_trained
+
     pretrained = policy.pretrained
     assert pretrained is not None
     begin = checkpoint.path if checkpoint else None
@@ -152,7 +153,10 @@ def open_learner(
     hints = open_hints(plan.trainer, plan.tasks, plan.rollouts.chat)
     maker = StepMaker(plan.schedule, hints=hints, checkpoint=begin)
     learner = LocalLearner(
-        maker, trainer, store, save=lambda folder: _save(folder, pretrained, trainer)
+        maker,
+        trainer,
+        store,
+        hold=lambda: hold_trained(pretrained.model, pretrained.tokenizer, trainer),
     )
     return learner, trainer
 
@@ -219,10 +223,3 @@ async def syncing(
         )
     finally:
         await sync.close()
-
-
-def _save(folder: Path, pretrained: Pretrained, trainer: Any) -> None:
-    from agentrl.train.model.lora import save_policy
-
-    save_policy(pretrained.model, pretrained.tokenizer, folder)
-    trainer.save(folder)

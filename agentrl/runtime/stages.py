@@ -241,8 +241,13 @@ class LearnStage(Protocol):
         """Store groups that are not trained on."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state into `folder`. Blocks."""
+    async def hold(self) -> Callable[[Path], None]:
+        """Hold weights and trainer state as they are now.
+
+        Returns:
+            Writes them and the tokenizer into a folder, once; blocks, from a thread beside the next
+            steps. What fails on one rank keeps no other waiting, and is raised when all are done.
+        """
         ...
 
 

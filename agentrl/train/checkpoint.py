@@ -1,25 +1,44 @@
-"""Trainer state and Hugging Face weights on disk, whole or not at all."""
+"""Trainer state on disk: a part from each rank, all of them or none.
+
+    trainer.json                        version and numbers; says how many parts there are
+    trainer/part-00001-of-00002...      what rank 0 wrote: numbers of the flat forms of tensors
+    trainer.pt                          all of it, as versions before wrote it; it is still read
+
+A part says of each tensor which numbers of which whole it holds, so any number of ranks of any
+backend reads them, each no more than it needs.
+"""
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.disk.checkpoint import PARTS_FOLDER
 from agentrl.errors import RunError, TrainError
-from agentrl.machine.files import flush, replacing
+from agentrl.machine.files import flush, write_whole
+from agentrl.models.files.tensor_file import WrittenTensor, map_tensors, write_tensors
 from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
+from agentrl.train.saving.own_part import MASTERS, OwnPart
+from agentrl.train.saving.snapshot import StateSnapshot
+from agentrl.train.saving.stored_tensors import StoredTensors
 
-TRAINER_FILE = "trainer.pt"
-_FORMAT = 2
+HEAD_FILE = "trainer.json"
+WHOLE_FILE = "trainer.pt"
+"""State in one file, as format 2 had it."""
+_FORMAT, _WHOLE_FORMAT = 3, 2
+_POLICY, _CRITIC, _REFERENCE, _RANDOM = "policy", "critic", "reference", "random"
+_LOWER_RATE = "nothing was saved; go on from the checkpoint before it, with a lower "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,110 +48,271 @@ class TrainerState:
     version: int
     """Steps done."""
     optimizer: dict[str, Any]
-    """Masters and moments of the policy."""
+    """Masters and moments of the policy; empty of a checkpoint that has weights alone."""
     critic: dict[str, Any] | None
     """The same of the critic; None without one."""
     kl_coef: float
     """Weight of the KL penalty, where the controller has brought it."""
-    reference: dict[str, Any] | None
+    reference: Mapping[str, Tensor] | None
     """Weights of a reference that follows the policy; None where it stays what the run began
     with."""
-    cpu_rng: Tensor
-    """State of torch's generator."""
+    cpu_rng: Tensor | None
+    """State of torch's generator; None of a checkpoint that has weights alone."""
     cuda_rng: list[Tensor]
     """States of the generators of all GPUs."""
 
     def restore_random_state(self) -> None:
         """Put torch's generators where they were; GPUs that are not there are left out."""
-        torch.set_rng_state(self.cpu_rng)
+        if self.cpu_rng is not None:
+            torch.set_rng_state(self.cpu_rng.clone())
         for index, state in enumerate(self.cuda_rng[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, index)
+            torch.cuda.set_rng_state(state.clone(), index)
 
 
-def save_trainer_state(
-    directory: Path,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """State of a trainer at one moment, as far as this rank writes it."""
+
+    version: int
+    """Steps done."""
+    kl_coef: float
+    """Weight of the KL penalty."""
+    rank: int
+    """Rank of this process."""
+    world_size: int
+    """Ranks that each write a part."""
+    tensors: tuple[WrittenTensor, ...]
+    """Numbers of this rank."""
+    places: Mapping[str, tuple[int, ...]]
+    """By the name of each in the file, the first number and the shape of the whole."""
+
+    def write(self, directory: Path) -> None:
+        """Write this rank's part, and from rank 0 the head.
+
+        Raises:
+            OSError: as while writing; no file of this rank is torn.
+            TrainError: a weight in it is NaN or infinite.
+        """
+        folder = directory / PARTS_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {"format": _FORMAT, "version": self.version, "parts": self.world_size}
+        metadata = {**head, "places": self.places}
+        write_tensors(
+            folder / _part_name(self.rank, self.world_size),
+            self.tensors,
+            metadata={key: json.dumps(value) for key, value in metadata.items()},
+        )
+        if self.rank == 0:
+            text = json.dumps({**head, "kl_coef": self.kl_coef}, indent=1)
+            write_whole(directory / HEAD_FILE, text.encode())
+
+
+def hold_state(
+    snapshot: StateSnapshot,
     *,
     version: int,
-    optimizer: dict[str, Any],
-    critic: dict[str, Any] | None = None,
+    rank: int,
+    world_size: int,
+    optimizer: Iterable[OwnPart],
+    critic: Iterable[OwnPart] | None = None,
     kl_coef: float = 0.0,
-    reference: dict[str, Any] | None = None,
-) -> None:
-    """Write `trainer.pt` atomically; the arguments are the fields of `TrainerState`.
+    reference: Iterable[OwnPart] | None = None,
+) -> HeldState:
+    """Hold this rank's part of a state; nothing is copied, written or looked at yet.
 
-    Raises:
-        TrainError: a weight in it is NaN or infinite; nothing is written.
+    Args:
+        snapshot: settled by the trainer before any of it moves.
+        version: steps done.
+        rank: of this process.
+        world_size: ranks that hold the other parts.
+        optimizer: of the policy.
+        critic: the same of the critic; None without one.
+        kl_coef: weight of the KL penalty.
+        reference: weights of one that follows the policy; None of one that stays.
     """
+    tensors: list[WrittenTensor] = []
+    places: dict[str, tuple[int, ...]] = {}
+    for owner, parts in ((_POLICY, optimizer), (_CRITIC, critic), (_REFERENCE, reference)):
+        for part in parts or ():
+            name = f"{owner}/{part.kind}/{part.name}"
+            kept = snapshot.keep(name, part.numbers)
+            places[name] = (part.start, *part.shape)
+            tensors.append(_finite(kept, owner) if part.kind == MASTERS else kept)
+    if rank == 0:
+        states = [torch.get_rng_state()]
+        states += torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        for index, state in enumerate(states):
+            name = f"{_RANDOM}/{index}/"
+            places[name] = (0, *state.shape)
+            tensors.append(snapshot.keep(name, state, copied=True))
+    return HeldState(
+        version=version,
+        kl_coef=kl_coef,
+        rank=rank,
+        world_size=world_size,
+        tensors=tuple(tensors),
+        places=places,
+    )
+
+
+def _finite(kept: WrittenTensor, owner: str) -> WrittenTensor:
+    """The same, refused while it is written where it holds NaN or an infinite number."""
+    name = kept.name.split("/", 2)[2] + ("" if owner == _POLICY else f" of the {owner}")
+    return WrittenTensor(
+        name=kept.name, dtype=kept.dtype, shape=kept.shape, take=partial(_checked, kept, name)
+    )
+
+
+def _checked(kept: WrittenTensor, name: str) -> Tensor:
+    tensor = kept.take()
     check_finite(
-        _weights(optimizer, critic, reference),
+        [(name, tensor)],
         who="the state of the trainer, about to be saved,",
-        remedy="nothing was saved; go on from the checkpoint before it, with a lower "
-        "train.learning_rate",
+        remedy=_LOWER_RATE + "train.learning_rate",
         kind=TrainError,
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    state = {
-        "format": _FORMAT,
-        "version": version,
-        "optimizer": optimizer,
-        "critic": critic,
-        "kl_coef": kl_coef,
-        "reference": reference,
-        "cpu_rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-    with replacing(directory / TRAINER_FILE) as path:
-        torch.save(state, path)
+    return tensor
 
 
-def _weights(
-    optimizer: dict[str, Any], critic: dict[str, Any] | None, reference: dict[str, Any] | None
-) -> Iterator[tuple[str, Tensor]]:
-    """Masters of policy and critic, and the reference; no moments, of which one may overflow."""
-    yield from optimizer.get("masters", {}).items()
-    for name, tensor in (critic or {}).get("masters", {}).items():
-        yield f"{name} of the critic", tensor
-    for name, tensor in (reference or {}).items():
-        yield f"{name} of the reference", tensor
+def _part_name(rank: int, world_size: int) -> str:
+    return f"part-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
 def load_trainer_state(directory: Path, *, whole: bool = True) -> TrainerState:
-    """Read what `save_trainer_state` wrote; nothing in the file is executed.
+    """Read what all ranks wrote, or the one file of format 2; nothing in it is executed.
 
     Args:
         directory: of the checkpoint.
-        whole: look at every number. Of several ranks one does, since the file is mapped: the others
-            read no more of it than the slices that they take.
+        whole: look at every number. Of several ranks one does, since the files are mapped: the
+            others read no more of them than the slices that they take.
 
     Raises:
-        RunError: no such file, a torn one, one of another format, or weights that are not finite.
+        RunError: no state, a part of it is missing or torn, another format, or weights that are
+            not finite.
     """
-    path = directory / TRAINER_FILE
-    if not path.is_file():
-        raise RunError(f"{directory} holds no trainer state ({TRAINER_FILE} is missing)")
+    if (directory / WHOLE_FILE).is_file():
+        path, state = directory / WHOLE_FILE, _read_whole(directory / WHOLE_FILE)
+    elif (directory / HEAD_FILE).is_file():
+        path, state = directory / PARTS_FOLDER, _read_parts(directory)
+    else:
+        raise RunError(f"{directory} holds no trainer state ({HEAD_FILE} is missing)")
+    if whole:
+        check_finite(
+            _weights(state),
+            who=str(path),
+            remedy="go on from an earlier checkpoint: delete this one",
+            kind=RunError,
+        )
+    return state
+
+
+def _weights(state: TrainerState) -> Iterator[tuple[str, Tensor]]:
+    """Masters of policy and critic, and the reference; no moments, of which one may overflow."""
+    yield from state.optimizer.get(MASTERS, {}).items()
+    for name, tensor in (state.critic or {}).get(MASTERS, {}).items():
+        yield f"{name} of the critic", tensor
+    for name, tensor in (state.reference or {}).items():
+        yield f"{name} of the reference", tensor
+
+
+def _read_whole(path: Path) -> TrainerState:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise RunError(f"{path} cannot be read as trainer state: {error}") from error
     found = state.get("format") if isinstance(state, dict) else None
+    if found != _WHOLE_FORMAT:
+        raise RunError(f"{path} has format {found!r}, this version reads {_WHOLE_FORMAT}")
+    fields = ("version", "optimizer", "critic", "kl_coef", "reference", "cpu_rng", "cuda_rng")
+    return TrainerState(**{name: state[name] for name in fields})
+
+
+def _read_parts(directory: Path) -> TrainerState:
+    head = _read_head(directory / HEAD_FILE)
+    version, kl_coef, folder = head["version"], head["kl_coef"], directory / PARTS_FOLDER
+    if not folder.is_dir():
+        return TrainerState(
+            version=version,
+            optimizer={},
+            critic=None,
+            kl_coef=kl_coef,
+            reference=None,
+            cpu_rng=None,
+            cuda_rng=[],
+        )
+    found: dict[str, dict[str, StoredTensors]] = {}
+    for rank in range(head["parts"]):
+        path = folder / _part_name(rank, head["parts"])
+        for name, (start, shape, numbers) in _read_part(path, version=version).items():
+            owner, kind, param = name.split("/", 2)
+            stored = found.setdefault(owner, {}).setdefault(kind, StoredTensors())
+            stored.add(param, shape, start, numbers)
+    try:
+        for kinds in found.values():
+            for stored in kinds.values():
+                stored.check()
+    except RunError as error:
+        raise RunError(f"{folder} does not hold a whole state: {error}") from error
+    random = found.pop(_RANDOM)
+    reference = found.get(_REFERENCE)
+    return TrainerState(
+        version=version,
+        optimizer=_by_parameter(found[_POLICY]),
+        critic=_by_parameter(found[_CRITIC]) if _CRITIC in found else None,
+        kl_coef=kl_coef,
+        reference=None if reference is None else reference[MASTERS],
+        cpu_rng=random["0"][""],
+        cuda_rng=[random[str(index)][""] for index in range(1, len(random))],
+    )
+
+
+def _by_parameter(kinds: Mapping[str, StoredTensors]) -> dict[str, Any]:
+    """Masters, and by parameter its moments, none for one that was never moved."""
+    masters = kinds[MASTERS]
+    moments = {name: StoredTensors() for name in masters}
+    for kind, stored in kinds.items():
+        if kind != MASTERS:
+            for name in stored:
+                moments[name].take_from(stored, name, kind)
+    return {MASTERS: masters, "moments": moments}
+
+
+def _read_head(path: Path) -> dict[str, Any]:
+    try:
+        head = json.loads(path.read_bytes())
+        found, numbers = head["format"], (head["version"], head["kl_coef"], head["parts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} cannot be read as trainer state: {error!r}") from error
     if found != _FORMAT:
         raise RunError(f"{path} has format {found!r}, this version reads {_FORMAT}")
-    if whole:
-        check_finite(
-            _weights(state["optimizer"], state["critic"], state["reference"]),
-            who=str(path),
-            remedy="go on from an earlier checkpoint: delete this one",
-            kind=RunError,
+    assert len(numbers) == 3
+    return head
+
+
+def _read_part(path: Path, *, version: int) -> dict[str, tuple[int, torch.Size, Tensor]]:
+    try:
+        tensors, metadata = map_tensors(path)
+        own = json.loads(metadata["version"])
+        places = json.loads(metadata["places"])
+        found = {
+            name: (places[name][0], torch.Size(places[name][1:]), tensor)
+            for name, tensor in tensors.items()
+        }
+    except FileNotFoundError:
+        parts = path.name.rpartition("-")[2].partition(".")[0]
+        have = len(list(path.parent.glob("part-*")))
+        raise RunError(
+            f"{path} is missing: the state was saved in {int(parts)} parts, and {have} are there; "
+            "copy the folder of the checkpoint once more, whole"
+        ) from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise RunError(f"{path} cannot be read as trainer state: {error}") from error
+    if own != version:
+        raise RunError(
+            f"{path} belongs to another checkpoint: it holds version {own}, and {HEAD_FILE} says "
+            f"{version}; copy the folder of the checkpoint once more, whole"
         )
-    return TrainerState(
-        version=state["version"],
-        optimizer=state["optimizer"],
-        critic=state["critic"],
-        kl_coef=state["kl_coef"],
-        reference=state["reference"],
-        cpu_rng=state["cpu_rng"],
-        cuda_rng=state["cuda_rng"],
-    )
+    return found
 
 
 def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:

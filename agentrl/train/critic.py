@@ -7,7 +7,7 @@ which the policy rests until values mean something.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from agentrl.train.meter.phases import phase
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.policy_gradient import MicroBatchProgress
+from agentrl.train.saving.own_part import OwnPart
 from agentrl.train.value_loss import value_loss
 
 
@@ -101,6 +102,10 @@ class Critic:
     def state_dict(self) -> dict[str, Any]:
         """Weights and optimizer state; loadable with `torch.load(weights_only=True)`."""
         return self.backend.state_dict()
+
+    def own_state(self) -> Iterator[OwnPart]:
+        """This rank's part of `state_dict`, as it is now."""
+        return self.backend.own_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave.

@@ -25,6 +25,7 @@ from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import TokenLogProbs, of_tensors, packed_log_probs
 from agentrl.train.model.lora import persistent_buffers
 from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers, prove
+from agentrl.train.saving.own_part import MASTERS, OwnPart, share_of_copies
 
 
 class FrozenPolicy:
@@ -119,6 +120,13 @@ class FrozenPolicy:
         """
         return {**self.held(), **wide}
 
+    def own_state(
+        self, wide: Mapping[str, Tensor], *, rank: int, world_size: int
+    ) -> Iterator[OwnPart]:
+        """The part of `state_dict` that a rank writes."""
+        copies = {**self.held(), **wide}
+        return share_of_copies(MASTERS, copies, rank=rank, world_size=world_size)
+
 
 class SlicedFrozenPolicy(FrozenPolicy):
     """A frozen policy of which every rank holds one slice of each weight, by FSDP2.
@@ -210,3 +218,10 @@ class SlicedFrozenPolicy(FrozenPolicy):
             if self._ranks.rank == 0:
                 kept[name] = full.cpu()
         return kept
+
+    def own_state(
+        self, wide: Mapping[str, Tensor], *, rank: int, world_size: int
+    ) -> Iterator[OwnPart]:
+        """`own_state` as in `FrozenPolicy.own_state`."""
+        for name, slice_ in {**self.held(), **wide}.items():
+            yield self._slices.own_part(MASTERS, name, slice_)

@@ -21,6 +21,7 @@ from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.frozen_policy import FrozenPolicy, SlicedFrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
 from agentrl.train.model.pretrained import load_pretrained
+from agentrl.train.saving.own_part import OwnPart
 
 
 class Reference(LogProbWorker):
@@ -117,6 +118,10 @@ class Reference(LogProbWorker):
         call; where each holds a slice it is empty on all but rank 0.
         """
         return self.frozen.state_dict(self._wide)
+
+    def own_state(self, *, rank: int, world_size: int) -> Iterator[OwnPart]:
+        """The part of `state_dict` that a rank writes, as it is now."""
+        return self.frozen.own_state(self._wide, rank=rank, world_size=world_size)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

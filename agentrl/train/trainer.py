@@ -30,7 +30,7 @@ from agentrl.train.backends.agreement import check_same_batch, check_shares
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.offload import TrainerOffload, state_on_device
-from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
+from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
 from agentrl.train.critic import Critic, ValuePass
 from agentrl.train.distill.records import Teacher
 from agentrl.train.early_updates import EarlyUpdates
@@ -44,6 +44,7 @@ from agentrl.train.optim.schedule import learning_rates
 from agentrl.train.other_policies import Answers, ask_other_policies, check_parts, with_advantages
 from agentrl.train.policy_gradient import MicroBatchProgress, PolicyPass
 from agentrl.train.reference import Reference
+from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.token_record import TokenListener, TokenRecorder
 from agentrl.train.untrained import UntrainedMeter, is_compared
 from agentrl.train.updates import Updates
@@ -111,6 +112,8 @@ class Trainer:
         self._version = 0
         self._early = EarlyUpdates()
         self._moved = False
+        self._held = StateSnapshot()
+        self._weights_only: Path | None = None
 
     @property
     def version(self) -> int:
@@ -172,6 +175,11 @@ class Trainer:
 
     @contextmanager
     def _kept_if_it_fails(self, batch: StepBatch) -> Iterator[None]:
+        if self._weights_only is not None:
+            raise RunError(
+                f"{self._weights_only} holds weights and no optimizer state, so no step can be "
+                "trained from it (checkpoint.save: model)"
+            )
         check_same_batch(self.backend, batch, version=self._version)
         try:
             yield
@@ -340,6 +348,7 @@ class Trainer:
             critic_rates=critic_rates,
             tokens=MetricBag(),
             metrics=metrics,
+            before_moving=self.settle,
             progress=MicroBatchProgress(
                 on_progress,
                 passes * sum(len(part.micro_batches) for part in shares[len(self._early.made) :]),
@@ -357,6 +366,7 @@ class Trainer:
         )
         if update is not None and self._version % update.every_steps == 0:
             assert isinstance(self._reference, Reference)
+            self.settle()
             self._reference.follow(self.backend.weights(), share=update.polyak)
             metrics.sum("train/reference_updates", 1)
 
@@ -380,6 +390,7 @@ class Trainer:
         Raises:
             ConfigError: the backend has an offload of its own.
         """
+        self.settle()  # what is being saved lies there
         return state_on_device(
             self.backend,
             critic=None if self._critic is None else self._critic.backend,
@@ -391,35 +402,54 @@ class Trainer:
         _, weight = next(self.backend.parameters())
         return TrainerOffload(self, parts, device=weight.device)
 
-    def save(self, directory: Path) -> None:
-        """Write all that `load` reads into `directory`; see `TrainerState`.
+    def hold(self, snapshot: StateSnapshot) -> HeldState:
+        """Hold this rank's part of all that `load` reads; it is written while training goes on.
 
-        Rank 0 writes. The ranks of a sharded backend all call it, and go on when it is written.
+        Every rank holds its part and talks to no other. Nothing is copied before the next update
+        is about to move weights, and then what is not written yet, which ends here with it.
+
+        Args:
+            snapshot: holds it, and may hold weights of this model besides.
         """
+        self._held.drop()
+        self._held = snapshot
+        rank, world_size = self.backend.rank, self.backend.world_size
         moved = None
         if self._algorithm.reference_update and isinstance(self._reference, Reference):
-            moved = self._reference.state_dict()
-        optimizer = self.backend.state_dict()
-        critic = None if self._critic is None else self._critic.state_dict()
-        if self.backend.rank == 0:
-            save_trainer_state(
-                directory,
-                version=self._version,
-                optimizer=optimizer,
-                critic=critic,
-                kl_coef=self._kl_coef,
-                reference=moved,
-            )
-        if self.backend.lockstep:
-            self.backend.gather(None)
+            moved = self._reference.own_state(rank=rank, world_size=world_size)
+        return hold_state(
+            snapshot,
+            version=self._version,
+            rank=rank,
+            world_size=world_size,
+            optimizer=self.backend.own_state(),
+            critic=None if self._critic is None else self._critic.own_state(),
+            kl_coef=self._kl_coef,
+            reference=moved,
+        )
+
+    def settle(self) -> None:
+        """Copy what is held and not yet written; weights and state may change or move then."""
+        self._held.settle()
+
+    def save(self, directory: Path) -> None:
+        """Hold and write this rank's part; all ranks call, and go on when all have written."""
+        self.hold(StateSnapshot()).write(directory)
+        self.backend.gather(None)
 
     def load(self, directory: Path) -> None:
         """Continue where `save` left off; the model takes the weights of the masters.
+
+        Of a checkpoint that has weights alone the version is taken: a run that has no step left
+        samples from it, and the next `step` is refused.
 
         Raises:
             RunError: there is no trainer state, or it is of another model or algorithm.
         """
         state = load_trainer_state(directory, whole=self.backend.rank == 0)
+        if not state.optimizer:
+            self._version, self._weights_only = state.version, directory
+            return
         if self._critic is not None:
             if state.critic is None:
                 raise RunError(f"{directory} was saved without a critic, the algorithm needs one")

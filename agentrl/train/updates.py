@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.batch.records import PackedBatch
@@ -34,6 +34,8 @@ class Updates:
     """Counts over updates, the same on every rank."""
     progress: MicroBatchProgress
     """Told of every micro-batch of this rank."""
+    before_moving: Callable[[], None] = lambda: None
+    """Called before each update moves weights."""
 
     def clear_gradients(self) -> None:
         """Start an update, or give one up."""
@@ -67,6 +69,7 @@ class Updates:
             policy_norm = 0.0 if self.only_critic else finite_norm(self.policy, update, part)
             value_norm = 0.0 if self.value is None else finite_norm(self.value, update, part)
         with phase("optimizer"):
+            self.before_moving()
             if not self.only_critic:
                 rate = self.policy_rates[index]
                 self._move_policy(rate, policy_norm, [loss.policy for loss in losses])

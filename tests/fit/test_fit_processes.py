@@ -49,8 +49,9 @@ def test_a_finished_fit(finished: dict[str, Path], kind: str) -> None:
     assert "step 6/6" in text
     assert "Traceback" not in text
     assert f"checkpoint: {run}/checkpoints/step-6\n" in text
-    lines = [line for line in read_metrics(run / "metrics.jsonl") if line["step"] in (0, 6)]
     name = f"eval/held/{kind}/loss"
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if name in line]
+    assert (lines[0]["step"], lines[-1]["step"]) == (0, 6)
     assert lines[-1][name] < lines[0][name]
 
 

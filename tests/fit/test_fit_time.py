@@ -38,7 +38,7 @@ async def test_a_fit_keeps_time_for_its_last_evaluation(tmp_path: Path) -> None:
 
     session = FitSession(
         config=config,
-        model=cast(Any, SimpleNamespace(fitter=fitter, gather=dict, write=write)),
+        model=cast(Any, SimpleNamespace(fitter=fitter, hold=lambda *, alone: None, write=write)),
         crew=cast(Any, SimpleNamespace(order=lambda *_, **__: None)),
         updates=cast(Any, SimpleNamespace(step=lambda number: update, steps_per_epoch=9)),
         evals={"held": cast(Any, update)},
@@ -51,7 +51,10 @@ async def test_a_fit_keeps_time_for_its_last_evaluation(tmp_path: Path) -> None:
                 write_result=lambda scores: None,
             ),
         ),
-        metrics=cast(Any, SimpleNamespace(log=logged.__setitem__)),
+        metrics=cast(
+            Any,
+            SimpleNamespace(log=lambda step, line: logged.setdefault(step, {}).update(line)),
+        ),
         progress=cast(Any, type("Quiet", (FitProgress,), {})()),
         scorer=None,
         done=0,
@@ -64,4 +67,4 @@ async def test_a_fit_keeps_time_for_its_last_evaluation(tmp_path: Path) -> None:
     # Steps of 6 s, three checkpoints of 12 s, and an evaluation of a minute before and after.
     assert (result.steps, now[0]) == (12, 60 + 12 * 6 + 3 * 12 + 60)
     saved = {step for step, line in logged.items() if "timing_s/checkpoint" in line}
-    assert saved == {5, 9}  # the step after each one
+    assert saved == {4, 8, 12}  # at the step that made it, and at no other

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.config.training import LoraSection
 from agentrl.errors import ConfigError
 from agentrl.models.stored import check_stored, check_stored_adapter
-from agentrl.train.model.lora import add_adapters, save_policy
+from agentrl.train.model.lora import add_adapters
+from agentrl.train.saving.held_policy import save_policy
 from tests.models.test_whole import SMALL, change, stored, without
 from tests.train.tiny_llama import tiny_model
 

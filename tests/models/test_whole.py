@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from agentrl.errors import ConfigError, RunError, TrainError
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.whole import check_whole, load_whole
-from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
+from agentrl.train.checkpoint import load_trainer_state
+from tests.train.saved_states import write_format_2, write_state
 
 Weights = dict[str, Tensor]
 SMALL: dict[str, Any] = {
@@ -271,11 +272,17 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_resumed(tmp_path):
     cases = ({"optimizer": bad}, {"critic": bad}, {"reference": bad["masters"]})
     for parts in cases:
         with pytest.raises(TrainError, match=r"w.* \(1 NaN and 0 infinite of 2\)"):
-            save_trainer_state(tmp_path / "state", version=1, **{"optimizer": good, **parts})
-    assert not (tmp_path / "state").exists()
-    save_trainer_state(tmp_path / "state", version=1, optimizer=good)
+            write_state(tmp_path / "state", version=1, **{"optimizer": good, **parts})
+    assert not [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    write_state(tmp_path / "state", version=1, optimizer=good)
     assert load_trainer_state(tmp_path / "state").version == 1
-    path = tmp_path / "state" / "trainer.pt"
-    torch.save({**torch.load(path), "optimizer": bad}, path)
+    (part,) = (tmp_path / "state" / "trainer").iterdir()
+    whole = part.read_bytes()
+    numbers, odd = (torch.tensor([1.0, x]).numpy().tobytes() for x in (2.0, torch.nan))
+    assert whole.count(numbers) == 1
+    part.write_bytes(whole.replace(numbers, odd))
+    with pytest.raises(RunError, match=r"trainer holds numbers .* w \(1 NaN"):
+        load_trainer_state(tmp_path / "state")
+    write_format_2(tmp_path / "state", version=1, optimizer=bad)
     with pytest.raises(RunError, match=r"trainer\.pt holds numbers .* w \(1 NaN"):
         load_trainer_state(tmp_path / "state")

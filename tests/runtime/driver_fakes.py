@@ -235,10 +235,15 @@ class FakeTrainer:
         self.fuse("train ends")
         return MetricBag()
 
-    def save(self, folder: Path) -> None:
-        self.fuse("save begins")
-        (folder / "model.json").write_text(json.dumps([self.version, self.digest]))
-        self.fuse("save ends")
+    def hold(self) -> Callable[[Path], None]:
+        text = json.dumps([self.version, self.digest])
+
+        def write(folder: Path) -> None:
+            self.fuse("save begins")
+            (folder / "model.json").write_text(text)
+            self.fuse("save ends")
+
+        return write
 
     def load(self, folder: Path) -> None:
         self.version, self.digest = json.loads((folder / "model.json").read_text())
@@ -313,7 +318,7 @@ async def drive(
         directory, _, _ = RunDir.resume(path)
     else:
         directory = RunDir.create(config, base=Path(config.run.dir))
-    point = resume_point(directory, tasks, seed=config.run.seed)
+    point = resume_point(directory, tasks, seed=config.run.seed, steps=config.train.steps)
     trainer = trainer or FakeTrainer(fuse)
     plan = plan_run(config, Path(config.run.dir))
     if point.checkpoint:
@@ -351,7 +356,7 @@ async def drive(
                 ),
                 trainer,
                 store,
-                save=save or trainer.save,
+                hold=trainer.hold if save is None else lambda: save,
             ),
         ),
         cursor=point.cursor,

@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import TrainSection
+from agentrl.disk.checkpoint import PARTS_FOLDER
 from agentrl.errors import RunError, TrainError
 from agentrl.train.backends.torch_backend import TorchBackend
-from agentrl.train.checkpoint import TRAINER_FILE, save_checkpoint
+from agentrl.train.checkpoint import HEAD_FILE, save_checkpoint
 from agentrl.train.optim.optimizer import MasterAdamW
 from agentrl.train.trainer import Trainer
 from agentrl.types import TrajectoryGroup
@@ -278,7 +279,8 @@ def test_resuming_continues_to_the_bit(tmp_path, dtype):
     assert trainer.version == 2
     assert same(weights(resumed), weights(stopped))
     # What was loaded must not live in the file: reading a mapped page past its end is a SIGBUS.
-    (tmp_path / TRAINER_FILE).write_bytes(b"")
+    for part in (tmp_path / PARTS_FOLDER).iterdir():
+        part.write_bytes(b"")
     assert run(resumed, trainer, steps[2:]) == losses[2:]
     assert same(weights(resumed), weights(straight))
 
@@ -289,11 +291,24 @@ def test_saving_leaves_one_file_and_loading_says_what_is_wrong(tmp_path):
         trainer.load(tmp_path)
     trainer.save(tmp_path)
     trainer.save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [TRAINER_FILE]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "part-00001-of-00001.safetensors",
+        PARTS_FOLDER,
+        HEAD_FILE,
+    ]
     other = Trainer(tiny_model(torch.float32, tied=False), train=TRAIN, algorithm=algorithm())
     with pytest.raises(RunError, match=r"lacks \[lm_head.weight\]"):
         other.load(tmp_path)
-    (tmp_path / TRAINER_FILE).write_bytes(b"torn")
+    (part,) = (tmp_path / PARTS_FOLDER).iterdir()
+    whole = part.read_bytes()
+    for torn in (b"torn", whole[:-1]):
+        part.write_bytes(torn)
+        with pytest.raises(RunError, match=r"cannot be read.*is not whole"):
+            trainer.load(tmp_path)
+    part.unlink()
+    with pytest.raises(RunError, match="was saved in 1 parts, and 0 are there"):
+        trainer.load(tmp_path)
+    (tmp_path / HEAD_FILE).write_bytes(b"torn")
     with pytest.raises(RunError, match="cannot be read"):
         trainer.load(tmp_path)
 

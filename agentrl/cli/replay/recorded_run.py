@@ -107,7 +107,9 @@ def open_recorded(path: Path) -> RecordedRun:
         plan=plan_run(config, base),
         store=TrajectoryStore(RunPaths(path).trajectories),
         tokens=TokenStore(RunPaths(path).tokens),
-        checkpoints=tuple(list_checkpoints(RunPaths(path).checkpoints)),
+        checkpoints=tuple(
+            point for point in list_checkpoints(RunPaths(path).checkpoints) if point.state.resumes
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from agentrl.config.training import TrainSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_shares, on_every_rank
 from agentrl.train.backends.contract import ModelPasses, TrainBackend
-from agentrl.train.checkpoint import load_trainer_state, save_trainer_state
+from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
 from agentrl.train.gradients import finite_norm
 from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.policy_gradient import MicroBatchProgress
+from agentrl.train.saving.snapshot import StateSnapshot
 
 Listener = Callable[[int, int], None]
 """Called with micro-batches done, and micro-batches of the update."""
@@ -181,16 +182,25 @@ class Fitter:
         self._finish(metrics, counted, losses)
         return metrics
 
-    def save(self, directory: Path, optimizer: dict[str, Any] | None = None) -> None:
-        """Write optimizer and masters into a checkpoint, from one rank.
+    def hold(self, snapshot: StateSnapshot, *, alone: bool = False) -> HeldState:
+        """Hold this rank's part of optimizer and masters as they are now.
 
         Args:
-            directory: to write into.
-            optimizer: `backend.state_dict()`, which all ranks call; None asks for it here.
+            snapshot: holds them.
+            alone: all of it, where the other ranks are gone; else all ranks call.
         """
-        if optimizer is None:
-            optimizer = self.backend.state_dict()
-        save_trainer_state(directory, version=self._version, optimizer=optimizer)
+        return hold_state(
+            snapshot,
+            version=self._version,
+            rank=self.backend.rank,
+            world_size=1 if alone else self.backend.world_size,
+            optimizer=self.backend.own_state(alone=alone),
+        )
+
+    def save(self, directory: Path) -> None:
+        """Hold and write this rank's part of what `load` reads; all ranks call."""
+        self.hold(StateSnapshot()).write(directory)
+        self.backend.gather(None)
 
     def load(self, directory: Path) -> None:
         """Go on where `save` left off.
@@ -199,7 +209,8 @@ class Fitter:
             RunError: there is no trainer state, or it is of another model.
         """
         state = load_trainer_state(directory, whole=self.backend.rank == 0)
-        self.backend.load_state_dict(state.optimizer)
+        if state.optimizer:  # else weights alone, of a fit that has no step left
+            self.backend.load_state_dict(state.optimizer)
         self._version = state.version
         state.restore_random_state()
 

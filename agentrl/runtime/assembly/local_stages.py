@@ -95,7 +95,7 @@ class LocalLearner:
         trainer: Trainer,
         store: TrajectoryStore,
         *,
-        save: Callable[[Path], None],
+        hold: Callable[[], Callable[[Path], None]],
     ) -> None:
         """Train with `trainer` what `maker` prepares.
 
@@ -103,11 +103,11 @@ class LocalLearner:
             maker: stands where the checkpoint of the run left it.
             trainer: likewise.
             store: where trajectories go.
-            save: writes weights, tokenizer and trainer state into a folder.
+            hold: holds weights and trainer state; returns what writes them into a folder.
         """
         self._trainer = trainer
         self._store = store
-        self._save = save
+        self._hold = hold
         self._maker = maker
         self._mid_step = self._abandoned = False
 
@@ -184,10 +184,16 @@ class LocalLearner:
         """`keep` as in `LearnStage.keep`."""
         await asyncio.to_thread(lambda: self._store.write(step, kind, _held(groups), None))
 
-    def save(self, folder: Path) -> None:
-        """`save` as in `LearnStage.save`."""
-        self._save(folder)
-        self._maker.save(folder)
+    async def hold(self) -> Callable[[Path], None]:
+        """`hold` as in `LearnStage.hold`."""
+        batch = self._maker.hold()
+        trained = await run_computing(self._hold)
+
+        def write(folder: Path) -> None:
+            trained(folder)
+            batch(folder)
+
+        return write
 
 
 class LocalEngines:

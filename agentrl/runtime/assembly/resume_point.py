@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.data import TaskCursor
-from agentrl.disk.checkpoint import Checkpoint, damaged_after, latest_checkpoint
+from agentrl.disk.checkpoint import (
+    Checkpoint,
+    checkpoint_to_resume,
+    damaged_after,
+    latest_checkpoint,
+)
 from agentrl.disk.rollback import logged_metrics, read_rollbacks
 from agentrl.disk.run_directory import RunDir
 from agentrl.runtime.assembly.parts import TaskSets
@@ -24,6 +29,9 @@ class ResumePoint:
     """The newest complete one."""
     damaged: tuple[Path, ...]
     """Newer ones, which are passed over."""
+    weights_only: Path | None
+    """A newer one without the state of the trainer: the stored steps since `checkpoint` are trained
+    again; None without one."""
     cursor: TaskCursor
     """After the last task of the checkpoint."""
     leaps: Mapping[int, TaskCursor]
@@ -32,15 +40,22 @@ class ResumePoint:
     """Steps done, lines logged, time spent."""
 
 
-def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoint:
+def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int, steps: int) -> ResumePoint:
     """Read where the run stands.
+
+    Args:
+        directory: of the run.
+        tasks: of its datasets.
+        seed: of the order of the tasks.
+        steps: as `train.steps`.
 
     Raises:
         DataError: the dataset is not the one the run was begun with.
         RunError: a rollback cannot be read.
     """
 
-    checkpoint = latest_checkpoint(directory.checkpoints)
+    latest = latest_checkpoint(directory.checkpoints)
+    checkpoint = checkpoint_to_resume(directory.checkpoints, steps=steps)
     rollbacks = read_rollbacks(directory.path)
     done = checkpoint.state.step if checkpoint else 0
     leaps = {
@@ -75,7 +90,8 @@ def resume_point(directory: RunDir, tasks: TaskSets, *, seed: int) -> ResumePoin
     )
     return ResumePoint(
         checkpoint=checkpoint,
-        damaged=damaged_after(directory.checkpoints, done),
+        damaged=damaged_after(directory.checkpoints, latest.state.step if latest else 0),
+        weights_only=latest.path if latest and latest.state.step > done else None,
         cursor=cursor,
         leaps=leaps,
         history=history,

@@ -12,7 +12,7 @@ them, also those that teach nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,9 +215,13 @@ class StepMaker:
             self._settings(step),
         )
 
+    def hold(self) -> Callable[[Path], None]:
+        """Hold what a resume needs as it is now; returns what writes it into a checkpoint."""
+        return self._shaper.hold()
+
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint."""
-        self._shaper.save(folder)
+        self.hold()(folder)
 
     def _shaped(
         self, step: int, groups: Sequence[TrajectoryGroup]

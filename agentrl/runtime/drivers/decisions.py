@@ -45,6 +45,11 @@ class StepDecisions:
         self._clock, self._book, self._checkpoints = clock, book, checkpoints
         self._steps, self._evaluate_every = steps, evaluate_every
 
+    @property
+    def all_done(self) -> bool:
+        """No step is left."""
+        return self._position.done >= self._steps
+
     def reason_to_end(self) -> str | None:
         """Why no further step follows; None while the run goes on."""
         done = self._position.done
@@ -66,8 +71,8 @@ class StepDecisions:
         every = self._evaluate_every
         return step == 0 or self.reason_to_end() is not None or bool(every and step % every == 0)
 
-    def checkpoint_due(self, step: int) -> bool:
+    async def checkpoint_due(self, step: int) -> bool:
         """Save this step: in intervals, and where its scores are among the best."""
         if self._health.rolls_back(self._position.done):
             return False  # it would be moved aside at once
-        return self._checkpoints.wanted(step)
+        return await self._checkpoints.wanted(step)

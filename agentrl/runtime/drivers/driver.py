@@ -155,6 +155,7 @@ class DriverParts:
             if drain is not None:
                 await drain()
             await self.checkpoints.save(step)
+            await self.checkpoints.settle()
 
         self.clock.exclude(await self.health.apply_rules(step, rest))
 
@@ -213,12 +214,16 @@ class DriverParts:
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
+            # However the run ends, nothing is left half-written.
+            with contextlib.suppress(RankLost):
+                await self.checkpoints.settle()
             await self.health.close(self.position.done, look=False)
 
     async def _save_last(self) -> None:
         """Save the last finished step of a run that ends, even if that costs it a rank."""
         with contextlib.suppress(RankLost):
             await self.checkpoints.save(self.position.done)
+            await self.checkpoints.settle()
 
     async def _show_engines(self) -> None:
         """Show the engines and observe their caches once a second, until it is cancelled."""
@@ -280,6 +285,9 @@ class StepLoop(abc.ABC):
             parts.end_as_ruled()
             await self._serve_for_evaluation()
             await parts.score_and_save(position.done)
+            await parts.checkpoints.settle()
+            if parts.decisions.all_done:
+                await parts.checkpoints.finish()
         return parts.write_result(reason)
 
     @abc.abstractmethod
@@ -303,7 +311,7 @@ class StepLoop(abc.ABC):
             parts.weights.check()
             if parts.decisions.evaluation_due(step):
                 scores.update(await self._score(step))
-        if parts.decisions.checkpoint_due(step):
+        if await parts.decisions.checkpoint_due(step):
             await parts.checkpoints.save(step)
         await parts.apply_rules(step, drain=self._drain)
 

@@ -69,7 +69,8 @@ def make_driver_parts(
         stop=stop,
         progress=progress,
     )
-    checkpoints = _checkpoints(plan, run_dir, parts, known, progress)
+    log = StepLog(parts.metrics, logged=history.logged, health=known.health, progress=progress)
+    checkpoints = _checkpoints(plan, run_dir, parts, known, progress, log)
     return DriverParts(
         run_dir=run_dir,
         stages=stages,
@@ -89,7 +90,7 @@ def make_driver_parts(
         checkpoints=checkpoints,
         health=known.health,
         decisions=_decisions(plan, parts, known, checkpoints),
-        log=StepLog(parts.metrics, logged=history.logged, health=known.health, progress=progress),
+        log=log,
         stop=stop,
         progress=progress,
         refresh=parts.refresh,
@@ -162,7 +163,12 @@ def _standing(
 
 
 def _checkpoints(
-    plan: SchedulePlan, run_dir: RunDir, parts: Parts, known: _Standing, progress: Progress
+    plan: SchedulePlan,
+    run_dir: RunDir,
+    parts: Parts,
+    known: _Standing,
+    progress: Progress,
+    log: StepLog,
 ) -> CheckpointKeeper:
     return CheckpointKeeper(
         run_dir,
@@ -173,6 +179,7 @@ def _checkpoints(
         protected=known.health.protected,
         clock=known.clock,
         progress=progress,
+        log=log.add,
         refresh=parts.refresh,
     )
 

@@ -64,6 +64,10 @@ def outcomes_of(groups: Iterable[GroupReport]) -> dict[str, list[bool]]:
     return found
 
 
+_PLACE = ("epoch", "position", "ahead")
+"""Parts of `TaskCursor.state()` that name the committed tasks."""
+
+
 class RunPosition:
     """Steps done, the cursor that the next step takes tasks from, and its state for a checkpoint.
 
@@ -83,6 +87,7 @@ class RunPosition:
         self._cursor, self._leaps, self._done = cursor, dict(leaps), done
         self._cursor_state = cursor.state()
         self._learned = done  # outcomes of the steps until this one are in the cursor
+        self._places_after: dict[int, dict[str, Any]] = {}
 
     @property
     def done(self) -> int:
@@ -132,7 +137,8 @@ class RunPosition:
     def finish(self, step: int) -> None:
         """Count a trained step; after one to which a rollback went back, other tasks follow."""
         self._cursor = self._leaps.pop(step, self._cursor)
-        self._done, self._cursor_state = step, self._cursor.state()
+        place = self._places_after.pop(step, {})  # of a stored one others are committed, too
+        self._done, self._cursor_state = step, {**self._cursor.state(), **place}
 
     def commit_stored(self, store: TrajectoryStore) -> None:
         """Commit the tasks of all stored steps, for a run whose tasks do not end in their order.
@@ -155,3 +161,5 @@ class RunPosition:
             if step > after:
                 stored = stored_groups(store, "train", step)
                 self._cursor.commit(stream_index(group) for group in stored)
+                known = self._cursor.state()
+                self._places_after[step] = {name: known[name] for name in _PLACE}

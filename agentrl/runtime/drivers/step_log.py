@@ -74,6 +74,10 @@ class StepLog:
         if scores:
             self._metrics.log(step, dict(scores))
 
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers to the line of a step that others may have followed."""
+        self._metrics.log(step, dict(values))
+
     def write_last(self, values: Mapping[str, float]) -> None:
         """Replace values in the line of the latest step."""
         if values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from agentrl.config.plan import Plan
 from agentrl.disk.logs import log_to, quiet_libraries
+from agentrl.disk.proofs import PROOFS
 from agentrl.errors import RunError
 
 logger = logging.getLogger(__name__)
@@ -114,11 +116,16 @@ def actor_location() -> ActorLocation:
 
 
 def run_identity(run_dir: Path) -> str:
-    """Hash of `run.json`, which differs from that of any other run under the same path."""
+    """Hash of `run.json`, which differs from that of any other run under the same path.
+
+    Without the proofs, which ranks and engines add to it while other processes start.
+    """
     try:
-        return hashlib.sha256((run_dir / "run.json").read_bytes()).hexdigest()
-    except OSError:
+        identity = json.loads((run_dir / "run.json").read_bytes())
+    except (OSError, ValueError):
         return ""
+    told = {key: value for key, value in identity.items() if key != PROOFS}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def threads_of_a_rank(ranks: int) -> int:

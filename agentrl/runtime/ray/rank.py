@@ -30,11 +30,11 @@ from agentrl.runtime.ray.step_parts import StepParts
 from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.serving.lean import EngineServer
 from agentrl.sync import make_sender
-from agentrl.train.backends.choose import full_weights, trained_parameters
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.logprob_worker import turn_log_probs
 from agentrl.train.model.load import load_trained
-from agentrl.train.model.lora import base_weights, save_policy
+from agentrl.train.model.lora import base_weights
+from agentrl.train.saving.held_trainer import hold_trained
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,8 @@ class Rank:
         self._sender: WeightSender | None = None
         self._sent: Callable[[], Iterable[Any]] = trainer.weights
         self._sent_by = ""
+        self._held: Callable[[Path], None] | None = None
+        self._batch: Callable[[Path], None] = lambda folder: None
 
     @classmethod
     def load(cls, spec: ActorSpec, rank_spec: RankSpec, meeting: str) -> Rank:
@@ -184,27 +186,18 @@ class Rank:
         self.steps.maker.forget()
         return self.trainer.mid_step
 
-    def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state into `folder`; all ranks call, rank 0 writes.
+    def hold(self) -> None:
+        """Hold this rank's part of weights and trainer state as they are now; all ranks call."""
+        self._batch = self.steps.maker.hold()
+        self._held = hold_trained(self._pretrained.model, self._pretrained.tokenizer, self.trainer)
 
-        With a copy on every rank the others have nothing to add.
-        """
-        first = self._rank_spec.rank == 0
-        if not first and not self._sharded:
-            return
-        backend, adapted = self.trainer.backend, self._plan.trainer.train.lora is not None
-        weights = full_weights(backend) if self._sharded else None
-        trained = trained_parameters(backend) if self._sharded and adapted else None
-        if first:
-            save_policy(
-                self._pretrained.model,
-                self._pretrained.tokenizer,
-                folder,
-                weights=weights,
-                trained=trained,
-            )
-            self.steps.maker.save(folder)
-        self.trainer.save(folder)
+    def write(self, folder: Path) -> None:
+        """Write what is held into the folder that all ranks write into; beside the next steps."""
+        held, self._held = self._held, None
+        assert held is not None, "nothing is held"
+        held(folder)
+        if self._rank_spec.rank == 0:
+            self._batch(folder)
 
     def open_sender(self, backend: str, *, address: str, cuda: bool) -> SenderFacts:
         """Make the weight sender.

@@ -223,12 +223,17 @@ class RayLearner:
         await self._rank_failure.guard(self._ranks.remove_stored(step, kind))
         await self._rank_failure.guard(self._ranks.keep(refs, step, kind))
 
-    def save(self, folder: Path) -> None:
-        """See `LearnStage`; rank 0 writes into the shared folder. Not from the event loop."""
-        saving = asyncio.run_coroutine_threadsafe(
-            self._rank_failure.guard(self._ranks.save(folder.absolute())), self._loop
+    async def hold(self) -> Callable[[Path], None]:
+        """See `LearnStage`; every rank writes its part into the shared folder."""
+        await self._rank_failure.guard(self._ranks.hold())
+        return self._write
+
+    def _write(self, folder: Path) -> None:
+        writing = asyncio.run_coroutine_threadsafe(
+            self._rank_failure.guard(self._ranks.write(folder.absolute())), self._loop
         )
-        saving.result()
+        if failed := [error for error in writing.result() if error is not None]:
+            raise failed[0]
 
     async def _watch(self, on_progress: Callable[[int, int], None]) -> None:
         """Pass progress on, a few times a second however fast the ranks are."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import RunError, StepAbandoned
+from agentrl.errors import AgentrlError, RunError, StepAbandoned
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
@@ -197,9 +197,18 @@ class TrainerActor:
         await asyncio.to_thread(self._own.steps.keep, step, kind, await fetch(refs))
 
     @dispatch(Mode.BROADCAST)
-    async def save(self, folder: Path) -> None:
-        """Write weights, tokenizer and trainer state; rank 0 does, of what all ranks hold."""
-        await run_computing(self._own.save, folder)
+    async def hold(self) -> None:
+        """Hold this rank's part of a checkpoint as it is now."""
+        await run_computing(self._own.hold)
+
+    @dispatch(Mode.BROADCAST)
+    async def write(self, folder: Path) -> Exception | None:
+        """Write it, beside whatever else is asked; what failed comes back, when all are done."""
+        try:
+            await run_computing(self._own.write, folder)
+        except (OSError, AgentrlError) as error:
+            return error
+        return None
 
     @dispatch(Mode.RANK_ZERO)
     async def probe_prompts(self) -> list[list[int]]:

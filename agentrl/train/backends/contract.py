@@ -19,6 +19,7 @@ from agentrl.errors import TrainError
 from agentrl.models.proof import ModelProof
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs
 from agentrl.train.model.proof import ProofRows
+from agentrl.train.saving.own_part import OwnPart
 
 Result = TypeVar("Result")
 
@@ -161,6 +162,16 @@ class TrainBackend(ModelPasses, Protocol):
 
         Loadable with `torch.load(weights_only=True)`, by any number of ranks and any backend. All
         ranks call; on ranks in lock-step that are not rank 0 it is empty.
+        """
+        ...
+
+    def own_state(self, *, alone: bool = False) -> Iterator[OwnPart]:
+        """This rank's part of `state_dict`; the parts of all ranks are all of it, each once.
+
+        Nothing is gathered and nothing copied: the next `step` changes the numbers.
+
+        Args:
+            alone: all of it, where this rank has all and the others are gone.
         """
         ...
 

@@ -42,6 +42,7 @@ from agentrl.train.optim.optimizer import (
     check_same_kind,
     check_same_parameters,
 )
+from agentrl.train.saving.own_part import OwnPart
 
 
 class DeepspeedBackend(LockstepBackend):
@@ -211,6 +212,12 @@ class DeepspeedBackend(LockstepBackend):
                     else:
                         moments[name][key] = kept
         return {"masters": masters, "moments": moments} if self.rank == 0 else {}
+
+    def own_state(self, *, alone: bool = False) -> Iterator[OwnPart]:
+        """`own_state` as in `TrainBackend.own_state`."""
+        for name, param in self._params.items():
+            if param.requires_grad:
+                yield from self._parts.own_state(name, param, ranks=self._ranks)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

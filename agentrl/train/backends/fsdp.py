@@ -27,6 +27,8 @@ from agentrl.train.backends.slices import Slices, shard_model, sharded_modules
 from agentrl.train.backends.torch_backend import RESPONSE_MASK
 from agentrl.train.model.proof import ProofRows
 from agentrl.train.optim.optimizer import check_same_parameters
+from agentrl.train.saving.own_part import OwnPart, by_kind, share_of_copies
+from agentrl.train.saving.stored_tensors import shape_of
 
 
 class FsdpBackend(LockstepBackend):
@@ -171,17 +173,28 @@ class FsdpBackend(LockstepBackend):
             full = self._slices.full(name, part)
         return full.cpu() if self.rank == 0 else None
 
+    def own_state(self, *, alone: bool = False) -> Iterator[OwnPart]:
+        """`own_state` as in `TrainBackend.own_state`."""
+        for kind, tensors in by_kind(self._optimizer.state_dict()).items():
+            for name, tensor in tensors.items():
+                if self._slices.is_slice(name, tensor):
+                    yield self._slices.own_part(kind, name, tensor)
+                elif self.rank == 0:  # counts, the same on every rank
+                    yield from share_of_copies(kind, {name: tensor}, rank=0, world_size=1)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`load_state_dict` as in `TrainBackend.load_state_dict`."""
         self._give_away()
         trained = {n: param for n, param in self._slices.params.items() if param.requires_grad}
         check_same_parameters(trained, state["masters"])
-        masters = {name: self._own(name, full) for name, full in state["masters"].items()}
+        masters = {
+            name: self._slices.own_of(state["masters"], name, name) for name in state["masters"]
+        }
         moments = {
-            name: {key: self._own(name, full) for key, full in parts.items()}
+            name: {
+                key: self._slices.own_of(parts, key, name) if shape_of(parts, key) else parts[key]
+                for key in parts
+            }
             for name, parts in state["moments"].items()
         }
         self._optimizer.load_state_dict({**state, "masters": masters, "moments": moments})
-
-    def _own(self, name: str, full: Tensor) -> Tensor:
-        return full if full.ndim == 0 else self._slices.own(name, full)

@@ -5,7 +5,7 @@ Policy, critic and reference are divided here, the last without gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ from agentrl.models.parts import device_of, stored_weight
 from agentrl.train.backends.filling import Filling
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.optim.divided_muon import MatrixPart
+from agentrl.train.saving.own_part import OwnPart
+from agentrl.train.saving.stored_tensors import numbers_of
 
 
 def shard_model(
@@ -175,6 +177,28 @@ class Slices:
         parts = full.chunk(param.device_mesh.size())
         rank = param.device_mesh.get_local_rank()
         return parts[rank] if rank < len(parts) else full[:0]
+
+    def start(self, name: str) -> int:
+        """The first number of this rank's slice in the flat form of the whole."""
+        param = self.params[name]
+        rows, ranks = param.shape[0], param.device_mesh.size()
+        first = min(rows, -(-rows // ranks) * param.device_mesh.get_local_rank())
+        return first * (param.numel() // rows if rows else 0)
+
+    def own_part(self, kind: str, name: str, part: Tensor) -> OwnPart:
+        """This rank's slice as a part of what is saved."""
+        return OwnPart(
+            kind=kind,
+            name=name,
+            shape=tuple(self.params[name].shape),
+            start=self.start(name),
+            numbers=part.detach().reshape(-1),
+        )
+
+    def own_of(self, tensors: Mapping[str, Tensor], key: str, name: str) -> Tensor:
+        """This rank's slice of one of some tensors, of which no more than that is read."""
+        own, start = self._own[name], self.start(name)
+        return numbers_of(tensors, key, start, start + own.numel()).view(own.shape)
 
     @property
     def group(self) -> ProcessGroup:

@@ -27,6 +27,7 @@ from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.proof import ProofRows, probe_numbers
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
+from agentrl.train.saving.own_part import OwnPart, by_kind, share_of_copies
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +201,12 @@ class TorchBackend(TorchPasses):
     def state_dict(self) -> dict[str, Any]:
         """`state_dict` as in `TrainBackend.state_dict`."""
         return self._optimizer.state_dict()
+
+    def own_state(self, *, alone: bool = False) -> Iterator[OwnPart]:
+        """`own_state` as in `TrainBackend.own_state`."""
+        rank, world_size = (0, 1) if alone else (self.rank, self.world_size)
+        for kind, tensors in by_kind(self._optimizer.state_dict()).items():
+            yield from share_of_copies(kind, tensors, rank=rank, world_size=world_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """`load_state_dict` as in `TrainBackend.load_state_dict`."""

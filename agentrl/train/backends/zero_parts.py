@@ -8,7 +8,7 @@ documented functions where there are some. Written against DeepSpeed 0.19.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from agentrl.train.backends.ranks import Ranks
 from agentrl.train.backends.zero_muon import FlatMuon
 from agentrl.train.optim.divided_muon import MatrixPart
+from agentrl.train.saving.own_part import MASTERS, OwnPart, share_of_copies
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "momentum_buffer"
@@ -109,7 +110,34 @@ class ZeroParts(ABC):
         for key in MOMENTS:
             yield key, _there(safe_get_full_optimizer_state(param, key))
 
-    def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
+    def own_state(self, name: str, param: nn.Parameter, *, ranks: Ranks) -> Iterator[OwnPart]:
+        """This rank's numbers of what `full_state` gives, as they lie in the flat tensors."""
+        if any(self._adamw().state.get(flat) for flat in self._flat()):
+            self._link()
+            if id(param) not in self._matrices and ranks.rank == 0:
+                steps = {name: self._steps()}
+                yield from share_of_copies("step", steps, rank=0, world_size=1)
+        start, numbers = self._fragments(param)
+        for kind, part in numbers.items():
+            yield OwnPart(
+                kind=kind,
+                name=name,
+                shape=tuple(getattr(param, "ds_shape", param.shape)),
+                start=start,
+                numbers=part.detach().reshape(-1),
+            )
+
+    def _fragments(self, param: nn.Parameter) -> tuple[int, dict[str, Tensor]]:
+        """The first number that this rank has of a parameter, and by kind its numbers."""
+        mapping = param._hp_mapping  # pyright: ignore[reportAttributeAccessIssue]
+        if mapping is None:
+            return 0, {}
+        moments = mapping.optim_fragment or {}
+        found = {MASTERS: mapping.get_hp_fragment()}
+        found |= {key: moments[key] for key in (*MOMENTS, MOMENTUM) if key in moments}
+        return mapping.lp_fragment_address.start, found
+
+    def load(self, param: nn.Parameter, master: Tensor, moments: Mapping[str, Tensor]) -> None:
         """Take over what `full_state` gave; parameters all at the same step."""
         with self.whole(param):
             param.data.copy_(master)
@@ -188,7 +216,14 @@ class Stage0(ZeroParts):
         yield "master", param
         yield from self._optimizer.state.get(param, {}).items()
 
-    def load(self, param: nn.Parameter, master: Tensor, moments: dict[str, Tensor]) -> None:
+    def own_state(self, name: str, param: nn.Parameter, *, ranks: Ranks) -> Iterator[OwnPart]:
+        """`own_state` as in `ZeroParts.own_state`."""
+        place = {"rank": ranks.rank, "world_size": ranks.world_size}
+        for key, tensor in self.full_state(param):
+            kind = MASTERS if key == "master" else key
+            yield from share_of_copies(kind, {name: tensor}, **place)
+
+    def load(self, param: nn.Parameter, master: Tensor, moments: Mapping[str, Tensor]) -> None:
         """`load` as in `ZeroParts.load`."""
         param.data.copy_(master)
         if moments:
@@ -292,6 +327,14 @@ class Stage3(ZeroParts):
             safe_set_local_fp32_param(param, own)
         else:
             safe_set_local_optimizer_state(param, own, key)
+
+    def _fragments(self, param: nn.Parameter) -> tuple[int, dict[str, Tensor]]:
+        flat, place = self._place(param)
+        state = self._adamw().state.get(flat) or {}
+        found = {MASTERS: flat, **{key: state[key] for key in (*MOMENTS, MOMENTUM) if key in state}}
+        size = param.ds_tensor.numel()  # pyright: ignore[reportAttributeAccessIssue]
+        start = size * torch.distributed.get_rank()
+        return start, {kind: part[place.start : place.stop] for kind, part in found.items()}
 
     def _shape(self, param: nn.Parameter) -> tuple[int, int]:
         rows, columns = param.ds_shape  # pyright: ignore[reportAttributeAccessIssue]

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from agentrl.config.training import AdapterSection
 from agentrl.errors import ConfigError
-from agentrl.models.hub_format import save_pretrained
 from agentrl.models.parts import standing_in
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
@@ -64,7 +63,7 @@ def add_adapters(
     Args:
         model: a `transformers` language model without adapters, with its head or without.
         section: with a rank of at least 1.
-        base: folder or hub name of `model`; written into what `save_policy` saves.
+        base: folder or hub name of `model`; written into what `save_adapters` saves.
         key: of `section`, for messages.
 
     Raises:
@@ -199,38 +198,14 @@ def adapters(model: Any) -> Iterator[LayerAdapter]:
         )
 
 
-def save_policy(
-    model: Any,
-    tokenizer: Any,
-    folder: Path,
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-    trained: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write weights, config and tokenizer in Hugging Face format.
-
-    With adapters the weights are the merged ones, so that everything that loads a checkpoint loads
-    this one; the adapters alone lie beside them in `adapter/`, in peft's format.
+def save_adapters(model: Any, folder: Path, trained: Mapping[str, Tensor]) -> None:
+    """Write the adapters alone, in peft's format.
 
     Args:
-        model: a `transformers` model, with adapters or without.
-        tokenizer: its tokenizer.
-        folder: to write into.
-        weights: all of them, by name, merged, where a backend has sharded those of `model`.
-        trained: then, with adapters, A and B by their names in `model`.
+        model: says which layers have one.
+        folder: is made.
+        trained: A and B by their names in `model`.
     """
-    adapted = has_adapters(model)
-    if weights is None and adapted:
-        weights = dict(merged_parameters(model, model.state_dict().items()))
-    save_pretrained(model, folder, weights=weights)
-    if adapted:
-        _save_adapters(model, folder / ADAPTER_FOLDER, trained)
-    tokenizer.save_pretrained(folder)
-    if (reader := reader_of(model)) is not None:
-        reader.save(folder)
-
-
-def _save_adapters(model: Any, folder: Path, trained: Mapping[str, Tensor] | None) -> None:
     from safetensors.torch import save_file
 
     peft = load_peft()

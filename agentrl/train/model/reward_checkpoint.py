@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,55 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.models.hub_format import save_pretrained
-from agentrl.train.model.lora import merged_weights
+from agentrl.models.files.tensor_file import WrittenTensor
+from agentrl.models.hub_format import HeldWeights, hold_weights
+from agentrl.models.stored_form import StoredForm
+from agentrl.train.model.lora import base_weights, merged_weights
 from agentrl.train.model.value_head import GAUSSIAN_LABELS, ValueModel, head_labels
+from agentrl.train.saving.snapshot import StateSnapshot
 
 
-def save_value_model(
+def save_value_model(model: ValueModel, tokenizer: Any, folder: Path) -> None:
+    """Write a reward model of this process alone; see `hold_value_model`.
+
+    Args:
+        model: its head has no bias, as in that class.
+        tokenizer: its tokenizer.
+        folder: to write into.
+    """
+    held = hold_value_model(model, tokenizer, merged_weights(model), StateSnapshot().keep)
+    held.write(folder, first=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldValueModel:
+    """Weights of a reward model at one moment, as far as this rank writes them."""
+
+    shell: Any
+    """The model that the files belong to, without weights."""
+    weights: HeldWeights
+    """All of them."""
+    tokenizer: Any
+    """Pads with a token that ends no turn."""
+
+    def write(self, folder: Path, *, first: bool) -> None:
+        """Write this rank's files of weights; the first rank also writes everything else."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.weights.write(self.shell, folder, first=first)
+        if first:
+            self.tokenizer.save_pretrained(folder)
+
+
+def hold_value_model(
     model: ValueModel,
     tokenizer: Any,
-    folder: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    keep: Callable[[str, Tensor], WrittenTensor],
     *,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write a reward model as `...ForSequenceClassification`, a label for each output.
+    rank: int = 0,
+    world_size: int = 1,
+) -> HeldValueModel:
+    """Hold a reward model as a `...ForSequenceClassification`, a label for each output.
 
     That class reads the score at the last token that is not padding, so a token which ends turns
     must not be the one that pads: another special token takes its place, in config and tokenizer.
@@ -31,8 +68,10 @@ def save_value_model(
     Args:
         model: its head has no bias, as in that class.
         tokenizer: its tokenizer.
-        folder: to write into.
-        weights: all of them, by name, where a backend has divided those of `model`.
+        weights: all of them, by name; every rank iterates to the end.
+        keep: holds one as it is now.
+        rank: of this process.
+        world_size: of the ranks that are given the same stream.
 
     Raises:
         ConfigError: there is no such class for this architecture, or no token to pad with.
@@ -56,17 +95,27 @@ def save_value_model(
         raise ConfigError(
             f"transformers has no sequence classification for {type(model.body).__name__}: {error}"
         ) from None
-    found = dict(weights) if weights is not None else dict(merged_weights(model))
-    if bool(found.pop("value_head.bias").any()):
+    form = StoredForm(shell, [name for name, _ in base_weights(shell)])
+    stream = form(_renamed(weights, shell.base_model_prefix))
+    held = hold_weights(stream, keep, rank=rank, world_size=world_size)
+    return HeldValueModel(shell=shell, weights=held, tokenizer=padded)
+
+
+def _renamed(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Names of the sequence classification model; all are iterated before an error is raised."""
+    biased = False
+    for name, tensor in weights:
+        if name == "value_head.bias":
+            biased = bool(tensor.any())
+        elif name == "value_head.weight":
+            yield "score.weight", tensor.detach()
+        else:
+            yield f"{prefix}.{name.removeprefix('body.')}", tensor.detach()
+    if biased:
         raise ConfigError(
             "the head has a bias, which sequence classification models of transformers have not; "
             "begin with a checkpoint whose head has none"
         )
-    named = {"score.weight": found.pop("value_head.weight").detach()}
-    for name, tensor in found.items():
-        named[f"{shell.base_model_prefix}.{name.removeprefix('body.')}"] = tensor.detach()
-    save_pretrained(shell, folder, weights=named)
-    padded.save_pretrained(folder)
 
 
 def require_padding(tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from agentrl.errors import RunError, some_of
 from agentrl.train.optim.gradient_sums import GradientSums, is_wide
+from agentrl.train.saving.stored_tensors import shape_of
 
 _EPS = 1e-8
 ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -203,11 +204,12 @@ def check_same_parameters(ours: Mapping[str, Tensor], theirs: Mapping[str, Tenso
             "the saved optimizer belongs to another model: it lacks "
             f"[{some_of(sorted(missing))}] and has [{some_of(sorted(extra))}] besides"
         )
-    odd = [n for n in ours if ours[n].shape != theirs[n].shape]
+    odd = [n for n in ours if ours[n].shape != shape_of(theirs, n)]
     if odd:
+        got, expected = tuple(shape_of(theirs, odd[0])), tuple(ours[odd[0]].shape)
         raise RunError(
-            f"the saved optimizer has another shape for {odd[0]}: {tuple(theirs[odd[0]].shape)}, "
-            f"the model has {tuple(ours[odd[0]].shape)} ({len(odd)} such parameters)"
+            f"the saved optimizer has another shape for {odd[0]}: {got}, the model has {expected} "
+            f"({len(odd)} such parameters)"
         )
 
 

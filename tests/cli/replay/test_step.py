@@ -40,6 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         algorithm__old_log_probs="recompute",
         reward__normalize=True,
         eval__datasets={},
+        checkpoint__save="all",
     )
     status, text = agentrl(project.parent / "out", "train", project)
     assert status == 0, text
@@ -140,12 +141,35 @@ def test_a_changed_config_shows_where_it_first_counts(copy: Path) -> None:
 def test_other_weights_show_in_the_log_probabilities(copy: Path) -> None:
     import torch
 
-    path = copy / "checkpoints" / "step-2" / "trainer.pt"
-    state = torch.load(path, weights_only=True)
+    from agentrl.train.checkpoint import load_trainer_state
+
+    folder = copy / "checkpoints" / "step-2"
+    held = load_trainer_state(folder)
+    state = {
+        "format": 2,
+        "version": held.version,
+        "optimizer": {
+            "masters": {name: tensor.clone() for name, tensor in held.optimizer["masters"].items()},
+            "moments": {
+                name: {key: tensor.clone() for key, tensor in kinds.items()}
+                for name, kinds in held.optimizer["moments"].items()
+            },
+        },
+        "critic": None,
+        "kl_coef": held.kl_coef,
+        "reference": None,
+        "cpu_rng": held.cpu_rng,
+        "cuda_rng": [],
+    }
+    path = folder / "trainer.pt"
+    shutil.rmtree(folder / "trainer")
+    (folder / "trainer.json").unlink()
 
     def save(content: dict[str, object]) -> None:
         torch.save(content, path)
         document = json.loads((path.parent / "state.json").read_text())
+        files = document["files"].items()
+        document["files"] = {k: v for k, v in files if not k.startswith("trainer")}
         document["files"]["trainer.pt"] = path.stat().st_size
         (path.parent / "state.json").write_text(json.dumps(document))
 

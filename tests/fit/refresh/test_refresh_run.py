@@ -209,7 +209,7 @@ async def test_workers_in_child_processes_change_their_model(tmp_path: Path) -> 
         )
         directory, plan = RunDir.create(config, base=tmp_path), plan_run(config, tmp_path)
         tasks = load_task_sets(plan.tasks)
-        point = resume_point(directory, tasks, seed=0)
+        point = resume_point(directory, tasks, seed=0, steps=99)
         store = TrajectoryStore(directory.trajectories)
         async with open_stages(directory, plan, point, store, Progress()) as opened:
             stages = opened.stages

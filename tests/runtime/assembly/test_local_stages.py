@@ -25,7 +25,7 @@ async def test_the_event_loop_is_free_while_a_step_is_stored(tmp_path: Path) -> 
 
     store, trainer = Noting(tmp_path), FakeTrainer(Fuse())
     maker = StepMaker(plan_run(fake_config(tmp_path), tmp_path).schedule)
-    learner = LocalLearner(maker, trainer, store, save=trainer.save)  # pyright: ignore[reportArgumentType]
+    learner = LocalLearner(maker, trainer, store, hold=trainer.hold)  # pyright: ignore[reportArgumentType]
     group = await LocalRollouts(FakeWorker(Fuse())).run_group(
         Task(id="t", prompt="?"), group_id="g", n=2, sampling=SamplingParams(), seed=0
     )

@@ -35,7 +35,7 @@ async def run_stages(config: RunConfig, base: Path) -> Path:
     directory, plan = RunDir.create(config, base=base), plan_run(config, base)
     try:
         tasks = load_task_sets(plan.tasks)
-        point = resume_point(directory, tasks, seed=config.run.seed)
+        point = resume_point(directory, tasks, seed=config.run.seed, steps=config.train.steps)
         store = TrajectoryStore(directory.trajectories)
         async with open_stages(directory, plan, point, store, Progress()) as opened:
             metrics = open_metrics(directory, config)

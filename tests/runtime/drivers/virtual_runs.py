@@ -143,8 +143,13 @@ class TimedTrainer:
         self.early += 1
         self.loop.pretend(TRAIN_S / self.updates)
 
-    def save(self, folder: Path) -> None:
-        (folder / "model.json").write_text(str(self.version))
+    def hold(self) -> Callable[[Path], None]:
+        text = str(self.version)
+
+        def write(folder: Path) -> None:
+            (folder / "model.json").write_text(text)
+
+        return write
 
 
 class SeededWorker(StreamingWorker):

@@ -43,7 +43,7 @@ async def drive(
         directory, _, _ = RunDir.resume(run_path(config.run))
     else:
         directory = RunDir.create(config, base=base)
-    point = resume_point(directory, tasks, seed=config.run.seed)
+    point = resume_point(directory, tasks, seed=config.run.seed, steps=config.train.steps)
     metrics = open_metrics(directory, config)
     try:
         async with RayCluster().open(

@@ -327,4 +327,8 @@ def test_a_folder_that_is_not_the_run_s_is_told_by_its_content(tmp_path: Path) -
     seen = run_identity(tmp_path)
     (tmp_path / "run.json").write_text('{"began": 2}')
     assert run_identity(tmp_path) not in ("", seen)
+    # Ranks add what they found of their models while workers are still being started.
+    seen = run_identity(tmp_path)
+    (tmp_path / "run.json").write_text('{"began": 2, "proofs": {"model.path": {}}}')
+    assert run_identity(tmp_path) == seen
     assert run_identity(tmp_path / "nowhere") == ""

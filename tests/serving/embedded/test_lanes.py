@@ -82,8 +82,8 @@ async def test_what_ends_one_lane_ends_the_engine() -> None:
             raise MemoryError("no room for activations")
 
     model = peaked_model()
-    model.get_input_embeddings().register_forward_pre_hook(fail)
     engine = make_engine(lanes=2, model=model)
+    model.get_input_embeddings().register_forward_pre_hook(fail)
     turns = [
         engine.generate([1], SamplingParams(max_tokens=90, seed=0), "well"),
         engine.generate([2, POISON], SamplingParams(max_tokens=4), "poison"),

@@ -15,7 +15,8 @@ from agentrl.serving.vllm import VllmEngine
 from agentrl.sync.adapters import AdapterWeights
 from agentrl.sync.coordinator import WeightSync
 from agentrl.sync.shm.shm import ShmSender
-from agentrl.train.model.lora import adapters, add_adapters, base_weights, save_policy
+from agentrl.train.model.lora import adapters, add_adapters, base_weights
+from agentrl.train.saving.held_policy import save_policy
 from agentrl.types import SamplingParams
 from tests.serving.tiny_vllm import log_probs
 

@@ -61,6 +61,7 @@ def run(
     algorithm: Any,
     checkpointing: bool = False,
     load: Any = None,
+    save: Any = None,
 ) -> dict[str, Any]:
     """Train on some steps; what a comparison wants to know, afterwards."""
     dtype = next(model.parameters()).dtype
@@ -80,6 +81,8 @@ def run(
         shares = [backend.share(update) for update in step.updates]
         check_shares(backend, step.updates, shares)
         metrics.append(trainer.step(step).result())
+    if save is not None:
+        trainer.save(save)
     return {
         "gradients": kept,
         "weights": {name: tensor.clone() for name, tensor in trainer.weights()},

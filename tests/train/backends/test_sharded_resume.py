@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.config.training import LoraSection
+from agentrl.models.files.tensor_file import map_tensors
 from agentrl.models.hub_format import save_pretrained
 from agentrl.train.backends.choose import full_weights, make_backend
-from agentrl.train.checkpoint import save_trainer_state
+from agentrl.train.checkpoint import load_trainer_state
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.trainer import Trainer
 from tests.train.backends.sharded_trainers import (
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 STEPS = [make_step(make_groups(seed), micro_batch_tokens=32) for seed in (0, 1, 2)]
 
 
-def go_on(address, rank, world_size, kind, folder, steps):
+def go_on(address, rank, world_size, kind, folder, steps, save=None):
     ranks = joined(address, rank, world_size)
     try:
         # Weights that are not those of the checkpoint: they must come from it.
@@ -40,24 +41,32 @@ def go_on(address, rank, world_size, kind, folder, steps):
             train=section(**KINDS[kind]),
             algorithm=algorithm(),
             load=folder,
+            save=save,
         )
     finally:
         ranks.close()
 
 
-def begin(address, rank, world_size, kind, steps):
+def begin(address, rank, world_size, kind, steps, save):
     ranks = joined(address, rank, world_size)
     try:
-        options = {"train": section(**KINDS[kind]), "algorithm": algorithm()}
+        options = {"train": section(**KINDS[kind]), "algorithm": algorithm(), "save": save}
         return run(tiny_model(torch.float32), ranks, steps, **options)
     finally:
         ranks.close()
 
 
-def saved(folder, result):
-    """As a run writes it, by rank 0."""
-    save_trainer_state(folder, version=result["version"], optimizer=result["state"])
-    return folder
+def held(folder):
+    """All tensors of a saved state by kind, and by rank how many numbers its part has."""
+    state = load_trainer_state(folder).optimizer
+    parts = sorted((folder / "trainer").iterdir())
+    numbers = [sum(t.numel() for t in map_tensors(part)[0].values()) for part in parts]
+    moments = {
+        f"{name} {key}": tensor
+        for name, kinds in state["moments"].items()
+        for key, tensor in kinds.items()
+    }
+    return {**state["masters"], **moments}, numbers
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "zero1", "zero2-offload", "zero3", "zero3-offload"])
@@ -66,12 +75,12 @@ def test_a_run_that_changes_its_ranks_is_the_run_that_did_not(crew, kind, tmp_pa
     is taken for numbers."""
     needs(kind)
     whole = train_alone(STEPS, torch.float32, {"train": section(), "algorithm": algorithm()})
-    two = crew.run(2, begin, kind, STEPS[:1])[0]
-    three = crew.run(3, go_on, kind, saved(tmp_path / "two", two), STEPS[1:2])[0]
+    crew.run(2, begin, kind, STEPS[:1], tmp_path / "two")
+    three = crew.run(3, go_on, kind, tmp_path / "two", STEPS[1:2], tmp_path / "three")[0]
     assert three["version"] == 2
     model = tiny_model(torch.float32, seed=7)
     alone = Trainer(model, train=section(), algorithm=algorithm())
-    alone.load(saved(tmp_path / "three", three))
+    alone.load(tmp_path / "three")
     alone.step(STEPS[2])
     assert relative_error(dict(alone.weights()), whole["weights"]) < 1e-5
     assert {len(parts) for parts in three["state"]["moments"].values()} == {3}
@@ -80,12 +89,20 @@ def test_a_run_that_changes_its_ranks_is_the_run_that_did_not(crew, kind, tmp_pa
 @pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
 def test_what_was_loaded_is_what_is_saved(crew, kind, tmp_path):
     needs(kind)
-    two = crew.run(2, begin, kind, STEPS[:1])[0]
-    again = crew.run(2, go_on, kind, saved(tmp_path, two), [])[0]
+    two = crew.run(2, begin, kind, STEPS[:1], tmp_path / "two")[0]
+    again = crew.run(2, go_on, kind, tmp_path / "two", [], tmp_path / "again")[0]
     assert same_bits(again["weights"], two["weights"])
     assert same_bits(again["state"]["masters"], two["state"]["masters"])
     for name, parts in two["state"]["moments"].items():
         assert same_bits(again["state"]["moments"][name], parts)
+    (ours, numbers), (theirs, _) = held(tmp_path / "two"), held(tmp_path / "again")
+    assert same_bits(ours, theirs)
+    assert same_bits(
+        {name: ours[name] for name in two["state"]["masters"]}, two["state"]["masters"]
+    )
+    # Each rank has written its own half, and not rank 0 all of it.
+    assert len(numbers) == 2
+    assert max(numbers) < 0.6 * sum(numbers)
 
 
 ADAPTED = {"lora": LoraSection(rank=3)}
@@ -97,11 +114,13 @@ def adapted():
     return model
 
 
-def adapt_on(address, rank, world_size, kind, folder, steps):
+def adapt_on(address, rank, world_size, kind, folder, steps, save=None):
     ranks = joined(address, rank, world_size)
     train = section(**KINDS[kind], **ADAPTED)
     try:
-        return run(adapted(), ranks, steps, train=train, algorithm=algorithm(), load=folder)
+        return run(
+            adapted(), ranks, steps, train=train, algorithm=algorithm(), load=folder, save=save
+        )
     finally:
         ranks.close()
 
@@ -112,8 +131,8 @@ def test_adapters_go_on_with_other_ranks(crew, kind, tmp_path):
     needs(kind)
     options = {"train": section(**ADAPTED), "algorithm": algorithm()}
     whole = run(adapted(), None, STEPS, **options)
-    two = crew.run(2, adapt_on, kind, None, STEPS[:1])[0]
-    three = crew.run(3, adapt_on, kind, saved(tmp_path, two), STEPS[1:])[0]
+    crew.run(2, adapt_on, kind, None, STEPS[:1], tmp_path)
+    three = crew.run(3, adapt_on, kind, tmp_path, STEPS[1:])[0]
     assert three["state"]["masters"].keys() == whole["state"]["masters"].keys()
     assert relative_error(three["weights"], whole["weights"]) < 1e-5
 

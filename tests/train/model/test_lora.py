@@ -15,7 +15,8 @@ from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.schema import TrainSection
 from agentrl.config.training import LoraSection
 from agentrl.errors import ConfigError
-from agentrl.train.model.lora import add_adapters, has_adapters, merged_weights, save_policy
+from agentrl.train.model.lora import add_adapters, has_adapters, merged_weights
+from agentrl.train.saving.held_policy import save_policy
 from agentrl.train.trainer import Trainer
 from agentrl.types import SamplingParams
 from tests.models.test_whole import FAMILIES, SMALL

@@ -1,0 +1,1 @@
+"""Files of tensors, written and read without a copy of the whole."""
