@@ -83,8 +83,8 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
         return fail(
             "context",
             f"rollout.max_context_tokens is {wanted}, but the model was made for {positions}",
-            f"set rollout.max_context_tokens: {positions}, take another model, or stretch the "
-            "positions of this one with model.overrides",
+            f"set rollout.max_context_tokens: {positions}, or give a copy of the model whose "
+            "config.json stretches its positions (rope_parameters: yarn)",
         )
     return f"{wanted} of the {positions} tokens that the model was made for"
 

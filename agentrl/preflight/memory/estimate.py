@@ -138,6 +138,8 @@ def on_same_gpus(runtime: RuntimeSection, serving: ServingSection, gpus: int) ->
         return False
     if runtime.kind == "ray":
         return runtime.placement == "colocated"
+    if runtime.colocated is True:
+        return True
     return gpus - 1 < serving.replicas * engine_width(serving)
 
 

@@ -154,7 +154,9 @@ def place(
     """
     nodes = [Node([Device() for _ in range(target.gpus)]) for _ in range(target.nodes)]
     beside = {p.name.removesuffix(" on the host"): p for p in processes if not p.on_gpu}
-    shared = runtime.kind == "ray" and runtime.placement == "colocated"
+    shared = (
+        runtime.placement == "colocated" if runtime.kind == "ray" else runtime.colocated is True
+    )
     ranks: list[Device] = []
     for process in (p for p in processes if p.on_gpu):
         server = process.name == "vLLM server"

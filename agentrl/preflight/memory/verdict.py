@@ -90,7 +90,13 @@ def target_findings(run: Plan, target: Target, *, dtype_asked: bool = True) -> l
             known[key] = demand_of(plan, config, on_gpu=here.on_gpu, **given)
         return known[key]
 
-    return verdict(here, demand)
+    runtime = trainer.runtime
+    sleeps = (
+        runtime.kind == "local"
+        and runtime.colocated is not False
+        and on_same_gpus(runtime, here.serving, target.gpus)
+    )
+    return verdict(here, demand, sleeps=sleeps)
 
 
 def verdict(run: TargetRun, demand_for: DemandOf, *, sleeps: bool = False) -> list[Finding]:

@@ -32,6 +32,7 @@ from agentrl.serving.vllm.command import (
     server_command,
     vllm_device,
 )
+from agentrl.serving.vllm.options import check_options
 from agentrl.sync import WeightTransfer, find_transfer, resolve_backend
 from agentrl.types.finding import Finding, Status
 
@@ -61,7 +62,11 @@ async def schedule(plan: SchedulePlan, engines: EnginePlan) -> str:
 
 
 async def engines(
-    plan: EnginePlan, *, tokenizer: Any = None, train: TrainSection | None = None
+    plan: EnginePlan,
+    *,
+    tokenizer: Any = None,
+    train: TrainSection | None = None,
+    starting: bool = False,
 ) -> Finding | str:
     """Check that the engines of a run are available and fit the policy's tokenizer.
 
@@ -69,6 +74,7 @@ async def engines(
         plan: of the engines.
         tokenizer: of the policy.
         train: of the trainer that may share a device with them; None where that is settled.
+        starting: servers are about to start, and will read their options themselves.
     """
     colocation = None if train is None else find_colocation(plan, train)
     if colocation is not None:
@@ -105,6 +111,8 @@ async def engines(
             head_dtype=model.head_dtype,
         )
     text = f"{section.replicas} vLLM servers on {vllm_device()}, weights by {backend}"
+    if not starting:
+        text += await asyncio.to_thread(check_options, section.args)
     text += "" if colocation is None else f"; {colocation.text}"
     cores = os.cpu_count() or 1
     if vllm_device() == "cpu" and section.replicas > cores:
@@ -138,7 +146,7 @@ async def require_fleet(plan: EnginePlan) -> None:
     if plan.serving.urls:
         section = plan.model.model_copy(update={"path": model_source(plan.model)})
         tokenizer = await asyncio.to_thread(load_tokenizer, section)
-    await engines(plan, tokenizer=tokenizer)
+    await engines(plan, tokenizer=tokenizer, starting=True)
     await cluster(plan)
 
 

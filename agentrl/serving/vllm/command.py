@@ -195,6 +195,15 @@ def _theirs(args: Mapping[str, Any], middleware: tuple[str, ...]) -> dict[str, A
     return options
 
 
+def user_words(args: Mapping[str, Any]) -> list[str]:
+    """`serving.args` as words of a command line, as a server is given them.
+
+    Raises:
+        ConfigError: an option that is not the user's.
+    """
+    return _render(_theirs(args, ()))
+
+
 def require_one_config(args: Mapping[str, Any]) -> None:
     """Refuse overrides of the model's config that reach the servers of a run and not its trainer.
 

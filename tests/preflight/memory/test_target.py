@@ -112,6 +112,9 @@ def test_one_card_for_both_and_the_turns_they_take(run_file: Path) -> None:
     shared = lines(run_file, "gpus=1x80GiB", "train.lora.rank=16", "train.micro_batch_tokens=8192")
     assert "beside vLLM server" in shared["trainer"].detail
     assert "keys and values 4.00" in shared["vLLM server"].detail
+    assert "GiB of a GPU, in turns" in shared["trainer"].detail
+    stays = lines(run_file, "gpus=1x80GiB", "train.lora.rank=16", "runtime.colocated=false")
+    assert "in turns" not in stays["trainer"].detail
     alone = lines(run_file, "gpus=2x80GiB", "train.lora.rank=16")
     assert "beside" not in alone["trainer"].detail
 

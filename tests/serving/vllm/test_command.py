@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from agentrl.config.fleet import VllmServing
 from agentrl.errors import ConfigError
+from agentrl.models.cache_bytes import cache_shape
+from agentrl.serving.cache_room import require_one_sequence
 from agentrl.serving.vllm.command import (
     ServerCommand,
+    cache_size,
     check_head_support,
     require_one_config,
     server_command,
@@ -160,3 +164,47 @@ def test_a_vllm_that_cannot_is_refused(tmp_path: Path) -> None:
         check_head_support(tmp_path)
     file.write_text("self.head_dtype = model_config.head_dtype")
     check_head_support(tmp_path)
+
+
+def test_a_cache_of_its_own_size_or_of_what_vllm_measures() -> None:
+    """Fails if a number reaches a server that shall measure, or a share of a card is overruled."""
+    flag = "--kv-cache-memory-bytes"
+
+    def sized(device: Any = "cuda", *, shared: bool = False, **keys: Any) -> int | None:
+        return cache_size(VllmServing(**keys), device, shared=shared)
+
+    assert sized() is None
+    assert sized(shared=True) == 4 * 2**30
+    assert sized(kv_cache_gb=1.5, shared=True) == 3 * 2**29
+    assert sized(args={"gpu-memory-utilization": 0.5}, shared=True) is None
+    whole, half = sized("cpu"), sized("cpu", replicas=2)
+    assert whole
+    assert half
+    assert 0.3 < half / whole < 0.7
+    made = server_command(VllmServing(), model_path="m", max_context_tokens=64, device="cuda")
+    assert flag not in options(made)
+    with pytest.raises(ValueError, match="ignores the share of a card"):
+        VllmServing(kv_cache_gb=2, args={"gpu_memory_utilization": 0.5})
+
+
+def test_a_cache_without_room_for_one_sequence_is_refused() -> None:
+    """2 x 8 heads x 128 numbers in 32 layers: 128 KiB a token in bfloat16, 1 GiB for 8192."""
+    text = LlamaConfig(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8
+    )
+    cache = cache_shape(text)
+
+    def require(room: float, **args: Any) -> None:
+        section = VllmServing(kv_cache_gb=room, args=args)
+        require_one_sequence(section, cache, dtype="bfloat16", tokens=8192, room=int(room * 2**30))
+
+    require(1.0)
+    require(0.5, kv_cache_dtype="fp8")
+    require(0.25, tensor_parallel_size=4)
+    with pytest.raises(ConfigError) as caught:
+        require(0.5)
+    for part in (
+        "serving.kv_cache_gb is 0.5", "8192 tokens needs 1.000 GiB", "131,072 bytes a token",
+        "4096 tokens fit", "serving.kv_cache_gb: 1 or more", "max_context_tokens to 4096 or less",
+    ):  # fmt: skip
+        assert part in str(caught.value), caught.value
