@@ -19,7 +19,6 @@ from tests.train.backends.sharded_trainers import (
     train_alone,
     train_together,
 )
-from tests.train.backends.test_sharded_resume import saved
 from tests.train.crew import joined
 from tests.train.tiny_llama import make_groups, make_step, relative_error, tiny_model
 
@@ -68,16 +67,16 @@ def test_zero_moves_matrices_as_one_process_does(crew, kind):
         assert relative_error(mine[name], parts) < 1e-3
 
 
-def begin(address, rank, world_size, kind, dtype, steps):
-    return go_on(address, rank, world_size, kind, dtype, None, steps)
+def begin(address, rank, world_size, kind, dtype, steps, save):
+    return go_on(address, rank, world_size, kind, dtype, None, steps, save)
 
 
-def go_on(address, rank, world_size, kind, dtype, folder, steps, optimizer="muon"):
+def go_on(address, rank, world_size, kind, dtype, folder, steps, save=None, optimizer="muon"):
     ranks = joined(address, rank, world_size)
     try:
         train = section(**KINDS[kind], optimizer=optimizer)
         model = tiny_model(dtype, seed=7 if folder else 0)
-        return run(model, ranks, steps, train=train, algorithm=algorithm(), load=folder)
+        return run(model, ranks, steps, train=train, algorithm=algorithm(), load=folder, save=save)
     finally:
         ranks.close()
 
@@ -98,9 +97,9 @@ def test_momentum_is_saved_whole_and_any_number_of_ranks_goes_on(
     needs(kind)
     options = {"train": section(**MUON), "algorithm": algorithm()}
     whole = train_alone(STEPS, dtype, dict(options))
-    two = crew.run(2, begin, kind, dtype, STEPS[:1])[0]
-    three = crew.run(3, go_on, kind, dtype, saved(tmp_path / "two", two), STEPS[1:2])[0]
-    folder = saved(tmp_path / "three", three)
+    folder = tmp_path / "three"
+    crew.run(2, begin, kind, dtype, STEPS[:1], tmp_path / "two")
+    three = crew.run(3, go_on, kind, dtype, tmp_path / "two", STEPS[1:2], folder)[0]
     again = crew.run(2, go_on, kind, dtype, folder, [])[0]
     for name, parts in three["state"]["moments"].items():
         assert same_bits(again["state"]["moments"][name], parts)
@@ -117,8 +116,8 @@ def refused(address, rank, world_size, kind, folder):
 @pytest.mark.parametrize("kind", ["fsdp2", "zero2"])
 def test_the_state_of_the_other_optimizer_is_refused(crew, kind, tmp_path):
     needs(kind)
-    two = crew.run(2, begin, kind, torch.float32, STEPS[:1])[0]
-    assert crew.run(2, refused, kind, saved(tmp_path, two)) == [True, True]
+    crew.run(2, begin, kind, torch.float32, STEPS[:1], tmp_path)
+    assert crew.run(2, refused, kind, tmp_path) == [True, True]
 
 
 SHAPES = [(6, 4), (3, 8), (1, 5), (7, 7), (2, 2)]
