@@ -233,7 +233,7 @@ def test_saved_and_loaded_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     step = [group_of(*(rollout(f"a{i}", 0.1 * i) for i in range(3)))]
     one, other = shaper(normalize=True), shaper(normalize=True)
     one.shape(step)
-    one.save(tmp_path)
+    one.hold()(tmp_path)
     other.load(tmp_path)
     assert one.moments == other.moments
     assert rewards(one.shape(step).groups) == rewards(other.shape(step).groups)
@@ -325,7 +325,7 @@ def test_statistics_begin_anew_with_another_version_of_the_reward_model(tmp_path
     assert own.moments == before
     own.shape([group_of_version(1.0, 1.0, 2.0, 3.0)])
     assert (own.moments.count, own.moments.mean, own.moments.rm_version) == (3, 2.0, 1)
-    own.save(tmp_path)
+    own.hold()(tmp_path)
     again = shaper(normalize=True)
     again.load(tmp_path)
     again.shape([group_of_version(1.0, 6.0)])

@@ -102,7 +102,9 @@ def test_rollouts_after_a_refresh_are_paid_by_the_new_model(project: Path) -> No
     assert not np.allclose(
         parts(rows_of(run, 4), "rm"), scored(project / "rm", rows_of(run, 4)), atol=1e-2
     )
-    lines = {line["step"]: line for line in read_metrics(run / "metrics.jsonl")}
+    # What a checkpoint took stands on a line of its own.
+    logged = [line for line in read_metrics(run / "metrics.jsonl") if "reward" in line]
+    lines = {line["step"]: line for line in logged}
     assert "refresh/accepted" not in lines[3]
     found = {name: value for name, value in lines[4].items() if name.startswith("refresh/")}
     assert (found["refresh/accepted"], found["refresh/rm_version"]) == (1.0, 1.0)

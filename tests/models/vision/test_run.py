@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from agentrl.config.schema import ModelSection
 from agentrl.data import TrajectoryStore
 from agentrl.errors import ConfigError
 from agentrl.fit.launch import fit
+from agentrl.metrics.sinks import read_metrics
 from agentrl.models.vision.checks import check_seeing, open_images
 from agentrl.preflight.reward.recorded_solutions import record_solutions
 from agentrl.runtime.launch import train
@@ -56,6 +56,8 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
+KL = "distill/reverse_kl"
+
 REWARD = '''
 """Differs between rollouts of a random model."""
 
@@ -80,7 +82,9 @@ async def test_a_run_trains_on_pictures_and_its_checkpoint_sees(tmp_path: Path) 
     assert all(len(row.images) == sum(t.role == "user" for t in row.turns) + 1 for row in rows)
     kept = {path.name for path in (run / "images").iterdir()}
     assert kept == {span.digest for row in rows for span in row.images}
-    assert json.loads((run / "metrics.jsonl").read_text())["distill/reverse_kl"] != 0.0
+    lines = read_metrics(run / "metrics.jsonl")
+    (reverse_kl,) = [line[KL] for line in lines if KL in line]
+    assert reverse_kl != 0.0
     after = run / "checkpoints" / "step-1"
     assert (after / "preprocessor_config.json").is_file()
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "model", after)]
@@ -119,10 +123,8 @@ async def learned_from(expert: Path, run: Path, base: Path) -> None:
         },
     }
     result = await fit(FitConfig.model_validate(settings), base=base, progress=FitView(Console()))
-    losses = [
-        json.loads(line)["sft/loss"]
-        for line in (result.path / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = read_metrics(result.path / "metrics.jsonl")
+    losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
     assert losses[-1] < losses[0]
     folder = result.path / "checkpoints" / "step-3"
     assert (folder / "preprocessor_config.json").is_file()

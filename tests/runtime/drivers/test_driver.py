@@ -94,6 +94,10 @@ async def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(config)] == list(range(8))
     scored = [line["step"] for line in lines(config) if "eval/held/score" in line]
     assert scored == [0, 2, 4, 6, 7]
+    # What a checkpoint took is logged once, with the step that it saves.
+    logged = list(read_metrics(run / "metrics.jsonl"))
+    for name in ("timing_s/checkpoint", "timing_s/checkpoint_held"):
+        assert [line["step"] for line in logged if name in line] == [3, 6, 7]
 
 
 async def test_counts_add_up_to_what_was_started(tmp_path: Path) -> None:
