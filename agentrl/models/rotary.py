@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.models.logit_map import body_of
 
 _STRETCHED = ("yarn", "linear")
 _BY_LENGTH = ("longrope", "dynamic")
@@ -50,12 +49,6 @@ def rotary_limit(config: Any) -> int | None:
         if part.get("rope_type") in _BY_LENGTH
     ]
     return min(limits, default=None)
-
-
-def reads_length(model: Any) -> bool:
-    """True if the position embeddings of a model depend on the longest row it has read."""
-    body = body_of(model)
-    return hasattr(body, "config") and rotary_limit(body.config) is not None
 
 
 def check_row_length(config: Any, tokens: int, *, who: str, key: str) -> None:

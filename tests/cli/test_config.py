@@ -115,7 +115,9 @@ def test_show_prints_the_keys_of_the_kind_alone(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(RUN)
     plain = yaml.safe_load(run("show", str(file)))
-    assert plain["runtime"] == {"kind": "local", "worker_processes": 0}
+    assert plain["runtime"] == {
+        "kind": "local", "worker_processes": 0, "colocated": "auto", "offload": None,
+    }  # fmt: skip
     assert plain["train"]["lora"] is None
     ray = yaml.safe_load(run("show", str(file), "runtime=ray", "runtime.trainer_ranks=3"))
     assert ray["runtime"]["trainer_ranks"] == 3

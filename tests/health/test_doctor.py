@@ -55,7 +55,7 @@ def test_a_healthy_run_exits_0(make_run, capsys) -> None:
 def test_a_run_without_a_step_is_not_called_sound(make_run, capsys) -> None:
     run = make_run({"reward": [0.1]})
     assert doctor(run) == 0
-    assert ": 1 step, nothing wrong seen; " in capsys.readouterr().out
+    assert ": 1 step, nothing wrong seen, hacking cannot be told; " in capsys.readouterr().out
     (run / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/held/score": 0.1}\n')
     assert doctor(run) == 0
     assert ": 0 steps, not enough data yet; " in capsys.readouterr().out

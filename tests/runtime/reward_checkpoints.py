@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
@@ -13,13 +14,15 @@ from agentrl.batch.examples import ScoredTokens
 from agentrl.config import RunConfig
 from agentrl.config.plan import plan_run
 from agentrl.fit.reward_models.open import open_reward_models
+from agentrl.models.own_forward import probe_ids
 from agentrl.reward.scale import RewardScale, save_scales
 from agentrl.train.model.reward_checkpoint import save_value_model
 from agentrl.train.model.value_head import ValueModel
 from agentrl.types import RewardValue, Task, Termination, Trajectory
 
-BROKEN = 10
-"""Ids below it overflow in a broken model."""
+BROKEN = range(94, 106)
+"""Ids that overflow in a broken model, but for those that the proof of models reads; they stand for
+bytes that no prompt of the tiny project has."""
 
 
 def write_reward_model(
@@ -39,7 +42,7 @@ def write_reward_model(
         seed: of the head, or of the first of several, each of which has its own.
         heads: their number.
         scale: stored beside it, or that of each head; None stores none.
-        broken: rows with an id below `BROKEN` have no score.
+        broken: rows with some id of `BROKEN` have no score; the proof at the start passes.
     """
     body = AutoModel.from_pretrained(policy, dtype=torch.float32)
     model = ValueModel(body, outputs=heads, heads=heads)
@@ -50,9 +53,12 @@ def write_reward_model(
         if broken:
             # Finite, as a model that loads has to be; their attention to themselves overflows.
             embedding = model.body.embed_tokens.weight
-            embedding[:BROKEN] = 0.0
+            # As it is saved, since it pads with another token than the policy.
+            sound = AutoModel.from_pretrained(write_reward_model(folder, policy))
+            ids = np.setdiff1d(BROKEN, probe_ids(sound))
+            embedding[ids] = 0.0
             embedding[:, 0] = 0.0
-            embedding[:BROKEN, 0] = 1.0
+            embedding[ids, 0] = 1.0
             attention = model.body.layers[0].self_attn
             attention.q_proj.weight[:, 0] = attention.k_proj.weight[:, 0] = 1e20
     save_value_model(model, AutoTokenizer.from_pretrained(policy), folder)

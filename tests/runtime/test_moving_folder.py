@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +11,7 @@ import yaml
 from agentrl.config import load_config
 from agentrl.disk.checkpoint import list_checkpoints
 from agentrl.disk.run_directory import RunDir
+from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.launch import train
 from agentrl.runtime.progress import Progress
 from tests.runtime.tiny_project import ENV, agentrl, write_project
@@ -19,7 +19,11 @@ from tests.runtime.tiny_project import ENV, agentrl, write_project
 
 def steps_of(run: Path) -> list[int]:
     """Steps of the metrics; step 0 is the evaluation before the first."""
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        line["step"]
+        for line in read_metrics(run / "metrics.jsonl")
+        if "timing_s/checkpoint" not in line  # comes when the files are there
+    ]
 
 
 async def test_nothing_is_lost_where_an_environment_leaves_the_folder(
@@ -29,7 +33,9 @@ async def test_nothing_is_lost_where_an_environment_leaves_the_folder(
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
-    file = write_project(tmp_path / "own", train__steps=2, model__path="model")
+    file = write_project(
+        tmp_path / "own", train__steps=2, model__path="model", checkpoint__save="all"
+    )
     document = yaml.safe_load(file.read_text())
     del document["run"]["dir"]
     file.write_text(yaml.safe_dump(document))
@@ -57,6 +63,7 @@ def test_a_run_is_renamed_resumed_started_again_and_rolled_out(tmp_path: Path) -
     """Fails if a renamed folder does not go on, if the schedule of its rate moves without a word,
     if the same run started anew trains other weights, or if a rollout folder has no log."""
     changes = {"train__schedule": "cosine", "train__learning_rate": 1e-2, "run__seed": 5}
+    changes["checkpoint__save"] = "all"  # a finished run goes on
     path = write_project(tmp_path, train__steps=2, eval={"datasets": {}}, **changes)
     status, text = agentrl(tmp_path / "first.log", "train", path)
     assert status == 0, text

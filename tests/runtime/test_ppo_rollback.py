@@ -22,6 +22,7 @@ def test_a_pause_and_a_rollback_with_a_critic(tmp_path: Path) -> None:
         "reward < 0 for 2 steps -> rollback",
         train__steps=5,
         train__schedule="cosine",
+        checkpoint__save="all",
         **{name: value for name, value in PPO.items() if not name.startswith("checkpoint")},
     )
     run = tmp_path / "project" / "runs" / "tiny"

@@ -34,6 +34,7 @@ PPO: dict[str, Any] = {
     "train__minibatches": 2,
     "train__learning_rate": 1e-2,
     "checkpoint__every_steps": 1,
+    "checkpoint__save": "all",
 }
 
 

@@ -19,6 +19,7 @@ from agentrl.config.plan import plan_run
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
+from agentrl.disk.rollback import logged_metrics
 from agentrl.fit.rating.reward_model import open_reward_model
 from agentrl.fit.reward_models.rollout_rewards import scored_row
 from agentrl.metrics.sinks import read_metrics
@@ -92,7 +93,7 @@ def test_a_run_is_paid_by_a_fitted_model_and_an_ensemble(tmp_path: Path) -> None
     env = np.array([row.reward_parts["env"] for row in rows])
     total = 2.0 * env + 0.5 * fitted + both
     assert np.allclose([row.reward or 0.0 for row in rows], total, atol=1e-3)
-    last = list(read_metrics(run / "metrics.jsonl"))[-1]
+    last = logged_metrics(run / "metrics.jsonl")[2]
     assert {f"rewards/{name}/mean" for name in wanted} <= last.keys()
 
 

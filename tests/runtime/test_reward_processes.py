@@ -15,6 +15,7 @@ from agentrl.config import load_config
 from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.disk.rollback import logged_metrics
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.metrics.sinks import read_metrics
 from agentrl.runtime.assembly.step_batch import StepMaker
@@ -91,14 +92,14 @@ def assert_all_follows_from_the_store(path: Path, run: Path) -> None:
 def test_a_finished_run(project: Path) -> None:
     run = project.parent / "runs" / "tiny"
     assert_all_follows_from_the_store(project, run)
-    lines = {line["step"]: line for line in read_metrics(run / "metrics.jsonl")}
+    logged = logged_metrics(run / "metrics.jsonl")
     for name in (
         "rewards/env/mean", "rewards/short/mean", "rewards/digits/mean",
         "reward_shaping/overlong/mean", "reward_shaping/missing_eos/share",
         "reward_shaping/stop_properly/share", "reward_shaping/running_std",
         "batch/groups_filtered_share", "rollout/filter_rounds",
     ):  # fmt: skip
-        assert name in lines[6], name
+        assert name in logged[6], name
     sizes = [len(tasks) for tasks in tasks_of(run)]
     assert max(sizes) > 3
     # What is stored was measured: functions included, penalties not.

@@ -23,7 +23,8 @@ from torch import nn
 
 from agentrl.batch.records import MicroBatch
 from agentrl.machine.compute_threads import compute_thread, usable_cores
-from agentrl.models.rotary import reads_length
+from agentrl.models.logit_map import body_of
+from agentrl.models.rotary import rotary_limit
 from agentrl.train.backends.shares import least_loaded
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def lane_count(model: Any, asked: int | None, *, ranks: int = 1) -> int:
     why = ""
     if next(model.parameters()).device.type != "cpu":
         why = "the model is not on a CPU"
-    elif reads_length(model):
+    elif _reads_length(model):
         why = "its rotary embedding depends on the length of what it reads"
     if why:
         if asked is not None and asked > 1:
@@ -189,3 +190,9 @@ class _Failures:
         errors, self._errors = self._errors, {}
         if errors:
             raise errors[min(errors)]
+
+
+def _reads_length(model: Any) -> bool:
+    """True if the position embeddings of a model depend on the longest row it has read."""
+    body = body_of(model)
+    return hasattr(body, "config") and rotary_limit(body.config) is not None

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import agentrl.inspect
+from agentrl.disk.rollback import logged_metrics
 from tests.inspect.browser.inspector_page import at, inspecting, opened, rollout_of, run_id, watched
 
 pytestmark = pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_run_that_is_written_is_drawn_anew_and_keeps_what_was_opened(
         page.wait_for_timeout(2500)
         # What a reader has selected is not taken away.
         page.locator(".glance b").first.select_text()
-        line = json.loads((run_copy / "metrics.jsonl").read_text().splitlines()[-1])
+        line = logged_metrics(run_copy / "metrics.jsonl")[4]
         with (run_copy / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**line, "step": 5}) + "\n" + '{"step": 6, "rew')
         expect(page.locator("#live")).to_contain_text("there is more")

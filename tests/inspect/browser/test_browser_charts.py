@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from agentrl.disk.rollback import logged_metrics
 from tests.inspect.browser.inspector_page import at, inspecting, opened, watched
 from tests.inspect.synthetic import make_rollout, write_metrics, write_step
 
@@ -26,8 +26,8 @@ def test_curves_are_drawn_as_the_reader_asks_and_saved_as_they_are_drawn(
     page: Page, served: str, run: str, recorded_run: Path
 ) -> None:
     opened(page, at(served, "run", run=run))
-    lines = [json.loads(line) for line in (recorded_run / "metrics.jsonl").read_text().splitlines()]
-    rewards = {line["step"]: line["reward"] for line in lines if "reward" in line}
+    logged = logged_metrics(recorded_run / "metrics.jsonl")
+    rewards = {step: line["reward"] for step, line in logged.items() if "reward" in line}
     card = page.locator(".curve-card", has_text="Reward").first
     expect(card.locator("polyline.curve")).to_have_count(1)
     page.get_by_label("Smoothing").fill("0.5")
@@ -38,14 +38,16 @@ def test_curves_are_drawn_as_the_reader_asks_and_saved_as_they_are_drawn(
     expect(held.locator("polyline.raw")).to_have_count(0)
     page.get_by_label("Horizontal axis").select_option("wall-clock")
     expect(card.locator(".tick", has_text="wall-clock")).to_have_count(1)
-    elapsed = {line["step"]: line.get("timing_s/elapsed") for line in lines}
     page.get_by_label("Log scale").check()
     expect(card.locator(".tick", has_text="log scale")).to_have_count(1)
     rows = saved_rows(page)
     assert {int(row["step"]): float(row["reward"]) for row in rows if row["reward"]} == rewards
-    assert float(rows[-1]["elapsed_s"]) == pytest.approx(elapsed[4])
+    assert float(rows[-1]["elapsed_s"]) == pytest.approx(logged[4]["timing_s/elapsed"])
     assert float(rows[-1]["sampled_tokens"]) == sum(
-        value for line in lines for name, value in line.items() if name.startswith("waste/tokens/")
+        value
+        for line in logged.values()
+        for name, value in line.items()
+        if name.startswith("waste/tokens/")
     )
     # s = 0.5 s + 0.5 x from 0, over 1 - 0.5^n.
     raw = list(rewards.values())

@@ -95,7 +95,7 @@ async def test_a_wrong_question_is_told_what_is_right(client):
         ("run", 400, {}, "the parameter 'run' is missing"),
         ("run", 404, {"run": "recordet"}, "did you mean 'recorded'"),
         ("step", 404, {"run": "recorded", "step": 77}, "4 steps from 1 to 4"),
-        ("step", 404, {"run": "recorded", "kind": "eval/no", "step": 1}, "valid: train, eval/held"),
+        ("step", 404, {"run": "recorded", "kind": "eval/no", "step": 1}, "valid: eval/held, train"),
         ("step", 400, {"run": "recorded", "step": "-1"}, "expected a whole number"),
         ("step", 400, {"run": "recorded", "step": "\u0663"}, "expected a whole number"),
         ("group", 404, {**place, "group": "x"}, "no group 'x'"),

@@ -31,6 +31,7 @@ def test_a_pause_a_rollback_and_a_resume_of_two_ranks_with_a_critic(tmp_path: Pa
         "reward < 0 for 2 steps -> rollback",
         train__steps=5,
         train__schedule="cosine",
+        checkpoint__save="all",
         runtime={"kind": "ray", "rollout_workers": 1, "trainer_ranks": 2},
         **{name: value for name, value in PPO.items() if not name.startswith("checkpoint")},
     )

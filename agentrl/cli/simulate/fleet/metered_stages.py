@@ -38,7 +38,9 @@ class MeteredLearner(LocalLearner):
     """The learner of a simulated run: prepares and stores for real, and ends phases."""
 
     def __init__(self, maker: StepMaker, store: TrajectoryStore, meter: PhaseMeter) -> None:
-        super().__init__(maker, cast("Trainer", CountingTrainer()), store, save=lambda folder: None)
+        super().__init__(
+            maker, cast("Trainer", CountingTrainer()), store, hold=lambda: lambda folder: None
+        )
         self._meter = meter
         self.failed: dict[str, int] = {}
         """Rollouts that did not end as they should, by their ending."""
