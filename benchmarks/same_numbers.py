@@ -95,7 +95,7 @@ def digest(value: Any) -> str:
 
 def kept_metrics(made: Made, names: set[str] | None) -> list[dict[str, float]]:
     """The metrics by step that no clock makes, of those names."""
-    return [
+    lines = [
         {
             name: value
             for name, value in line.items()
@@ -103,6 +103,8 @@ def kept_metrics(made: Made, names: set[str] | None) -> list[dict[str, float]]:
         }
         for line in made.metrics
     ]
+    # The line that has what a checkpoint took has nothing else, and no fixed place.
+    return [line for line in lines if line.keys() - {"step"}]
 
 
 def numbers_of(made: Made) -> dict[str, float]:

@@ -57,6 +57,9 @@ def test_a_difference_is_found(file: dict[str, Any]) -> None:
     )
     now, here = entry_of(made), {**file, "machine": machine()}
     assert check(now, now, here) == []
+    # What a checkpoint took is on a line of its own, and made by a clock alone.
+    made.metrics.append({"step": 1, "time": 9.0, "timing_s/checkpoint": 0.1})
+    assert check(now, entry_of(made), here) == []
     assert check({**now, "weights": "0"}, now, here) == ["weights differ"]
     slower = replace(made, metrics=[{"step": 1, "timing_s/step": 0.9, "reward": 0.25}])
     assert check(now, entry_of(slower), here) == []
