@@ -133,9 +133,8 @@ def _shares(profiler: profile) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
     operators: list[Share] = []
     first: dict[str, float] = {}
     for event in profiler.events() or ():
-        first[event.name] = min(
-            first.get(event.name, event.time_range.start), event.time_range.start
-        )
+        began = float(event.time_range.start or 0.0)
+        first[event.name] = min(first.get(event.name, began), began)
     for event in profiler.key_averages():
         if event.key.startswith(PREFIX):
             share = Share(
