@@ -205,13 +205,13 @@ async def test_garbage_is_a_failure_and_no_answer(garbage: bytes) -> None:
     assert len(server.asked) == 2
 
 
-async def test_ten_megabytes_are_not_read() -> None:
+async def test_a_large_answer_is_not_read_to_its_end() -> None:
     sent = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10485760\r\n\r\n")
-        for _ in range(160):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 67108864\r\n\r\n")
+        for _ in range(1024):
             writer.write(b'"' * 65_536)
             sent += 65_536
             await writer.drain()
@@ -219,7 +219,8 @@ async def test_ten_megabytes_are_not_read() -> None:
     async with raw_server(talk) as url:
         with pytest.raises(ServedModelError, match=f"larger than {LARGEST_ANSWER} bytes"):
             await model(url).complete(HELLO)
-    assert sent < 2 * LARGEST_ANSWER
+    # What both ends of a socket hold differs from machine to machine, and is some megabytes.
+    assert sent < 8 * LARGEST_ANSWER
 
 
 async def test_a_small_answer_that_unpacks_to_a_large_one() -> None:
