@@ -9,6 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.cli.replay.command import (
+    CheckpointOption,
+    RecordedRunArgument,
+    RetrainOption,
+    StepOption,
+)
 from agentrl.inspect.read.safe_terminal import visible
 
 if TYPE_CHECKING:
@@ -18,23 +24,16 @@ _OPERATORS = 10
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")],
-    step: Annotated[
-        int | None,
-        typer.Option(help="Training step; default the newest whose weights before it are kept."),
-    ] = None,
+    run: RecordedRunArgument,
+    step: StepOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FILE", help="Trace. Default: profile-step-STEP.json.gz."
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Train from this checkpoint of the run.")
-    ] = None,
-    retrain: Annotated[
-        bool, typer.Option(help="Where the weights are gone, train the steps since older ones.")
-    ] = False,
+    checkpoint: CheckpointOption = None,
+    retrain: RetrainOption = False,
     warm_up: Annotated[
         int, typer.Option(min=0, help="Times that the step is trained before it is profiled.")
     ] = 1,

@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     from agentrl.cli.replay.compare import Agreement
     from agentrl.cli.replay.step import ReplayReport
 
+RecordedRunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")
+]
+StepOption = Annotated[
+    int | None,
+    typer.Option(help="Training step; default the newest whose weights before it are kept."),
+]
+CheckpointOption = Annotated[
+    Path | None, typer.Option(help="Train from this checkpoint of the run.")
+]
+RetrainOption = Annotated[
+    bool, typer.Option(help="Where the weights are gone, train the steps since older ones.")
+]
 _NOT_TRAINED = 3
 """Exit status of a replay that agrees, as far as it went."""
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory; it is only read.")],
-    step: Annotated[
-        int | None,
-        typer.Option(help="Training step; default the newest whose weights before it are kept."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Train from this checkpoint of the run.")
-    ] = None,
-    retrain: Annotated[
-        bool, typer.Option(help="Where the weights are gone, train the steps since older ones.")
-    ] = False,
+    run: RecordedRunArgument,
+    step: StepOption = None,
+    checkpoint: CheckpointOption = None,
+    retrain: RetrainOption = False,
     failed: Annotated[
         bool, typer.Option("--failed", help="Train on the kept batch of a step that failed.")
     ] = False,

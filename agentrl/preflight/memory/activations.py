@@ -15,7 +15,6 @@ import logging
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -233,7 +232,9 @@ def _batch(lengths: tuple[int, ...], *, response: int, device: torch.device) -> 
     def zeros(count: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(count, dtype=dtype, device=device)
 
-    floats: Callable[[], Tensor] = lambda: zeros(asked, torch.float32)  # noqa: E731
+    def floats() -> Tensor:
+        return zeros(asked, torch.float32)
+
     return TensorBatch(
         lengths=lengths,
         parents=(-1,) * len(lengths),

@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`, one a step, and the listeners that are shown them."""
+"""The lines of `metrics.jsonl`, and the listeners that are shown them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class StepLog:
-    """Writes one line a step; a replayed step that was logged before a kill keeps its line."""
+    """Writes a line a step, and further ones for what ends after it.
+
+    A replayed step that was logged before a kill keeps its line.
+    """
 
     def __init__(
         self,

@@ -6,14 +6,13 @@ The server sleeps while the trainer works; what it frees stands in its log. Not 
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from agentrl.errors import ConfigError
 from agentrl.serving.vllm.command import vllm_device
-from parts.quickstart import NAME, ROOT, command, random_checkpoint, rows
+from parts.quickstart import NAME, command, lines_of, random_checkpoint
 from parts.readings import PartSkipped, Reading, Setting
 
 STEPS = 4
@@ -63,19 +62,12 @@ def measure(setting: Setting) -> Iterator[Reading]:
     assert folder is not None, "the runner gives every part a folder"
     model = setting.model or random_checkpoint(folder / "random", small=setting.small)
     began, steps = time.monotonic(), 0
-    process = subprocess.Popen(words(setting, model.resolve()), cwd=ROOT)
-    try:
-        for row in rows(folder / NAME / "metrics.jsonl", process):
-            steps += "timing_s/train" in row
-            for name, key, unit in READ:
-                if key in row:
-                    label = f"{name}, step {row['step']}"
-                    yield Reading(name=label, value=row[key], unit=unit)
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        raise RuntimeError(f"agentrl train ended with {process.returncode}; see its output")
+    for row in lines_of(words(setting, model.resolve()), folder / NAME / "metrics.jsonl"):
+        steps += "timing_s/train" in row
+        for name, key, unit in READ:
+            if key in row:
+                label = f"{name}, step {row['step']}"
+                yield Reading(name=label, value=row[key], unit=unit)
     yield Reading(name="the whole command", value=time.monotonic() - began, unit="s")
     yield Reading(name="steps that are missing", value=float(STEPS - steps), bound=0)
     slept = freed(folder / NAME / "logs" / "vllm-0.log")

@@ -89,24 +89,33 @@ def rows(metrics: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, 
             time.sleep(0.2)
 
 
+def lines_of(words: list[str], metrics: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics of a training command, until it has ended; it ends with the caller.
+
+    Raises:
+        RuntimeError: it ended with another exit status than 0.
+    """
+    process = subprocess.Popen(words, cwd=ROOT)
+    try:
+        yield from rows(metrics, process)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"agentrl train ended with {process.returncode}; see its output")
+
+
 def measure(setting: Setting) -> Iterator[Reading]:
     """Held-out score by step, gap of sampler and trainer, seconds of the steps and of the whole."""
     folder = setting.folder
     assert folder is not None, "the runner gives every part a folder"
     model = setting.model or random_checkpoint(folder / "random", small=setting.small)
     began, trained = time.monotonic(), False
-    process = subprocess.Popen(command(setting, model.resolve()), cwd=ROOT)
-    try:
-        for row in rows(folder / NAME / "metrics.jsonl", process):
-            trained |= _GAP in row
-            for name, key, unit in READ:
-                if key in row:
-                    label = f"{name} after {row['step']} steps"
-                    yield Reading(name=label, value=row[key], unit=unit)
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        raise RuntimeError(f"agentrl train ended with {process.returncode}; see its output")
+    for row in lines_of(command(setting, model.resolve()), folder / NAME / "metrics.jsonl"):
+        trained |= _GAP in row
+        for name, key, unit in READ:
+            if key in row:
+                label = f"{name} after {row['step']} steps"
+                yield Reading(name=label, value=row[key], unit=unit)
     yield Reading(name="the whole command", value=time.monotonic() - began, unit="s")
     yield Reading(name="runs without a trained step", value=float(not trained), bound=0)
