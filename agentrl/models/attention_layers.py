@@ -77,7 +77,7 @@ class CarryingMask(Tensor):
         return found
 
     def attend(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, scale: Any) -> Tensor:
-        """[1, H, T, D] of the function that is named; `layer` is None where torch's was called."""
+        """[1, H, T, D] of the named function; `layer` is None where torch's own was called."""
         function = AttentionInterface()[self.function]
         return function(layer, query, key, value, self, scaling=scale)[0].transpose(1, 2)
 
@@ -96,7 +96,7 @@ class CarryingMask(Tensor):
 
 
 def reach_own_attention(model: Any) -> None:
-    """Let layers with an attention of their own, a method `_attn`, meet a `CarryingMask`.
+    """Make layers with an attention of their own, a method `_attn`, heed a `CarryingMask`.
 
     The method stays what it is for every other mask.
 
