@@ -199,7 +199,7 @@ def _hacked(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
 
 def _proofs(run: Path) -> list[str]:
     """How each model of the run compared with its own forward pass when it started."""
-    from agentrl.disk.proofs import proof_lines
+    from agentrl.disk.proof_lines import proof_lines
     from agentrl.inspect.read.reader import RunReader
     from agentrl.inspect.read.runs import FoundRun
 

@@ -18,50 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.disk.proof_lines import PROOFS
 from agentrl.disk.run_name import IDENTITY_FILE
 from agentrl.machine.files import write_whole
 
 if TYPE_CHECKING:
     from agentrl.models.proof import ModelProof
 
-PROOFS = "proofs"
-"""Key in `run.json`."""
 ENGINE = "serving.engine"
 """Name of the embedded engine among proofs."""
-_WORST = 16.0
-"""As in `agentrl.models.proof`, which needs torch."""
-
-
-def proof_lines(identity: Mapping[str, Any]) -> list[str]:
-    """What `run.json` has of proofs, in words, one line for each model.
-
-    Args:
-        identity: content of `run.json`, of any version or age; what is no proof is left out.
-    """
-    found = identity.get(PROOFS)
-    proofs = found.items() if isinstance(found, dict) else ()
-    lines: list[str] = []
-    for name, proof in proofs:
-        try:
-            text = f"{name}: {proof['model']} gives the numbers of its own forward pass: "
-            wider = [proof["widened"]] if proof.get("widened") else []
-            lines.append(text + "; ".join(_in_words(each) for each in (proof, *wider)))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            lines.append(f"{name}: its proof in run.json cannot be read")
-    return lines
-
-
-def _in_words(proof: Mapping[str, Any]) -> str:
-    """As in `in bfloat16 packed off by 0.004 on average, 0.02 at most (0.3 and 5 are allowed)`."""
-    worst = proof.get("worst") or {}
-    forms = [
-        f"{form} off by {mean:.2g} on average"
-        + (f", {worst[form]:.2g} at most" if form in worst else "")
-        for form, mean in proof["forms"].items()
-    ]
-    limit = proof["tolerance"]
-    allowed = f"{limit:.2g} on average and {_WORST * limit:.2g} at most"
-    return f"in {proof['dtype']} {'; '.join(forms)} (rounding explains {allowed})"
 
 
 def keep_proofs(run_dir: Path, proofs: Mapping[str, ModelProof | None]) -> None:

@@ -53,7 +53,7 @@ class Reading(Enum):
 
     @property
     def implementation(self) -> str:
-        """What `config._attn_implementation` has to be for packed rows."""
+        """Value of `config._attn_implementation` for packed rows."""
         return self.value if self is Reading.TORCH else ATTENTION
 
 
