@@ -81,6 +81,7 @@ class LockstepBackend(ABC):
     """Base of `TrainBackend`s whose ranks hold parts of one model."""
 
     lockstep = True
+    holds_whole = False
     proof: ModelProof | None = None
 
     def __init__(
