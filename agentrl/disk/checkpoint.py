@@ -237,7 +237,7 @@ def _drop_state(item: Checkpoint) -> None:
 
 
 def _name_files(path: Path, files: Mapping[str, int], **changes: Any) -> None:
-    """Say what a checkpoint consists of, and delete what it does not any more."""
+    """Write the list of files of a checkpoint, and delete folders that are not in it."""
     document = json.loads((path / STATE_FILE).read_bytes())
     document = {**document, **changes, "files": files}
     write_whole(path / STATE_FILE, json.dumps(document, indent=1).encode())

@@ -37,10 +37,10 @@ class RoundedPart:
     stored: Tensor
     """[n] bfloat16, or [n] int16 on top of `weights`, or [0] where the weights are all of it."""
     weights: Tensor | None = None
-    """[n] bfloat16 or float32; None where they say nothing."""
+    """[n] bfloat16 or float32; None where `stored` is all of it."""
 
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Count of its numbers, as of a tensor."""
         return (self.stored if self.weights is None else self.weights).numel()
 
     def __getitem__(self, where: slice) -> Tensor:
