@@ -1,1 +1,1 @@
-"""What adapters can have beside their matrices: dropout, a start, a base in 4 bits."""
+"""Dropout of adapters, and a folder that they start from."""
