@@ -61,6 +61,10 @@ class ModelSection(Section):
     head_dtype: Literal["model", "float32"] = "model"
     """Type of the logits: `model` rounds them to `dtype` before the softmax; `float32` does not, in
     engines, trainer and reference alike. Costs nothing to speak of with `dtype: float32`."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's `config.json` with other values, for trainer, reference, engines, checks
+    and checkpoints alike, as in `{max_position_embeddings: 32768, rope_parameters: {rope_type:
+    yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     gradient_checkpointing: bool = False

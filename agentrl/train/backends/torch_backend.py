@@ -99,6 +99,7 @@ class TorchBackend(TorchPasses):
     rank = 0
     world_size = 1
     lockstep = False
+    holds_whole = True
     proof: ModelProof | None = None
 
     def __init__(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, named_source
 from agentrl.train.backends.offload import ModelState, TrainerOffload
 from agentrl.train.model.adapters.start import start_from
 from agentrl.train.model.freeze import freeze_parts
@@ -23,7 +22,7 @@ def load_model(
 ) -> Pretrained:
     """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
     quiet_transformers()
-    source = resolve_model_path(path or section.path)
+    source = named_source(section, path=path)
     return load_pretrained(section.model_copy(update={"path": source}), in_parts=in_parts)
 
 
