@@ -309,9 +309,8 @@ class CheckpointSection(Section):
     every_steps: int = Field(default=10, ge=1)
     """Full checkpoint after every so many steps, and after the last."""
     save: Literal["model", "all"] = "model"
-    """`model`: weights, and with the newest the optimizer state from which a run goes on, until all
-    steps are done; to go on from older weights, or with more steps, trains the stored steps again.
-    `all`: every checkpoint has it."""
+    """`model`: weights, and with the newest the optimizer state from which a run goes on; once the
+    run has ended its moments are kept in 16 bits. `all`: every checkpoint has it, bit for bit."""
     keep_last: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, but for the best."""
     keep_best: int | dict[str, int] = 0

@@ -209,8 +209,7 @@ def _check_checkpoint(
 
 def _check_images(shape: Any, model: ModelSection, *, path: str) -> None:
     """Refuse a teacher that cannot be given the images of a vision-language policy."""
-    from agentrl.models.vision.families import family_of
-    from agentrl.models.vision.reader import check_shared_images
+    from agentrl.models.vision.reader import check_shared_images, family_of
 
     policy = stored_config(model_source(model))
     family = family_of(policy, path=model.path)
