@@ -244,9 +244,12 @@ def _load(
         # as others and learns; otherwise a resumed fit would go another way.
         model.body.get_input_embeddings().padding_idx = None
         if config.train.lora is not None:
+            from agentrl.train.model.adapters.start import start_from
             from agentrl.train.model.lora import add_adapters
 
             add_adapters(model.body, config.train.lora, base=model_source(section))
+            if config.train.lora.start is not None and checkpoint is None:
+                start_from(model.body, config.train.lora, config.train.lora.start)
         elif config.train.freeze:
             from agentrl.train.model.freeze import freeze_parts
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.disk.logs import quiet_transformers
 from agentrl.disk.model_source import model_source, named_source
 from agentrl.train.backends.offload import ModelState, TrainerOffload
+from agentrl.train.model.adapters.start import start_from
 from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.pretrained import Pretrained, load_pretrained
@@ -48,6 +49,8 @@ def load_trained(
     # The engines begin with the same one: see `served_source`.
     pretrained = load_model(section, in_parts=in_parts)
     add_adapters(pretrained.model, train.lora, base=model_source(section))
+    if train.lora.start is not None and checkpoint is None:
+        start_from(pretrained.model, train.lora, train.lora.start)
     return pretrained
 
 
