@@ -4,9 +4,11 @@
 
 Writes a random model (float32 in shards of a layer, 3.4 GB as it comes) into a temporary folder,
 and starts the backends of `--kinds` on gloo ranks of this machine, both ways in turn, in fresh
-processes. Memory is the peak of a rank's private pages (RssAnon): what the kernel keeps of files
-is not counted. The limit is a rank's share of weights, masters and moments (14 bytes a number), one
-layer and 0.7 GiB. Ends with 1 where a rank in parts is above it.
+processes, with the passes that compare the model with its own forward, as at the start of a run
+(`--parts-only` leaves out the ranks that load all of it). Memory is the peak of a rank's private
+pages (RssAnon): what the kernel keeps of files is not counted. The limit is a rank's share of
+weights, masters and moments (14 bytes a number), one layer and 0.7 GiB. Ends with 1 where a rank in
+parts is above it.
 """
 
 from __future__ import annotations
@@ -64,8 +66,7 @@ def load(folder: str, kind: str, in_parts: bool, address: str, rank: int, size: 
 
     from agentrl.config.training import TrainSection
     from agentrl.models.parts import load_weights
-    from agentrl.train.backends.deepspeed_backend import DeepspeedBackend
-    from agentrl.train.backends.fsdp import FsdpBackend
+    from agentrl.train.backends.choose import make_backend
     from agentrl.train.backends.ranks import Ranks
 
     torch.set_num_threads(1)
@@ -93,8 +94,7 @@ def load(folder: str, kind: str, in_parts: bool, address: str, rank: int, size: 
         in_parts=in_parts,
     )
     numbers = sum(param.numel() for param in model.parameters())
-    # Without the passes that compare the model with its own forward, which are the same both ways.
-    made = (DeepspeedBackend if kind == "zero3" else FsdpBackend)(
+    made = make_backend(
         model, train=TrainSection(backend=backend), gradient_checkpointing=False, ranks=ranks
     )
     ranks.gather(None)
@@ -137,14 +137,16 @@ def measure(folder: str, kind: str, in_parts: bool, size: int) -> tuple[float, i
 
 def main() -> int:
     """Measure and print; 1 where a rank is above its limit."""
-    chosen = options(__doc__, ranks=[2], kinds=["fsdp2", "zero3"], width=2048, layers=14)
+    chosen = options(
+        __doc__, ranks=[2], kinds=["fsdp2", "zero3"], width=2048, layers=14, parts_only=False
+    )
     rows, above = [], 0
     with tempfile.TemporaryDirectory() as folder:
         layer = write_model(Path(folder), width=chosen.width, layers=chosen.layers)
         size_gb = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) / 1e9
         for kind in chosen.kinds:
             for size in chosen.ranks:
-                whole = measure(folder, kind, False, size)
+                whole = None if chosen.parts_only else measure(folder, kind, False, size)
                 parts = measure(folder, kind, True, size)
                 limit = 14 * parts[2] / size + 4 * layer + 0.7 * GIB
                 above += parts[1] > limit
@@ -154,10 +156,10 @@ def main() -> int:
                         size,
                         f"{parts[1] / GIB:.2f}",
                         f"{limit / GIB:.2f}",
-                        f"{whole[1] / GIB:.2f}",
-                        f"{parts[1] / whole[1]:.2f}",
+                        f"{whole[1] / GIB:.2f}" if whole else "",
+                        f"{parts[1] / whole[1]:.2f}" if whole else "",
                         f"{parts[0]:.1f}",
-                        f"{whole[0]:.1f}",
+                        f"{whole[0]:.1f}" if whole else "",
                     )
                 )
     peaks = ("peak GiB", "limit GiB", "whole: peak GiB", "ratio")
