@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Train a policy from a run file. Exit status 3: a rule of `health.rules` has ended it."""
     prepare()
-    # Before anything starts a thread: a heap that a thread has by then is kept and shared out again.
+    # Before anything starts a thread: a heap that a thread has by then is shared out again.
     share_one_heap()
     if again and resume:
         raise ConfigError("--again starts a run anew and --resume goes on with it; give one")

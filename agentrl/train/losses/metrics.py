@@ -54,7 +54,7 @@ class TokenMetrics:
             self._given.append((prefix + name, mark, value, mask_R))
 
     def reduce(self) -> None:
-        """Make one number of each metric, on the device; the tokens' own are let go."""
+        """Sum every metric into one number on the device, and free the tokens."""
         given, self._given = self._given, []
         counts = {id(mask_R): self._count(mask_R) for *_, mask_R in given}
         groups: dict[tuple[str, int], list[tuple[str, str, Tensor, Tensor]]] = {}
