@@ -160,7 +160,13 @@ class Demand:
 
 
 def estimate(
-    plan: TrainerPlan, serving: ServingSection, demand: Demand, *, on_gpu: bool, room: Room
+    plan: TrainerPlan,
+    serving: ServingSection,
+    demand: Demand,
+    *,
+    on_gpu: bool,
+    room: Room,
+    saves: bool = True,
 ) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
@@ -170,9 +176,16 @@ def estimate(
         demand: of the models.
         on_gpu: whether the trainer computes on a GPU.
         room: for caches that take what is there.
+        saves: whether a checkpoint may still be written when the next update comes, which copies
+            what is not on the disk yet.
     """
     runtime, ranks = plan.runtime, _ranks(plan.runtime)
     trainer = _trainer(plan, serving, demand, on_gpu=on_gpu, room=room)
+    if saves:
+        copied = saved_bytes(plan, demand.shape).total // ranks
+        if not on_gpu:  # activations are free by then
+            copied -= sum(p.size for p in trainer if p.what == "activations")
+        trainer += _part("copy for a checkpoint", max(0, copied), on_host=on_gpu)
     count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
     scorers = _part("reward models", demand.reward_models)
     beside = [] if count else scorers
