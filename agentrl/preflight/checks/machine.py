@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from functools import partial
-from pathlib import Path
 
 from agentrl.config.fleet import ServingSection
 from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan

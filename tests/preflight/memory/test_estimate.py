@@ -38,6 +38,7 @@ from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.reference import Reference
+from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.trainer import Trainer
 from agentrl.types import Termination, Trajectory, TrajectoryGroup
 from agentrl.types.finding import Finding, Status
@@ -316,21 +317,26 @@ STEPS = {
     "narrow adapters": ["train.lora.rank=8", "model.dtype=bfloat16"],
     "muon": ["train.optimizer=muon"],
     "checkpointing": ["model.gradient_checkpointing=true"],
+    "checkpointing, with a save": ["model.gradient_checkpointing=true"],
     "penalty": ["algorithm.kl_coef=0.1"],
 }
 
 
-@pytest.mark.parametrize("changes", STEPS.values(), ids=STEPS)
-def test_steps_take_what_is_estimated(project: Path, changes: list[str]) -> None:
+@pytest.mark.parametrize("case", STEPS)
+def test_steps_take_what_is_estimated(project: Path, case: str) -> None:
     """All tensors of two real steps of a tiny model, at their peak. Fails if weights, masters,
-    moments, gradients, reference or activations are forgotten, or counted twice."""
+    moments, gradients, reference, activations or the copy of what is being saved are forgotten, or
+    counted twice."""
+    changes, saves = STEPS[case], "save" in case
     limits = ["rollout.max_context_tokens=128", "rollout.max_response_tokens=64"]
     lanes = "train.backend={kind: torch, lanes: 1}"
     config = load_config(project, [*limits, lanes, "train.micro_batch_tokens=512", *changes])
     run = plan_run(config, Path())
     plan, dtype = run.trainer, getattr(torch, run.trainer.model.dtype)
     demand = demand_of(plan, wide_llama(dtype).config, on_gpu=False)
-    (process, *_) = estimate(plan, run.engines.serving, demand, on_gpu=False, room=Room())
+    (process, *_) = estimate(
+        plan, run.engines.serving, demand, on_gpu=False, room=Room(), saves=saves
+    )
     own = {"process", "keys and values"}
     expected = sum(part.size for part in process.parts if part.what not in own)
 
@@ -353,6 +359,11 @@ def test_steps_take_what_is_estimated(project: Path, changes: list[str]) -> None
         batch = make_step(rows_of_128(), micro_batch_tokens=512, prefix_sharing=False)
         for _ in range(2):
             trainer.step(batch)
+            held = StateSnapshot()
+            if saves:  # nobody has begun to write it when the next update comes
+                trainer.hold(held)
+                kept = [held.keep(name, weight) for name, weight in trainer.weights()]
+                assert kept
     assert live.peak == pytest.approx(expected, rel=0.15)
 
 
