@@ -145,6 +145,62 @@ def test_a_part_runs_in_a_process_of_its_own(tmp_path: Path, capsys):
     assert not out.with_suffix(".md").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_part_runs_small_on_a_cpu(tmp_path: Path, capsys):
+    """Fails if a part crashes, or is skipped for another reason than the GPU or a package."""
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cpu", "--small", "--limit-s", "900", "--out", str(out)]
+    assert script.main(words) == 0, capsys.readouterr().out
+    found = Results.load(out).parts
+    assert list(found) == list(script.LIMITS_S)
+    skipped = {name: one["reason"] for name, one in found.items() if one["state"] == "skipped"}
+    assert skipped.keys() - {"trl"} == {"memory", "colocated"}
+    assert skipped.get("trl", "not installed here: ").startswith("not installed here: ")
+    assert all(one["readings"] for name, one in found.items() if name not in skipped)
+
+
+def test_a_family_that_is_wrong_fails_its_part(tmp_path: Path, monkeypatch):
+    """Fails if an error of a family, or one of two differences, is lost in the larger one."""
+    import torch
+    from parts import families
+    from sweep import Found
+
+    outcomes = {
+        "llama": Found(kind="llama", trainer="WRONG", packed=0.5, shared=0.0, gradient=0.0,
+                       engine="refused", why_engine="ConfigError: no"),
+        "gemma2": Found(kind="gemma2", trainer="ERROR", packed=0.0, engine="right", decoded=0.0),
+        "gpt_oss": Found(kind="gpt_oss", trainer="right", packed=0.0, shared=0.0, gradient=0.0,
+                         engine="right", decoded=0.0),
+    }  # fmt: skip
+    monkeypatch.setattr(families, "look_at", lambda kind, device: outcomes[kind])
+    monkeypatch.setattr(families, "quiet", lambda: None)
+    setting = Setting(device=torch.device("cpu"), small=True, folder=tmp_path)
+    found = {reading.name: reading for reading in families.measure(setting)}
+    assert [name for name, reading in found.items() if not reading.holds] == [
+        "llama, trainer: difference", "gemma2, trainer: difference", "gemma2, gradient: difference",
+    ]  # fmt: skip
+    assert found["refused or not built: llama (engine: refused)"].value == 1
+
+
+def test_ranks_that_load_other_weights_fail_the_part(tmp_path: Path, monkeypatch):
+    """Fails if weights loaded in parts may differ from those loaded whole."""
+    import torch
+    from parts import loading
+
+    def measure(folder: str, kind: str, in_parts: bool, size: int, *, on: str):
+        return [
+            loading.ranks.RankLoad(seconds=1.0, peak=1, device_peak=0, numbers=1,
+                                   digest=f"{rank}{in_parts and rank == 1}")
+            for rank in range(size)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(loading.ranks, "measure", measure)
+    setting = Setting(device=torch.device("cpu"), small=True, folder=tmp_path)
+    *_, differ = loading.measure(setting)
+    assert (differ.value, differ.holds) == (1.0, False)
+
+
 def test_a_second_run_goes_on_with_what_is_left(tmp_path: Path, capsys, monkeypatch):
     """Fails if what has passed is measured again, or a part that failed is taken as done."""
     ran = []
