@@ -90,5 +90,5 @@ $(VENV)/.test: $(VENV)/.train
 	@$(PIP) -e ".[train,images,screens,lora,quickstart,track,inspect,wandb,prometheus,docker,kubernetes,swe,mcp,math,envs,gateway,dev]"
 	@$(PIP) --no-deps -r .ci/no-deps.txt
 	@echo "agentrl: fetching the quickstart model, which some tests read"
-	-@$(BIN)/python -c "from agentrl.train.model import pretrained; pretrained.quickstart_checkpoint()"
+	-@$(BIN)/python -c "from agentrl.models.quickstart import quickstart_checkpoint; quickstart_checkpoint()"
 	@touch $@

@@ -4,9 +4,11 @@
 
 Writes a random model (float32 in shards of a layer, 3.4 GB as it comes) into a temporary folder,
 and starts the backends of `--kinds` on gloo ranks of this machine, both ways in turn, in fresh
-processes. Memory is the peak of a rank's private pages (RssAnon): what the kernel keeps of files
-is not counted. The limit is a rank's share of weights, masters and moments (14 bytes a number), one
-layer and 0.7 GiB. Ends with 1 where a rank in parts is above it.
+processes, with the passes that compare the model with its own forward, as at the start of a run
+(`--parts-only` leaves out the ranks that load all of it). Memory is the peak of a rank's private
+pages (RssAnon): what the kernel keeps of files is not counted. The limit is a rank's share of
+weights, masters and moments (14 bytes a number), one layer and 0.7 GiB. Ends with 1 where a rank in
+parts is above it.
 """
 
 from __future__ import annotations
@@ -83,8 +85,7 @@ def load(
 
     from agentrl.config.training import TrainSection
     from agentrl.models.parts import load_weights
-    from agentrl.train.backends.deepspeed_backend import DeepspeedBackend
-    from agentrl.train.backends.fsdp import FsdpBackend
+    from agentrl.train.backends.choose import make_backend
     from agentrl.train.backends.ranks import Ranks
 
     torch.set_num_threads(1)
@@ -114,8 +115,7 @@ def load(
         in_parts=in_parts,
     )
     numbers = sum(param.numel() for param in model.parameters())
-    # Without the passes that compare the model with its own forward, which are the same both ways.
-    made = (DeepspeedBackend if kind == "zero3" else FsdpBackend)(
+    made = make_backend(
         model, train=TrainSection(backend=backend), gradient_checkpointing=False, ranks=ranks
     )
     if on == "cuda":
@@ -186,18 +186,21 @@ def limit_bytes(numbers: int, layer: int, size: int) -> float:
 
 def main() -> int:
     """Measure and print; 1 where a rank is above its limit."""
-    chosen = options(__doc__, ranks=[2], kinds=["fsdp2", "zero3"], width=2048, layers=14)
+    chosen = options(
+        __doc__, ranks=[2], kinds=["fsdp2", "zero3"], width=2048, layers=14, parts_only=False
+    )
     rows, above = [], 0
     with tempfile.TemporaryDirectory() as folder:
         layer = write_model(Path(folder), width=chosen.width, layers=chosen.layers)
         size_gb = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) / 1e9
         for kind in chosen.kinds:
             for size in chosen.ranks:
-                whole = measure(folder, kind, False, size)
+                whole = [] if chosen.parts_only else measure(folder, kind, False, size)
                 parts = measure(folder, kind, True, size)
                 numbers = parts[0].numbers
                 limit = limit_bytes(numbers, layer, size)
-                peak, peak_whole = (max(one.peak for one in ranks) for ranks in (parts, whole))
+                peak = max(one.peak for one in parts)
+                peak_whole = max((one.peak for one in whole), default=0)
                 above += peak > limit
                 rows.append(
                     (
@@ -205,10 +208,10 @@ def main() -> int:
                         size,
                         f"{peak / GIB:.2f}",
                         f"{limit / GIB:.2f}",
-                        f"{peak_whole / GIB:.2f}",
-                        f"{peak / peak_whole:.2f}",
+                        f"{peak_whole / GIB:.2f}" if whole else "",
+                        f"{peak / peak_whole:.2f}" if whole else "",
                         f"{max(one.seconds for one in parts):.1f}",
-                        f"{max(one.seconds for one in whole):.1f}",
+                        f"{max(one.seconds for one in whole):.1f}" if whole else "",
                     )
                 )
     peaks = ("peak GiB", "limit GiB", "whole: peak GiB", "ratio")

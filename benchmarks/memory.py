@@ -27,13 +27,15 @@ OFF = 0.15
 GIB = 2**30
 SHAPES = {
     "tiny": (49152, 192, 512, 8, 3, 3), "30M": (16384, 384, 1024, 12, 6, 2),
-    "135M": (49152, 576, 1536, 30, 9, 3), "0.5B": (65536, 1024, 3072, 24, 16, 8),
+    "135M": (49152, 576, 1536, 30, 9, 3), "360M": (49152, 960, 2560, 32, 15, 5),
+    "0.5B": (65536, 1024, 3072, 24, 16, 8),
     "1B": (65536, 1536, 6144, 24, 12, 4),
 }  # fmt: skip
 """Vocabulary, width, width of the MLP, layers, heads and key heads."""
 CASES = (
     "tiny,float32", "30M,float32", "30M,bfloat16", "135M,float32", "135M,float32,checkpointing",
-    "135M,bfloat16", "135M,float32,lora", "0.5B,float32,checkpointing", "0.5B,bfloat16,lora",
+    "135M,bfloat16", "135M,float32,lora", "360M,bfloat16", "360M,bfloat16,lora",
+    "0.5B,float32,checkpointing", "0.5B,bfloat16,lora",
     "1B,bfloat16,lora,checkpointing",
 )  # fmt: skip
 PROMPT, ANSWER, ROWS = 128, 384, 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -43,3 +44,11 @@ def test_places_that_the_readme_names_exist() -> None:
     named = re.findall(r"`((?:agentrl|envs|tools|sandboxes)/[\w/.]*)`", table)
     assert len(named) > 15
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_python_that_the_makefile_runs_finds_what_it_imports() -> None:
+    """The Makefile goes on where it fails to fetch a model, so a wrong name would stay unseen."""
+    imports = re.findall(r"-c .*?from (\S+) import (\w+)", (ROOT / "Makefile").read_text())
+    assert imports
+    missing = [pair for pair in imports if not hasattr(importlib.import_module(pair[0]), pair[1])]
+    assert missing == []

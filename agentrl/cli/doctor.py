@@ -112,6 +112,7 @@ def _report(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
         "hacked": _hacked(run, history, verdicts),
         **ranked_records(verdicts, str(run)),
         "verdicts": [verdict.as_dict() for verdict in verdicts],
+        "proofs": _proofs(run),
         "notes": [*history.notes, *(silence.text for silence in silent_rules(history))],
     }
 
@@ -165,6 +166,8 @@ def _lines(run: Path, history: History, verdicts: Sequence[Verdict]) -> Iterator
     yield Text()
     if kinds[Status.OK]:
         yield Text("ok          " + ", ".join(v.name for v in kinds[Status.OK]), style="dim")
+    for line in _proofs(run):
+        yield Text("computed    ", style="dim").append(visible(line))
     for verdict in kinds[Status.UNKNOWN]:
         yield Text(f"not judged  {verdict.name}: ", style="dim").append(visible(verdict.detail))
     if (hacked := _hacked(run, history, verdicts)) is not None:
@@ -192,6 +195,15 @@ def _hacked(run: Path, history: History, verdicts: Sequence[Verdict]) -> dict[st
     reader.rows.refresh()
     answer = answer_of(reader, history, verdicts, eval_answers(reader, history))
     return {name: answer[name] for name in ("level", "word", "headline", "more")}
+
+
+def _proofs(run: Path) -> list[str]:
+    """How each model of the run compared with its own forward pass when it started."""
+    from agentrl.disk.proof_lines import proof_lines
+    from agentrl.inspect.read.reader import RunReader
+    from agentrl.inspect.read.runs import FoundRun
+
+    return proof_lines(RunReader(FoundRun(id=run.name, path=run.resolve())).identity())
 
 
 def _unseen(verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -13,6 +13,7 @@ from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
 from agentrl.config.yaml_text import dump_yaml
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.machine.allocator import share_one_heap
 from agentrl.plugins.leaving import ends_alone
 from agentrl.types.finding import any_failed
 
@@ -53,6 +54,8 @@ def command(
 ) -> None:
     """Train a policy from a run file. Exit status 3: a rule of `health.rules` has ended it."""
     prepare()
+    # Before anything starts a thread: a heap that a thread has by then is shared out again.
+    share_one_heap()
     if again and resume:
         raise ConfigError("--again starts a run anew and --resume goes on with it; give one")
     if again:

@@ -61,6 +61,10 @@ class ModelSection(Section):
     head_dtype: Literal["model", "float32"] = "model"
     """Type of the logits: `model` rounds them to `dtype` before the softmax; `float32` does not, in
     engines, trainer and reference alike. Costs nothing to speak of with `dtype: float32`."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's `config.json` with other values, for trainer, reference, engines, checks
+    and checkpoints alike, as in `{max_position_embeddings: 32768, rope_parameters: {rope_type:
+    yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     gradient_checkpointing: bool = False
@@ -305,9 +309,8 @@ class CheckpointSection(Section):
     every_steps: int = Field(default=10, ge=1)
     """Full checkpoint after every so many steps, and after the last."""
     save: Literal["model", "all"] = "model"
-    """`model`: weights, and with the newest the optimizer state from which a run goes on, until all
-    steps are done; to go on from older weights, or with more steps, trains the stored steps again.
-    `all`: every checkpoint has it."""
+    """`model`: weights, and with the newest the optimizer state from which a run goes on; once the
+    run has ended its moments are kept in 16 bits. `all`: every checkpoint has it, bit for bit."""
     keep_last: int = Field(default=2, ge=1)
     """Older checkpoints are deleted, but for the best."""
     keep_best: int | dict[str, int] = 0

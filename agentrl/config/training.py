@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.config.base import FiniteSection, KindSection, OneOf
+from agentrl.config.base import FiniteSection, KindSection, Names, OneOf
 
 
 class AdapterSection(FiniteSection):
@@ -18,6 +18,12 @@ class AdapterSection(FiniteSection):
     """Rank of the adapters, which are trained instead of all weights."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapters' output is scaled by this over the rank."""
+    rslora: bool = False
+    """Scale by alpha over the square root of the rank instead (rank-stabilised LoRA)."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that a gradient is formed without. Ratios and metrics are those
+    of the policy without dropout, which costs a second forward; masks follow from the tokens of a
+    micro-batch, so its size changes them. Needs `train.backend: torch`."""
     targets: tuple[str, ...] = Field(default=("all-linear",), min_length=1)
     """Names of the modules that get one; `all-linear` is every linear layer but the head."""
 
@@ -45,6 +51,9 @@ class LoraSection(AdapterSection):
     sync: Literal["adapters", "merged"] = "adapters"
     """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
     started with, or all weights. The `nccl` backend always sends all."""
+    start: Annotated[str | None, Names.FOLDER] = None
+    """Folder of adapters in peft's format that the run begins with, of the same rank, alpha and
+    targets. A reference (KL) stays `model.path` without them. None begins at the model itself."""
 
 
 class TorchTraining(KindSection):
@@ -147,6 +156,16 @@ class TrainSection(FiniteSection):
             raise ValueError(
                 f"freeze is {list(self.freeze)}, but with train.lora all weights of the model stay "
                 "as they are; remove one of the two (train.lora.targets says where adapters are)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dropout_whole(self) -> Self:
+        if self.lora is not None and self.lora.dropout and self.backend.kind != "torch":
+            raise ValueError(
+                f"lora.dropout is {self.lora.dropout}, which backend {self.backend.kind} does not "
+                "have: it forms one forward per gradient; set train.lora.dropout: 0, or "
+                "train.backend: torch"
             )
         return self
 

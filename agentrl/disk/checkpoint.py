@@ -31,6 +31,8 @@ _NAME = re.compile(r"^step-(\d+)$")
 _SCORE = re.compile(r"^eval/(.+)/score$")
 PARTS_FOLDER = "trainer"
 """Folder of the trainer's state in a checkpoint, as in `agentrl.train.checkpoint`."""
+ROUNDED_FOLDER = "trainer-rounded"
+"""The same in less room, once a run has ended."""
 STATE_FILE = "state.json"
 """File that makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
@@ -174,20 +176,52 @@ def _prune(root: Path, section: CheckpointSection, keep: Collection[int]) -> Non
             _drop_state(old)
 
 
-def drop_states(root: Path, section: CheckpointSection, *, keep: Collection[int] = ()) -> None:
-    """Delete the state of the trainer at the end of a run, where weights alone are asked for.
+def round_state(
+    root: Path,
+    section: CheckpointSection,
+    write: Callable[[Path, Path], None],
+    *,
+    keep: Collection[int] = (),
+) -> None:
+    """Bring the newest state of the trainer into less room at the end of a run.
+
+    A state of adapters stays: it is small.
 
     Args:
         root: the folder that holds the checkpoints.
-        section: says what is saved.
+        section: says what is saved; with `all` nothing is done.
+        write: called with the folder of the checkpoint and one to fill.
         keep: steps of checkpoints that stay as they are.
 
     Raises:
         OSError: the disk does not take it; no checkpoint is torn.
     """
     for item in list_checkpoints(root) if section.save == "model" else ():
-        if item.state.step not in keep:
-            _drop_state(item)
+        sizes = json.loads((item.path / STATE_FILE).read_bytes())["files"]
+        state = _state_files(sizes)
+        if item.state.step in keep or not state or _of_adapters(sizes):
+            continue
+        if any(Path(name).parts[0] == ROUNDED_FOLDER for name in state):
+            continue
+
+        def write_all(folder: Path, item: Checkpoint = item) -> None:
+            write(item.path, folder)
+            flush_tree(folder)
+
+        made = make_folder(item.path / ROUNDED_FOLDER, write_all)
+        files = {name: size for name, size in sizes.items() if name not in state}
+        files |= {f"{ROUNDED_FOLDER}/{one.name}": one.stat().st_size for one in made.iterdir()}
+        _name_files(item.path, files)
+
+
+def _state_files(sizes: Mapping[str, int]) -> set[str]:
+    """Names of the files of a checkpoint that hold the state of the trainer."""
+    return {name for name in sizes if Path(name).parts[0] in (PARTS_FOLDER, ROUNDED_FOLDER)}
+
+
+def _of_adapters(sizes: Mapping[str, int]) -> bool:
+    """The state is much smaller than the weights, which cannot go on without it."""
+    return 4 * sum(sizes[name] for name in _state_files(sizes)) < sum(sizes.values())
 
 
 def _drop_state(item: Checkpoint) -> None:
@@ -195,25 +229,33 @@ def _drop_state(item: Checkpoint) -> None:
 
     The state of adapters stays: it is small, and their weights cannot go on without it.
     """
-    file = item.path / STATE_FILE
-    document = json.loads(file.read_bytes())
-    sizes = document["files"]
-    state = {name: size for name, size in sizes.items() if Path(name).parts[0] == PARTS_FOLDER}
-    if not state or 2 * sum(state.values()) < sum(sizes.values()):
-        return
-    rest = {name: size for name, size in sizes.items() if name not in state}
-    document = {**document, "files": rest, "resumes": False}
-    write_whole(file, json.dumps(document, indent=1).encode())
-    _remove_part(item.path)
+    sizes = json.loads((item.path / STATE_FILE).read_bytes())["files"]
+    state = _state_files(sizes)
+    if state and not _of_adapters(sizes):
+        rest = {name: size for name, size in sizes.items() if name not in state}
+        _name_files(item.path, rest, resumes=False)
 
 
-def _remove_part(path: Path) -> None:
-    """Out of sight in one rename first, as `_remove`."""
-    doomed = path.with_name(f"{_DELETING}{path.name}-{PARTS_FOLDER}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    if (path / PARTS_FOLDER).is_dir():
-        (path / PARTS_FOLDER).rename(doomed)
+def _name_files(path: Path, files: Mapping[str, int], **changes: Any) -> None:
+    """Write the list of files of a checkpoint, and delete folders that are not in it."""
+    document = json.loads((path / STATE_FILE).read_bytes())
+    document = {**document, **changes, "files": files}
+    write_whole(path / STATE_FILE, json.dumps(document, indent=1).encode())
+    _remove_rest(path, files)
+
+
+def _remove_rest(path: Path, files: Mapping[str, int]) -> None:
+    """Delete folders of the state that are no part of a checkpoint.
+
+    Each is out of sight in one rename first, as with `_remove`.
+    """
+    known = {Path(name).parts[0] for name in files}
+    for name in {PARTS_FOLDER, ROUNDED_FOLDER} - known:
+        doomed = path.with_name(f"{_DELETING}{path.name}-{name}")
         shutil.rmtree(doomed, ignore_errors=True)
+        if (path / name).is_dir():
+            (path / name).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def make_folder(target: Path, write: Callable[[Path], None]) -> Path:
@@ -365,10 +407,9 @@ def resolve_model_path(path: str) -> str:
 def sweep(root: Path) -> None:
     """Delete what an interrupted save or delete left behind."""
     for item in list_checkpoints(root):
-        if not item.state.resumes:
-            _remove_part(item.path)
-    for pattern in (f"{_MAKING}*", f"{_DELETING}*"):
-        for path in root.glob(pattern):
+        _remove_rest(item.path, json.loads((item.path / STATE_FILE).read_bytes())["files"])
+    for name in (f"{_MAKING}*", f"{_DELETING}*"):
+        for path in (*root.glob(name), *root.glob(f"*/{name}")):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -2,7 +2,9 @@
 
     "proofs": {"model.path": {"model": "LlamaForCausalLM", "dtype": "bfloat16",
                               "forms": {"packed": 0.004, "prefix-shared": 0.004},
-                              "tolerance": 0.31, "tokens": 124, "seconds": 0.8}}
+                              "worst": {"packed": 0.02, "prefix-shared": 0.02},
+                              "tolerance": 0.31, "tokens": 124, "seconds": 0.8,
+                              "widened": {..., "dtype": "float32", "tolerance": 7e-5}}}
 
 They are those of the latest start. Several processes of a run write: trainer, engines, workers.
 """
@@ -16,14 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.disk.proof_lines import PROOFS
 from agentrl.disk.run_name import IDENTITY_FILE
 from agentrl.machine.files import write_whole
 
 if TYPE_CHECKING:
     from agentrl.models.proof import ModelProof
 
-PROOFS = "proofs"
-"""Key in `run.json`."""
 ENGINE = "serving.engine"
 """Name of the embedded engine among proofs."""
 

@@ -15,9 +15,8 @@ from agentrl.batch.update_terms import Mismatch
 from agentrl.config.fit import FitConfig
 from agentrl.config.schema import ChatSection, ModelSection
 from agentrl.data.run.paths import RunPaths
-from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, named_source, source_beside
 from agentrl.disk.other_models import other_model_source
 from agentrl.disk.pinned_models import MODEL
 from agentrl.disk.proofs import keep_proofs
@@ -228,7 +227,7 @@ def _load(
 
         # Adapters belong on the model they were begun on; the trainer's state brings them back.
         fresh = checkpoint is None or config.train.lora is not None
-        path = resolve_model_path(config.model.path) if fresh else str(checkpoint)
+        path = named_source(config.model) if fresh else str(checkpoint)
         section = config.model.model_copy(update={"path": path})
         outputs, heads = config.objective.outputs, config.objective.heads
         model = load_value_model(
@@ -245,9 +244,12 @@ def _load(
         # as others and learns; otherwise a resumed fit would go another way.
         model.body.get_input_embeddings().padding_idx = None
         if config.train.lora is not None:
+            from agentrl.train.model.adapters.start import start_from
             from agentrl.train.model.lora import add_adapters
 
             add_adapters(model.body, config.train.lora, base=model_source(section))
+            if config.train.lora.start is not None and checkpoint is None:
+                start_from(model.body, config.train.lora, config.train.lora.start)
         elif config.train.freeze:
             from agentrl.train.model.freeze import freeze_parts
 
@@ -412,4 +414,5 @@ def reference_section(config: FitConfig, *, base: Path) -> ModelSection | None:
     named = config.objective.reference
     if named == "model":
         return config.model
-    return config.model.model_copy(update={"path": other_model_source(named, base)})
+    source = source_beside(config.model, other_model_source(named, base))
+    return config.model.model_copy(update={"path": source, "overrides": {}})

@@ -17,6 +17,7 @@ import ctypes
 import logging
 import platform
 from collections.abc import Mapping
+from functools import cache
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,9 @@ _M_ARENA_MAX = -8
 _LARGEST = (1 << 31) - 1
 
 
+@cache
 def keep_freed_memory() -> bool:
-    """Ask glibc to keep freed blocks; returns whether it took the advice.
+    """Ask glibc to keep freed blocks, once; returns whether it took the advice.
 
     Holds for the whole process. Does nothing on systems without glibc.
     """

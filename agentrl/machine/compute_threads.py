@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from agentrl.machine.allocator import share_one_heap
 T = TypeVar("T")
 
 _WAIT_POLICY = "OMP_WAIT_POLICY"
+_BESIDE_NICENESS = 10
 _cores: int | None = None
 
 
@@ -96,6 +98,29 @@ def compute_thread(
 
 async def run_computing(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """As `asyncio.to_thread`, in a compute thread of its own that ends with the call."""
+    return await _in_thread(functools.partial(function, *args, **kwargs), name=function)
+
+
+async def run_beside(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """As `run_computing`, for what others should not notice: one core, and what they leave of it.
+
+    A team of all cores beside that of a training step would wait at barriers with it, and have it
+    wait. Only Linux knows a priority of one thread.
+    """
+
+    def work() -> T:
+        if sys.platform == "linux":
+            thread = threading.get_native_id()
+            lowest = max(_BESIDE_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, lowest)
+        return function(*args, **kwargs)
+
+    return await _in_thread(work, name=function, cores=1)
+
+
+async def _in_thread(
+    function: Callable[[], T], *, name: Callable[..., Any], cores: int | None = None
+) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -105,10 +130,11 @@ async def run_computing(function: Callable[..., T], *args: Any, **kwargs: Any) -
 
     def work() -> None:
         try:
-            outcome, failed = function(*args, **kwargs), False
+            outcome, failed = function(), False
         except BaseException as error:  # passed to the caller, any error
             outcome, failed = error, True
         loop.call_soon_threadsafe(functools.partial(resolve, outcome, failed=failed))
 
-    compute_thread(work, name=f"compute-{getattr(function, '__name__', 'call')}").start()
+    title = f"compute-{getattr(name, '__name__', 'call')}"
+    compute_thread(work, name=title, cores=cores).start()
     return await future

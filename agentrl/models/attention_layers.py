@@ -9,10 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 _UNSUPPORTED = ("position_bias", "head_mask", "indices", "block_indices", "block_mask")
 _MASK_OF_A_WINDOW = "create_sliding_window_causal_mask"
@@ -50,17 +53,72 @@ class ScoreChanges:
 class CarryingMask(Tensor):
     """A mask of four dimensions, which models pass on as it is, with something else inside.
 
-    Layers of some families (Nemotron, StableLM) pass nothing on to their attention but the mask.
+    Layers of some families pass nothing on to their attention but the mask (Nemotron, StableLM), or
+    have an attention of their own that meets it: torch's function (Falcon), or a method of the
+    layer (GPT-J). Both hand over to the attention function that the mask names.
     """
 
     content: Any
+    function: str
+    met: int
+    """Calls of torch's function so far; each is that of the next layer."""
 
     @staticmethod
-    def of(content: Any, device: torch.device) -> CarryingMask:
-        """Wrap anything; on the device of the tokens, so that no library moves it."""
+    def of(content: Any, device: torch.device, function: str) -> CarryingMask:
+        """Wrap anything; on the device of the tokens, so that no library moves it.
+
+        Args:
+            content: for the attention function.
+            device: of the tokens.
+            function: its name in transformers' `AttentionInterface`.
+        """
         found = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device).as_subclass(CarryingMask)
-        found.content = content
+        found.content, found.function, found.met = content, function, 0
         return found
+
+    def attend(self, layer: Any, query: Tensor, key: Tensor, value: Tensor, scale: Any) -> Tensor:
+        """[1, H, T, D] of the named function; `layer` is None where torch's own was called."""
+        function = AttentionInterface()[self.function]
+        return function(layer, query, key, value, self, scaling=scale)[0].transpose(1, 2)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Attention of ours in the place of torch's."""
+        given = kwargs or {}
+        if func is scaled_dot_product_attention:
+            mask = given.get("attn_mask")
+            if len(args) == 3 and isinstance(mask, CarryingMask):
+                query, key, value = args
+                out = mask.attend(None, query, key, value, given.get("scale"))
+                mask.met += 1
+                return out
+        return super().__torch_function__(func, types, args, given)
+
+
+def reach_own_attention(model: Any) -> None:
+    """Make layers with an attention of their own, a method `_attn`, heed a `CarryingMask`.
+
+    The method stays what it is for every other mask.
+
+    Args:
+        model: of GPT-J, CodeGen; others are left as they are.
+    """
+    for kind in {type(part) for part in model.modules() if hasattr(part, "scale_attn")}:
+        own = getattr(kind, "_attn", None)
+        if own is not None and not hasattr(own, "__wrapped__"):
+            kind._attn = _carried(own)
+
+
+def _carried(own: Any) -> Any:
+    @wraps(own)
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
+    ) -> Any:
+        if not isinstance(attention_mask, CarryingMask):
+            return own(module, query, key, value, attention_mask)
+        return attention_mask.attend(module, query, key, value, 1.0 / module.scale_attn), None
+
+    return attend
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:

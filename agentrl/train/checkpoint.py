@@ -2,6 +2,7 @@
 
     trainer.json                        version and numbers; says how many parts there are
     trainer/part-00001-of-00002...      what rank 0 wrote: numbers of the flat forms of tensors
+    trainer-rounded/part-...            the same in less room, once the run has ended
     trainer.pt                          all of it, as versions before wrote it; it is still read
 
 A part says of each tensor which numbers of which whole it holds, so any number of ranks of any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.disk.checkpoint import PARTS_FOLDER
+from agentrl.disk.checkpoint import PARTS_FOLDER, ROUNDED_FOLDER
 from agentrl.errors import RunError, TrainError
 from agentrl.machine.files import flush, write_whole
 from agentrl.models.files.tensor_file import WrittenTensor, map_tensors, write_tensors
@@ -30,6 +31,7 @@ from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.saving.own_part import MASTERS, OwnPart
+from agentrl.train.saving.rounded import FROM_WEIGHTS, RoundedPart, flat_weights, read_rounded
 from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.saving.stored_tensors import StoredTensors
 
@@ -229,7 +231,11 @@ def _read_whole(path: Path) -> TrainerState:
 
 def _read_parts(directory: Path) -> TrainerState:
     head = _read_head(directory / HEAD_FILE)
-    version, kl_coef, folder = head["version"], head["kl_coef"], directory / PARTS_FOLDER
+    version, kl_coef, weights = head["version"], head["kl_coef"], dict[str, Tensor]()
+    folder = directory / PARTS_FOLDER
+    if not folder.is_dir():
+        folder = directory / ROUNDED_FOLDER
+        weights = flat_weights(directory) if folder.is_dir() else weights
     if not folder.is_dir():
         return TrainerState(
             version=version,
@@ -243,7 +249,7 @@ def _read_parts(directory: Path) -> TrainerState:
     found: dict[str, dict[str, StoredTensors]] = {}
     for rank in range(head["parts"]):
         path = folder / _part_name(rank, head["parts"])
-        for name, (start, shape, numbers) in _read_part(path, version=version).items():
+        for name, (start, shape, numbers) in _read_part(path, weights, version=version).items():
             owner, kind, param = name.split("/", 2)
             stored = found.setdefault(owner, {}).setdefault(kind, StoredTensors())
             stored.add(param, shape, start, numbers)
@@ -289,15 +295,21 @@ def _read_head(path: Path) -> dict[str, Any]:
     return head
 
 
-def _read_part(path: Path, *, version: int) -> dict[str, tuple[int, torch.Size, Tensor]]:
+def _read_part(
+    path: Path, weights: Mapping[str, Tensor], *, version: int
+) -> dict[str, tuple[int, torch.Size, Tensor | RoundedPart]]:
     try:
         tensors, metadata = map_tensors(path)
         own = json.loads(metadata["version"])
         places = json.loads(metadata["places"])
-        found = {
-            name: (places[name][0], torch.Size(places[name][1:]), tensor)
-            for name, tensor in tensors.items()
-        }
+        on_weights = json.loads(metadata.get(FROM_WEIGHTS, "null"))
+        found = dict[str, tuple[int, torch.Size, Tensor | RoundedPart]]()
+        for name, tensor in tensors.items():
+            start, *shape = places[name]
+            part = tensor.reshape(-1)
+            if on_weights is not None:
+                part = read_rounded(name, part, start, on_weights, weights)
+            found[name] = (start, torch.Size(shape), part)
     except FileNotFoundError:
         parts = path.name.rpartition("-")[2].partition(".")[0]
         have = len(list(path.parent.glob("part-*")))

@@ -31,6 +31,7 @@ from agentrl.train.saving.own_part import MASTERS, OwnPart, share_of_copies
 class FrozenPolicy:
     """A policy that is asked and never trained; takes the model over and freezes it."""
 
+    holds_whole = True
     proof: ModelProof | None = None
     """Comparison of the model with its own forward pass; None where it was not asked."""
 
@@ -134,6 +135,8 @@ class SlicedFrozenPolicy(FrozenPolicy):
     Passes gather a layer at a time, in the dtype it is stored in, so that the numbers are those of
     the whole model. Every pass is one of all ranks.
     """
+
+    holds_whole = False
 
     def __init__(
         self,

@@ -87,14 +87,32 @@ class Objective:
 
     loss: Tensor
     """Scalar with gradient: policy term, penalty and bonus."""
-    penalty: float
-    """The share of the KL penalty in it."""
-    bonus: float
-    """The share of the entropy bonus in it, zero or below."""
-    metrics: MetricBag
-    """Sums and counts over the trained tokens."""
+    penalty_loss: Tensor | None
+    """Scalar share of the KL penalty in it, without gradient; None without one."""
+    bonus_loss: Tensor | None
+    """Scalar share of the entropy bonus in it, zero or below; None without one."""
+    measured: TokenMetrics
+    """Sums and counts over the trained tokens, on the device still."""
     tokens: TokenNumbers | None = None
     """Numbers of each token; None if they were not asked for."""
+
+    # A GPU and Python wait for each other where one of these is read, so that is done last.
+    @property
+    def penalty(self) -> float:
+        """Share of the KL penalty in the loss."""
+        return 0.0 if self.penalty_loss is None else float(self.penalty_loss)
+
+    @property
+    def bonus(self) -> float:
+        """Share of the entropy bonus in the loss, zero or below."""
+        return 0.0 if self.bonus_loss is None else float(self.bonus_loss)
+
+    @property
+    def metrics(self) -> MetricBag:
+        """Sums and counts over the trained tokens."""
+        bag = MetricBag()
+        self.measured.into(bag)
+        return bag
 
 
 def objective(
@@ -108,6 +126,7 @@ def objective(
     compare_sampler: bool,
     loss_factor: float = 1.0,
     keep_tokens: bool = False,
+    measure: bool = True,
 ) -> Objective:
     """Loss and metrics of one micro-batch.
 
@@ -123,6 +142,7 @@ def objective(
         loss_factor: what the backend multiplies the loss by before its backward pass; only a loss
             with `apply_loss_scale=False` gets to see it.
         keep_tokens: return what each token came to.
+        measure: count metrics; without it there are none.
 
     Raises:
         TrainError: a KL penalty without a reference, a bonus for an entropy without gradient,
@@ -153,7 +173,7 @@ def objective(
         # The backend multiplies by its factor, which such a loss has in it already.
         loss = loss + (found.total if spec.apply_loss_scale else found.total / loss_factor)
     metrics.add(entropy_metrics(out.entropy_R), tensors.mask_R)
-    if compare_sampler:
+    if compare_sampler and measure:
         _add_comparison(metrics, old, tensors, weights)
     penalty = None
     if algorithm.needs_reference and algorithm.use_kl_loss:
@@ -171,17 +191,18 @@ def objective(
         if taught.term is not None:
             shares.append(taught.term.share_R)
             loss = loss + taught.term.loss
-    bag = MetricBag()
-    metrics.into(bag)
-    penalty_share, bonus_share = (
-        0.0 if term is None else float(term.loss.detach()) for term in (penalty, bonus)
-    )
+    if measure:
+        metrics.reduce()
     tokens = None
     if keep_tokens:
         clip_R = clip_state(found.metrics, tensors.mask_R)
         tokens = _token_numbers(out, tensors, fixed, old, weights, clip_R, shares)
     return Objective(
-        loss=loss, penalty=penalty_share, bonus=bonus_share, metrics=bag, tokens=tokens
+        loss=loss,
+        penalty_loss=None if penalty is None else penalty.loss.detach(),
+        bonus_loss=None if bonus is None else bonus.loss.detach(),
+        measured=metrics if measure else TokenMetrics(),
+        tokens=tokens,
     )
 
 
@@ -332,7 +353,7 @@ def _mask(key: str, tensors: TensorBatch) -> Tensor:
 
 
 def _where(mask_R: Tensor, values_R: Tensor) -> Tensor:
-    return torch.where(mask_R, values_R, values_R.new_zeros(()))
+    return torch.where(mask_R, values_R, 0.0)
 
 
 def _called(spec: LossSpec, inputs: LossInputs) -> object:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
+
+from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.config.schema import AlgorithmSection
@@ -16,9 +18,9 @@ from agentrl.train.backends.contract import ModelPasses, TrainBackend
 from agentrl.train.logprob_worker import check_finite
 from agentrl.train.losses.registry import find_loss, wants_whole_rollouts
 from agentrl.train.meter.phases import phase
-from agentrl.train.model.logprobs import LossOf, TokenLogProbs
+from agentrl.train.model.logprobs import LossOf
 from agentrl.train.objective import KnownLogProbs, Objective, objective, with_wishes
-from agentrl.train.token_record import TokenNumbers, TokenRecorder
+from agentrl.train.token_record import TokenRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +39,10 @@ class PolicyLoss:
 class _Computed:
     """Numbers of one micro-batch, once its graph is gone."""
 
-    loss: float
-    """Policy term, penalty and bonus."""
-    penalty: float
-    """The penalty alone."""
-    bonus: float
-    """The entropy bonus alone."""
-    metrics: MetricBag
-    """Counts over its tokens."""
-    tokens: TokenNumbers | None
-    """Its tokens, where they are recorded."""
+    objective: Objective
+    """Loss, without gradient, and counts over its tokens."""
+    log_probs_R: Tensor
+    """[R] As the loss saw them."""
 
 
 class MicroBatchProgress:
@@ -122,38 +118,37 @@ class PolicyPass:
             with phase("policy forward"):
                 out = model.log_probs(asked, loss_of=self._loss_of(evaluate))
             with phase("policy loss"):
-                check_finite(out.log_probs_R, micro)
                 result = evaluate(out, keep_tokens=self.recorder.listens)
             with phase("policy backward"):
                 model.backward(result.loss)
             if progress is not None:
                 progress.advance()
             return _Computed(
-                loss=float(result.loss.detach()),
-                penalty=result.penalty,
-                bonus=result.bonus,
-                metrics=result.metrics,
-                tokens=result.tokens,
+                objective=replace(result, loss=result.loss.detach()),
+                log_probs_R=out.log_probs_R.detach(),
             )
 
         total, penalty, bonus = 0.0, 0.0, 0.0
         done = self.backend.run_each(part.micro_batches, compute)
-        for micro, result in zip(part.micro_batches, done, strict=True):
+        # Read only now: a GPU has work all the while that Python launches more.
+        for micro, computed in zip(part.micro_batches, done, strict=True):
+            check_finite(computed.log_probs_R, micro)
+            result = computed.objective
             if result.tokens is not None:
                 self.recorder.note(micro, result.tokens)
             metrics.merge(result.metrics)
-            total += result.loss
+            total += float(result.loss)
             penalty += result.penalty
             bonus += result.bonus
         return PolicyLoss(total=total, penalty=penalty, bonus=bonus)
 
-    def _loss_of(self, evaluate: Callable[[TokenLogProbs], Objective]) -> LossOf | None:
+    def _loss_of(self, evaluate: Callable[..., Objective]) -> LossOf | None:
         """The loss of a part of the tokens; None where a token's loss depends on others."""
         if wants_whole_rollouts(find_loss(self.algorithm.policy_loss), self.algorithm):
             return None
         if self.algorithm.distill is not None and self.algorithm.distill.top_k:
             return None  # it looks at more than the log-probability of the token
-        return lambda out: evaluate(out).loss
+        return lambda out: evaluate(out, compare_sampler=False, measure=False).loss
 
 
 def _check_temperature(micro: MicroBatch, wanted: float | None) -> None:

@@ -7,21 +7,25 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from agentrl.config.schema import CheckpointSection
+from agentrl.disk import checkpoint
 from agentrl.disk.checkpoint import (
     CheckpointState,
     checkpoint_to_resume,
-    drop_states,
     list_checkpoints,
+    round_state,
     save_checkpoint,
     sweep,
 )
 from agentrl.errors import RunError
 from agentrl.train.checkpoint import load_trainer_state
+from agentrl.train.saving.rounded import write_rounded
 from tests.train.saved_states import write_format_2, write_state
 
 MODEL, ALL = (CheckpointSection(save=save, keep_last=2) for save in ("model", "all"))
@@ -38,7 +42,7 @@ def optimizer(step: int) -> dict[str, dict[str, object]]:
 
 def save(root: Path, step: int, section: CheckpointSection, ranks: int = 2) -> None:
     def write(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(b"w" * 100)
+        save_file({"w": torch.zeros(25)}, folder / "model.safetensors")
         write_state(folder, version=step, optimizer=optimizer(step), ranks=ranks)
 
     save_checkpoint(root, state(step), write, section)
@@ -61,21 +65,99 @@ def test_the_newest_alone_has_the_state_until_the_end(tmp_path: Path) -> None:
         found = checkpoint_to_resume(tmp_path, steps=steps)
         assert found is not None
         assert found.state.step == ends
-    drop_states(tmp_path, ALL)
+    round_state(tmp_path, ALL, write_rounded)
     assert with_state(tmp_path) == {2: False, 3: True}
-    drop_states(tmp_path, MODEL)
+    round_state(tmp_path, MODEL, write_rounded)
     assert with_state(tmp_path) == {2: False, 3: False}
-    assert checkpoint_to_resume(tmp_path, steps=9) is None
-    last = checkpoint_to_resume(tmp_path, steps=3)
+    # It goes on from there, and from a run that trains its steps again the newer state goes.
+    last = checkpoint_to_resume(tmp_path, steps=9)
     assert last is not None
-    assert last.state.step == 3
-    # A run that trains its steps again keeps the state of the newest that has one.
-    save(tmp_path, 1, CheckpointSection(keep_last=1))
-    assert with_state(tmp_path) == {1: True, 3: False}
+    assert (last.state.step, last.state.resumes) == (3, True)
+    save(tmp_path, 4, CheckpointSection(keep_last=2))
+    assert with_state(tmp_path) == {3: False, 4: True}
+    assert not (last.path / "trainer-rounded").exists()
+    assert not load_trainer_state(last.path).optimizer
     # A kill between the two halves of a deletion leaves nothing for long.
-    (list_checkpoints(tmp_path)[-1].path / "trainer").mkdir()
+    (last.path / "trainer").mkdir()
+    (last.path / ".making-trainer-rounded").mkdir()
     sweep(tmp_path)
-    assert with_state(tmp_path) == {1: True, 3: False}
+    assert with_state(tmp_path) == {3: False, 4: True}
+    assert not list(last.path.glob(".*"))
+
+
+def assert_close(loaded: Any, exact: Any, *, ties: int) -> None:
+    for name, tensor in exact["masters"].items():
+        there = loaded["masters"][name]
+        assert torch.equal(loaded["masters"].numbers(name, 3, 6), there.reshape(-1)[3:6])
+        apart = (there.view(torch.int32) - tensor.view(torch.int32)).abs()
+        assert int(apart.max()) <= 1
+        assert int(apart.sum()) <= (ties if name == "model.w" else 0)
+    for kind, tensor in exact["moments"]["model.w"].items():
+        there = loaded["moments"]["model.w"][kind]
+        torch.testing.assert_close(there, tensor, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_run_that_ended_keeps_its_state_in_less_room(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Fails if a master is off by more than its last bit, a moment by more than 16 bits are, or a
+    part lies on the weights of another place; and if a kill at any moment leaves no whole state."""
+    torch.manual_seed(0)
+    master = torch.randn(90, 1100) * 0.05
+    # Both ends of what rounds to one weight: 1 + 2^-8 lies in the middle, and rounds to the even 1.
+    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F807FFF, -0x407F8000], dtype=torch.int32)
+    master.view(-1)[:4] = bits.view(torch.float32)
+    weight = master.to(dtype)
+    if dtype == torch.float32:
+        master = weight.clone()
+    few = torch.randn(7)
+    exact = {
+        "masters": {"model.w": master, "few": few, "head": master * 3},
+        "moments": {
+            "model.w": {"exp_avg": master / 7, "exp_avg_sq": master**2, "step": torch.tensor(9.0)},
+            "few": {},
+            "head": {},
+        },
+    }
+
+    def write(folder: Path) -> None:
+        weights = {"model.w": weight, "few": few.to(dtype), "head": (master * 5).to(dtype)}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        write_state(folder, version=1, optimizer=exact, ranks=2)
+
+    path = save_checkpoint(tmp_path, state(1), write, MODEL)
+    before = sum(file.stat().st_size for file in (path / "trainer").iterdir())
+    write_whole = checkpoint.write_whole
+    for moment in ("writing", "before the switch", "after the switch", "none"):
+
+        def die(*_: object, moment: str = moment) -> None:
+            if moment == "before the switch":
+                raise KeyboardInterrupt
+            write_whole(*_)  # type: ignore[arg-type]
+            if moment == "after the switch":
+                raise KeyboardInterrupt
+
+        def half(source: Path, folder: Path, moment: str = moment) -> None:
+            write_rounded(source, folder)
+            if moment == "writing":
+                os.truncate(next(folder.iterdir()), 50)
+                raise KeyboardInterrupt
+
+        checkpoint.write_whole = die  # as a kill at that moment
+        try:
+            round_state(tmp_path, MODEL, half)
+        except KeyboardInterrupt:
+            assert moment != "none"
+        finally:
+            checkpoint.write_whole = write_whole
+        for clear in (lambda root: None, sweep):
+            clear(tmp_path)
+            (found,) = list_checkpoints(tmp_path)
+            assert found.state.resumes
+            assert_close(load_trainer_state(path).optimizer, exact, ties=3)
+        switched = moment in ("after the switch", "none")
+        assert with_state(tmp_path) == {1: not switched}
+    after = sum(file.stat().st_size for file in (path / "trainer-rounded").iterdir())
+    assert after < 0.75 * before  # the head is not that of the weights, and stays whole
 
 
 def test_every_checkpoint_has_the_state_where_all_is_asked_for(tmp_path: Path) -> None:
@@ -86,11 +168,11 @@ def test_every_checkpoint_has_the_state_where_all_is_asked_for(tmp_path: Path) -
 
 def test_a_small_state_of_adapters_stays(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
-        (folder / "model.safetensors").write_bytes(b"w" * 10**5)
+        save_file({"w": torch.zeros(10**5)}, folder / "model.safetensors")
         write_state(folder, version=1, optimizer=optimizer(1))
 
     save_checkpoint(tmp_path, state(1), write, MODEL)
-    drop_states(tmp_path, MODEL)
+    round_state(tmp_path, MODEL, write_rounded)
     assert with_state(tmp_path) == {1: True}
 
 

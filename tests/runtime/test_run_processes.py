@@ -199,3 +199,18 @@ def test_eval_and_rollout(project: Path, tmp_path: Path) -> None:
     assert "dataset (3)" in text
     assert "1 of 4 prompts" in text
     assert "1 of 4 prompts" in (tmp_path / "direct" / "run.log").read_text()
+
+
+def test_a_run_that_ended_goes_on_at_once_with_more_steps(tmp_path: Path) -> None:
+    """Fails if the state goes with the last step, or if its rounded form cannot train."""
+    path = write_project(tmp_path, train__steps=2, eval__datasets={})
+    status, text = agentrl(tmp_path / "out.txt", "train", path)
+    assert status == 0, text
+    saved = tmp_path / "runs" / "tiny" / "checkpoints" / "step-2"
+    assert not (saved / "trainer").exists()
+    assert list((saved / "trainer-rounded").iterdir())
+    status, text = agentrl(tmp_path / "more.txt", "train", path, "--resume", "train.steps=3")
+    assert status == 0, text
+    assert "resumed after step 2" in text
+    assert "step 2/" not in text
+    assert "step 3/3" in text

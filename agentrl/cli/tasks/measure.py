@@ -28,7 +28,7 @@ from agentrl.data.tasks.pass_rates import (
     task_digest,
     variance_weight,
 )
-from agentrl.disk.checkpoint import resolve_model_path
+from agentrl.disk.model_source import named_source
 from agentrl.errors import ConfigError, DataError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.runtime.assembly.parts import TaskSets
@@ -131,7 +131,7 @@ async def profile(
         plan = plan_run(config, base)
         schedule = plan.schedule
         check_parts(plan, model_path=model_path)
-        model = resolve_model_path(model_path or plan.engines.model.path)
+        model = named_source(plan.engines.model, path=model_path)
         everything = plan.tasks.dataset.model_copy(update={"difficulty": None})
         loaded = TaskSets(train=load_tasks(everything, base=plan.base), evals={})
         tasks = limit_prompts(loaded, plan.rollouts, plan.tasks, model_path=model_path).train

@@ -83,8 +83,9 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
         return fail(
             "context",
             f"rollout.max_context_tokens is {wanted}, but the model was made for {positions}",
-            f"set rollout.max_context_tokens: {positions}, or give a copy of the model whose "
-            "config.json stretches its positions (rope_parameters: yarn)",
+            f"set rollout.max_context_tokens: {positions}, or stretch its positions by "
+            "model.overrides, as {rope_parameters: {rope_type: yarn, factor: "
+            f"{-(-wanted // positions)}.0}}}}",
         )
     return f"{wanted} of the {positions} tokens that the model was made for"
 

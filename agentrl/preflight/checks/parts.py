@@ -19,9 +19,8 @@ from agentrl.config.schema import (
     RunSection,
 )
 from agentrl.config.training import TrainSection
-from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.metric_sinks import check_sinks
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, named_source
 from agentrl.disk.run_name import CHOSEN_FILE, free_name, holds_a_run, run_path
 from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
@@ -49,7 +48,7 @@ async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
     """Load the tokenizer and choose the device."""
     from agentrl.models.vision.reader import load_reader
 
-    path = resolve_model_path(section.path)
+    path = named_source(section)
     check_model_path(path)
     refuse_scoring_model(path)
     device = pick_device(section.device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeacher
 from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import ModelSection
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, source_beside
 from agentrl.disk.other_models import (
     check_read_ids,
     check_same_vocabulary,
@@ -121,7 +121,8 @@ def make_teacher(
         return _server(teacher, section, vocabulary=vocabulary)
     if teacher.kind == "checkpoint":
         check_teacher(plan, tokenizer=load_tokenizer(began))
-        model = began.model_copy(update={"path": other_model_source(teacher.path, plan.base)})
+        source = source_beside(plan.model, other_model_source(teacher.path, plan.base))
+        model = began.model_copy(update={"path": source})
         return load_teacher(
             model, top_k=top_k, vocabulary=vocabulary, backend=own, ranks=ranks, images=images
         )
@@ -169,6 +170,7 @@ def _check_checkpoint(
     teacher: CheckpointTeacher, section: DistillSection, plan: TrainerPlan, *, tokenizer: Any
 ) -> None:
     source = loadable(other_model_source(teacher.path, plan.base), key=f"{KEY}.path")
+    source = source_beside(plan.model, source)
     refuse_scoring_model(source, key=f"{KEY}.path")
     try:
         shape = stored_config(source)
@@ -207,8 +209,7 @@ def _check_checkpoint(
 
 def _check_images(shape: Any, model: ModelSection, *, path: str) -> None:
     """Refuse a teacher that cannot be given the images of a vision-language policy."""
-    from agentrl.models.vision.families import family_of
-    from agentrl.models.vision.reader import check_shared_images
+    from agentrl.models.vision.reader import check_shared_images, family_of
 
     policy = stored_config(model_source(model))
     family = family_of(policy, path=model.path)

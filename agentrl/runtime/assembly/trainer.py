@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.plan import TrainerPlan
 from agentrl.data import TokenStore
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, source_beside
 from agentrl.disk.other_models import other_model_source
 from agentrl.disk.pinned_models import MODEL
 from agentrl.disk.proofs import keep_proofs
@@ -175,4 +175,5 @@ def _critic_section(plan: TrainerPlan) -> CriticSection:
     section = plan.critic
     if section.path is None:
         return section
-    return section.model_copy(update={"path": other_model_source(section.path, plan.base)})
+    source = source_beside(plan.model, other_model_source(section.path, plan.base))
+    return section.model_copy(update={"path": source})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from agentrl.config.schema import CheckpointSection
 from agentrl.disk.checkpoint import (
     CheckpointState,
-    drop_states,
+    round_state,
     save_checkpoint,
     score_checkpoint,
     would_be_kept,
@@ -25,7 +25,7 @@ from agentrl.disk.checkpoint import (
 from agentrl.disk.full_disk import disk_full
 from agentrl.errors import in_words
 from agentrl.fit.reward_models.versions import RewardRefresher
-from agentrl.machine.compute_threads import run_computing
+from agentrl.machine.compute_threads import run_beside, run_computing
 from agentrl.metrics.run_clock import RunClock
 from agentrl.runtime.drivers.position import RunPosition
 from agentrl.runtime.progress import Progress
@@ -140,13 +140,15 @@ class CheckpointKeeper:
                 self._writing = None
 
     async def finish(self) -> None:
-        """Delete what only further steps would need, of a run that has none left."""
+        """Bring the state with which further steps would begin into less room."""
+        from agentrl.train.saving.rounded import write_rounded
+
         await self.settle()
         root, keep = self._run_dir.checkpoints, self._protected(self._saved)
         try:
-            await run_computing(drop_states, root, self._section, keep=keep)
-        except OSError as error:
-            logger.warning("the state of the trainer could not be deleted: %s", error)
+            await run_computing(round_state, root, self._section, write_rounded, keep=keep)
+        except (OSError, ValueError) as error:
+            logger.warning("the state of the trainer stays as it is: %s", error)
 
     async def _write(
         self,
@@ -158,7 +160,7 @@ class CheckpointKeeper:
     ) -> None:
         root, step, began = self._run_dir.checkpoints, state.step, time.perf_counter()
         try:
-            await run_computing(save_checkpoint, root, state, write, self._section, keep=keep)
+            await run_beside(save_checkpoint, root, state, write, self._section, keep=keep)
             self._saved = step
             seconds = held_s + time.perf_counter() - began
             self._clock.note_checkpoint(seconds)

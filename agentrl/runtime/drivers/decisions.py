@@ -45,11 +45,6 @@ class StepDecisions:
         self._clock, self._book, self._checkpoints = clock, book, checkpoints
         self._steps, self._evaluate_every = steps, evaluate_every
 
-    @property
-    def all_done(self) -> bool:
-        """No step is left."""
-        return self._position.done >= self._steps
-
     def reason_to_end(self) -> str | None:
         """Why no further step follows; None while the run goes on."""
         done = self._position.done

@@ -285,9 +285,7 @@ class StepLoop(abc.ABC):
             parts.end_as_ruled()
             await self._serve_for_evaluation()
             await parts.score_and_save(position.done)
-            await parts.checkpoints.settle()
-            if parts.decisions.all_done:
-                await parts.checkpoints.finish()
+            await parts.checkpoints.finish()
         return parts.write_result(reason)
 
     @abc.abstractmethod

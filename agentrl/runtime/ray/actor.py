@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.config.plan import Plan
 from agentrl.disk.logs import log_to, quiet_libraries
-from agentrl.disk.proofs import PROOFS
+from agentrl.disk.proof_lines import PROOFS
 from agentrl.errors import RunError
 
 logger = logging.getLogger(__name__)

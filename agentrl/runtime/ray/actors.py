@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.plan import Plan
-from agentrl.disk.model_source import served_source
+from agentrl.disk.model_source import plain_source
 from agentrl.errors import RunError
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.rollout_host import PolicyCopy
@@ -143,7 +143,7 @@ class RunActors:
         plan = self.plan.trainer
         checkpoint = str(self._checkpoint) if self._checkpoint else None
         engine = EngineSpec(
-            source=served_source(plan.model, plan.train.lora, checkpoint=checkpoint),
+            source=plain_source(plan.model, path=None if plan.train.lora else checkpoint),
             neighbours=len(slots) if self._one_machine else 1,
             backend=self.backend,
             secret=self._secret,

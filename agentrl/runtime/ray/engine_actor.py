@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agentrl.disk.model_source import model_source
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.engines import LEAN
 from agentrl.runtime.assembly.weight_route import transfer_environment, transfer_name
@@ -35,7 +36,7 @@ class EngineSpec:
     """Arguments of an engine actor beside those of every actor."""
 
     source: str
-    """Folder or hub name that the server loads."""
+    """Folder or hub name that the server loads, before `model.overrides`."""
     neighbours: int
     """Servers on this machine, this one included; on CPUs they share the cores."""
     backend: str
@@ -116,7 +117,7 @@ def server_command_here(spec: ActorSpec, engine: EngineSpec) -> ServerCommand:
     device = vllm_device()
     command = server_command(
         section,
-        model_path=engine.source,
+        model_path=model_source(spec.plan.engines.model, path=engine.source),
         max_context_tokens=spec.plan.engines.rollout.max_context_tokens,
         replicas=engine.neighbours if device == "cpu" else 1,
         device=device,

@@ -18,7 +18,7 @@ from agentrl.config.algorithm import AlgorithmSection
 from agentrl.config.fleet import RayRuntime, ServingSection
 from agentrl.config.plan import Plan
 from agentrl.disk.checkpoint import Checkpoint
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import plain_source
 from agentrl.disk.proofs import keep_proofs
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
@@ -65,7 +65,7 @@ class RayCluster(RunCluster):
             RankLostAtStart: a rank died before all was open.
             AgentrlError: whatever does not fit, named.
         """
-        plan = plan.with_model(model_source(plan.engines.model))
+        plan = plan.with_model(plain_source(plan.engines.model))
         engine = plan.engines
         layout = plan_layout(engine.ray, engine.serving)
         async with contextlib.AsyncExitStack() as stack:

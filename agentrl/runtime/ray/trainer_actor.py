@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentrlError, RunError, StepAbandoned
-from agentrl.machine.compute_threads import reserve_cores, run_computing
+from agentrl.machine.compute_threads import reserve_cores, run_beside, run_computing
 from agentrl.metrics import MetricBag
 from agentrl.runtime.assembly.engine_addresses import EngineAddress
 from agentrl.runtime.assembly.local_stages import ABANDONED
@@ -205,7 +205,7 @@ class TrainerActor:
     async def write(self, folder: Path) -> Exception | None:
         """Write it, beside whatever else is asked; what failed comes back, when all are done."""
         try:
-            await run_computing(self._own.write, folder)
+            await run_beside(self._own.write, folder)
         except (OSError, AgentrlError) as error:
             return error
         return None

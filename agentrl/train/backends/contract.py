@@ -82,6 +82,8 @@ class TrainBackend(ModelPasses, Protocol):
     """Ranks that train together."""
     lockstep: bool
     """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
+    holds_whole: bool
+    """As in `ProvenPasses.holds_whole`."""
     proof: ModelProof | None
     """Comparison of the model with its own forward pass; None where it was not asked."""
 

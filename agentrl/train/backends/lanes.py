@@ -91,6 +91,10 @@ def sharing_copy(model: Any) -> Any:
         if config is not None:
             # The attention that packed rows need is switched on there.
             shared[id(config)] = config
+        for value in vars(module).values():
+            # The state that a pass has left (RecurrentGemma), which cannot be copied.
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                shared[id(value)] = value.detach()
     return copy.deepcopy(model, shared)
 
 

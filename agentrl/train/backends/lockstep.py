@@ -81,6 +81,7 @@ class LockstepBackend(ABC):
     """Base of `TrainBackend`s whose ranks hold parts of one model."""
 
     lockstep = True
+    holds_whole = False
     proof: ModelProof | None = None
 
     def __init__(
@@ -114,8 +115,6 @@ class LockstepBackend(ABC):
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.mask_keys = mask_keys
-        if self._device.type == "cpu":
-            keep_freed_memory()
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         check_same_weights(self.gather, params)
@@ -179,6 +178,10 @@ class LockstepBackend(ABC):
 
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`; all ranks call."""
+        if self._device.type == "cpu":
+            # Not when the run starts: blocks kept of what its checks gather would be most of the
+            # memory of a rank.
+            keep_freed_memory()
         go_on_together(self.gather)
         with self._ranks.naming("summing gradients in a backward pass"):
             self._backward(loss)

@@ -21,6 +21,7 @@ from agentrl.models.proof import ModelProof
 from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
+from agentrl.train.model.adapters.dropout import draw_masks, masked_log_probs, masked_values
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
@@ -51,10 +52,18 @@ class TorchPasses:
 
     def log_probs(self, batch: TensorBatch, *, loss_of: LossOf | None = None) -> TokenLogProbs:
         """`log_probs` as in `TrainBackend.log_probs`."""
-        return packed_log_probs(self._model, batch, loss_of=loss_of)
+
+        def run(loss_of: LossOf | None) -> TokenLogProbs:
+            return packed_log_probs(self._model, batch, loss_of=loss_of)
+
+        if torch.is_grad_enabled() and draw_masks(self._model, batch):
+            return masked_log_probs(run, loss_of)
+        return run(loss_of)
 
     def values(self, batch: TensorBatch) -> Tensor:
         """`values` as in `TrainBackend.values`."""
+        if torch.is_grad_enabled() and draw_masks(self._model, batch):
+            return masked_values(lambda: self._model(batch))
         return self._model(batch)
 
     def probe(self, probe: ProofRows) -> Tensor:
@@ -90,6 +99,7 @@ class TorchBackend(TorchPasses):
     rank = 0
     world_size = 1
     lockstep = False
+    holds_whole = True
     proof: ModelProof | None = None
 
     def __init__(

@@ -77,7 +77,7 @@ class LossInputs:
 
     def trained(self, values_R: Tensor) -> Tensor:
         """[R] The same where a token is trained, 0 elsewhere."""
-        return torch.where(self.mask_R, values_R, values_R.new_zeros(()))
+        return torch.where(self.mask_R, values_R, 0.0)
 
     def sequence_mean(self, values_R: Tensor, *, mask: str | None = None) -> Tensor:
         """[R] At every token the mean over its rollout's tokens under a mask, 0 without any.

@@ -101,7 +101,7 @@ def sampler_weights(
         keep = (whole >= low) & (whole <= high)
         metrics["is_correction/sequence_ratio_mean"] = whole
     if keep is not None:
-        weight = torch.where(keep, weight, weight.new_zeros(()))
+        weight = torch.where(keep, weight, 0.0)
         metrics["is_correction/dropped_mean"] = ~keep
-    weight = torch.where(inputs.mask_R, weight, weight.new_ones(()))
+    weight = torch.where(inputs.mask_R, weight, 1.0)
     return SamplerWeights(weight_R=weight, metrics=metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ class TokenMetrics:
             weights_R: [R] how many tokens each one stands for, where rows are a sample of others:
                 means count that many, and sums, which are of what is trained, are left out.
         """
-        self._parts: list[tuple[str, str, Tensor, Tensor]] = []
-        self._counted: tuple[Tensor, Tensor] | None = None
+        self._given: list[tuple[str, str, Tensor, Tensor]] = []
+        self._names: list[tuple[str, str]] = []
+        self._numbers: list[Tensor] = []
         self._weights_R = None if weights_R is None else weights_R.to(torch.float64)
 
     def add(
@@ -44,50 +45,65 @@ class TokenMetrics:
             if mark not in _MARKS:
                 valid = ", ".join(f"@{known}" for known in _MARKS)
                 raise TrainError(f"metric {marked!r}: unknown reduction {mark!r}; valid: {valid}")
-            self._add(prefix + name, mark, value, mask_R)
+            value = torch.as_tensor(value, device=mask_R.device).detach()
+            if value.ndim and value.shape != mask_R.shape:
+                raise TrainError(
+                    f"metric {prefix + name!r} has shape {list(value.shape)}, expected one value "
+                    f"for each of the {len(mask_R)} response positions, or a single one"
+                )
+            self._given.append((prefix + name, mark, value, mask_R))
 
-    def _add(self, name: str, mark: str, value: Tensor | float, mask_R: Tensor) -> None:
-        count = self._count(mask_R)
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            total = torch.as_tensor(value, device=mask_R.device).detach().to(torch.float64)
-            total = total * count if mark == "mean" else total
+    def reduce(self) -> None:
+        """Sum every metric into one number on the device, and free the tokens."""
+        given, self._given = self._given, []
+        counts = {id(mask_R): self._count(mask_R) for *_, mask_R in given}
+        groups: dict[tuple[str, int], list[tuple[str, str, Tensor, Tensor]]] = {}
+        for part in given:
+            name, mark, value, mask_R = part
+            if value.ndim:
+                groups.setdefault((mark, id(mask_R)), []).append(part)
+                continue
+            count, total = counts[id(mask_R)], value.to(torch.float64)
             # A number of the micro-batch counts although nothing in it is trained, its mean not.
-            self._parts.append((name, mark, total, count if mark == "mean" else count + 1))
-            return
-        if value.shape != mask_R.shape:
-            raise TrainError(
-                f"metric {name!r} has shape {list(value.shape)}, expected one value for each of "
-                f"the {len(mask_R)} response positions, or a single one"
-            )
+            numbers = (total * count, count) if mark == "mean" else (total, count + 1)
+            self._keep([(name, mark)], torch.stack(numbers))
+        for (mark, mask), parts in groups.items():
+            totals = self._totals(mark, [value for *_, value, _ in parts], parts[0][3])
+            names = [(name, mark) for name, *_ in parts]
+            self._keep(names, torch.stack([totals, counts[mask].expand_as(totals)], dim=1))
+
+    def _keep(self, names: Sequence[tuple[str, str]], numbers: Tensor) -> None:
+        self._names.extend(names)
+        self._numbers.append(numbers.flatten())
+
+    def _totals(self, mark: str, values: Sequence[Tensor], mask_R: Tensor) -> Tensor:
+        """[metrics] of one kind, by as many launches as one of them would take."""
         # A fill and no indexing: the number of trained tokens stays on the device.
         fill = {"max": -torch.inf, "min": torch.inf}.get(mark, 0.0)
-        kept = value.detach().to(torch.float64)
+        kept = torch.stack([value.to(torch.float64) for value in values])
         kept = torch.where(mask_R, kept, fill)
         if self._weights_R is not None and mark == "mean":
             kept = torch.where(mask_R, kept * self._weights_R, 0.0)
         if mark in ("mean", "sum"):
-            total = kept.sum()
-        elif not len(kept):
+            return kept.sum(1)
+        if not kept.shape[1]:
             # A padding micro-batch has no position at all.
-            total = kept.new_full((), fill)
-        else:
-            total = kept.max() if mark == "max" else kept.min()
-        self._parts.append((name, mark, total, count))
+            return kept.new_full((len(values),), fill)
+        return kept.amax(1) if mark == "max" else kept.amin(1)
 
     def _count(self, mask_R: Tensor) -> Tensor:
-        """Scalar: how many tokens the trained ones stand for. Metrics mostly share one mask."""
-        if self._counted is None or self._counted[0] is not mask_R:
-            of_R = mask_R if self._weights_R is None else torch.where(mask_R, self._weights_R, 0.0)
-            self._counted = (mask_R, of_R.sum(dtype=torch.float64))
-        return self._counted[1]
+        """Scalar: how many tokens the trained ones stand for."""
+        of_R = mask_R if self._weights_R is None else torch.where(mask_R, self._weights_R, 0.0)
+        return of_R.sum(dtype=torch.float64)
 
     def into(self, bag: MetricBag) -> None:
         """Add everything to a bag; values over no token at all are left out."""
-        if not self._parts:
+        self.reduce()
+        if not self._numbers:
             return
-        numbers = torch.stack([number for part in self._parts for number in part[2:]]).tolist()
-        for (name, mark, _, _), total, count in zip(
-            self._parts, numbers[::2], numbers[1::2], strict=True
+        numbers = torch.cat(self._numbers).tolist()
+        for (name, mark), total, count in zip(
+            self._names, numbers[::2], numbers[1::2], strict=True
         ):
             if mark == "mean":
                 bag.mean(name, total, count=count)

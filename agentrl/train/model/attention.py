@@ -38,7 +38,7 @@ from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention, is_flexible
-from agentrl.train.model.reading import Reading, layout_in, reading_of
+from agentrl.train.model.reading import ATTENTION, Reading, layout_in, reading_of
 from agentrl.train.model.segments import (
     Segments,
     mutual_within,
@@ -47,7 +47,6 @@ from agentrl.train.model.segments import (
     starts,
 )
 
-ATTENTION = "agentrl_packed_rows"
 _NO_CHANGES = ScoreChanges()
 
 
@@ -58,8 +57,9 @@ def packed_attention(model: Any) -> Iterator[None]:
     Forward and backward both belong inside: with gradient checkpointing the backward pass runs the
     attention again. A model that reads its rows one by one does so with its own attention.
     """
-    if reading_of_model(model) is not Reading.ROWS:
-        with _switched(model):
+    reading = reading_of_model(model)
+    if reading is not Reading.ROWS:
+        with _switched(model, reading.implementation):
             yield
     elif getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None:
         # Torch's fused kernel leaves the cap out without a word.
@@ -75,7 +75,7 @@ def reading_of_model(model: Any) -> Reading:
 
 
 @contextmanager
-def _switched(model: Any, to: str = ATTENTION) -> Iterator[None]:
+def _switched(model: Any, to: str) -> Iterator[None]:
     configs = _attention_configs(model)
     before = [config._attn_implementation for config in configs]
     for config in configs:

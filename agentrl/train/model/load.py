@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.logs import quiet_transformers
-from agentrl.disk.model_source import model_source
+from agentrl.disk.model_source import model_source, named_source
 from agentrl.train.backends.offload import ModelState, TrainerOffload
+from agentrl.train.model.adapters.start import start_from
 from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.pretrained import Pretrained, load_pretrained
@@ -22,7 +22,7 @@ def load_model(
 ) -> Pretrained:
     """The policy of the config, or the checkpoint at `path`; a run stands for its latest one."""
     quiet_transformers()
-    source = resolve_model_path(path or section.path)
+    source = named_source(section, path=path)
     return load_pretrained(section.model_copy(update={"path": source}), in_parts=in_parts)
 
 
@@ -49,6 +49,8 @@ def load_trained(
     # The engines begin with the same one: see `served_source`.
     pretrained = load_model(section, in_parts=in_parts)
     add_adapters(pretrained.model, train.lora, base=model_source(section))
+    if train.lora.start is not None and checkpoint is None:
+        start_from(pretrained.model, train.lora, train.lora.start)
     return pretrained
 
 

@@ -87,7 +87,8 @@ def packed_log_probs(
             f"{type(model).__name__} has no output embeddings, so no log-probabilities"
         )
     found = head_numbers(
-        hidden_TE[batch.source_A],
+        # Mamba's states are float32 up to its head.
+        hidden_TE[batch.source_A].to(head.weight.dtype),
         head.weight,
         batch.target_A,
         bias_V=getattr(head, "bias", None),

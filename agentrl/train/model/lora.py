@@ -1,13 +1,14 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) inside the model, by peft.
 
-    y = W x + (alpha / rank) B A x        W [out, in] frozen, A [rank, in], B [out, rank] trained
+    y = W x + s B A x        W [out, in] frozen, A [rank, in], B [out, rank] trained
+    s = alpha / rank         or alpha / sqrt(rank), rsLoRA (https://arxiv.org/abs/2312.03732)
 
 Adapters are put into the `transformers` model in place: its class, config and attention stay what
 they are, so the trainer, the embedded engine and packed rows see them without knowing of them. Only
 A and B ask for gradients, so only they have masters, moments and gradient sums. B begins at zero:
 the policy of step 0 is the model itself.
 
-The weights of a model without adapters are the merged ones, W + (alpha / rank) B A,
+The weights of a model without adapters are the merged ones, W + s B A,
 added in float32 and rounded once. Where a sampler runs on merged weights (vLLM), that rounding is
 one more difference between sampler and trainer, and shows in `sampling_logp_difference`.
 """
@@ -29,6 +30,7 @@ from agentrl.models.parts import standing_in
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
+from agentrl.train.model.adapters.dropout import put_dropout
 
 ADAPTER_FOLDER = "adapter"
 """Folder in a checkpoint that holds the adapters alone, in peft's format."""
@@ -50,7 +52,7 @@ class LayerAdapter:
     up: Tensor = field(repr=False)
     """B, [out, rank]; the parameter itself."""
     scale: float
-    """alpha / rank."""
+    """alpha / rank, or alpha / sqrt(rank)."""
     transposed: bool
     """Whether the layer keeps its weight as [in, out], as GPT-2 does."""
 
@@ -76,7 +78,8 @@ def add_adapters(
             r=section.rank,
             lora_alpha=section.alpha,
             target_modules="all-linear" if targets == ["all-linear"] else targets,
-            lora_dropout=0.0,  # dropout would make the trainer's policy another than the sampler's
+            use_rslora=section.rslora,
+            lora_dropout=section.dropout,
             bias="none",
             exclude_modules=_outside_language(model),
             base_model_name_or_path=base,
@@ -95,6 +98,8 @@ def add_adapters(
             f"linear layers, which are called {', '.join(_linear_names(model))}"
         ) from error
     _check_targets(model, targets, key)
+    if section.dropout:
+        put_dropout([layer for _, layer in _adapted(model)], _NAME, section.dropout)
 
 
 def _outside_language(model: Any) -> str | None:

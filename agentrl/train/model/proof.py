@@ -36,6 +36,7 @@ from agentrl.models.proof import (
     check_causal,
     gaps,
     judged,
+    proven,
     refused_by_name,
     tolerated,
 )
@@ -66,6 +67,9 @@ class ProofRows:
 
 class ProvenPasses(Protocol):
     """A holder of a model, as its proof needs it."""
+
+    holds_whole: bool
+    """Whether the passes read the weights of the model where they are, undivided."""
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
@@ -127,12 +131,19 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
     Raises:
         ConfigError: its numbers differ by more than rounding explains, or cannot be computed.
     """
-    work = _Proving(passes, model, who)
+    widen = passes.holds_whole
+    return proven(
+        model, lambda again: _judge(passes, model, who, again=again), who=who, widen=widen
+    )
+
+
+def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelProof:
+    work = _Proving(passes, model, who, again=again)
     with refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD):
         work.text()
         if hides_nothing(model, work.length):
             work.text(window=NARROW)
-        if reader_of(model) is not None:
+        if reader_of(model) is not None and not again:
             work.image()
     return judged(
         model,
@@ -147,11 +158,12 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
 class _Proving:
     """What one proof has found so far."""
 
-    def __init__(self, passes: ProvenPasses, model: Any, who: str) -> None:
+    def __init__(self, passes: ProvenPasses, model: Any, who: str, *, again: bool) -> None:
         self.began = time.perf_counter()
         self.form = ""
         self.found: dict[str, Tensor] = {}
         self.tolerance = 0.0
+        self._again = again
         self._passes, self._model, self._who = passes, model, who
         self._ids: IntArray = probe_ids(model)
         self.length: int = self._ids.shape[1]
@@ -163,6 +175,8 @@ class _Proving:
         want = self._want(self._ids, self._lengths, window=window, form=f"row by row{note}")
         rows = [_row(ids[:end]) for ids, end in zip(self._ids, self._lengths, strict=True)]
         for form, sharing in (("packed", False), ("prefix-shared", True)):
+            if self._again and not sharing:
+                continue  # the last row of the tree shares nothing
             self._compare(f"{form}{note}", rows, want, window=window, sharing=sharing)
 
     def image(self) -> None:

@@ -3,8 +3,8 @@
 Packed rows need an attention function of ours, and layers that look back through it alone. Which
 models have that is not asked of their names: a few tokens are read once, as two rows, and compared
 with what the model itself makes of each. Layers that hand nothing on but their mask get the layout
-as their mask; a model that reads anything else out of packed rows has its rows read one by one, by
-its own attention, with a warning.
+as their mask, also where they call torch's attention by themselves. A model that reads anything
+else out of packed rows has its rows read one by one, by its own attention, with a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.models.attention_layers import CarryingMask
+from agentrl.models.attention_layers import CarryingMask, reach_own_attention
 from agentrl.models.logit_map import body_of
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.segments import Segments
@@ -29,6 +29,8 @@ from agentrl.train.model.stateful_layers import other_layers
 
 logger = logging.getLogger(__name__)
 
+ATTENTION = "agentrl_packed_rows"
+"""Name of the attention over packed rows in transformers' `AttentionInterface`."""
 _KEPT = "agentrl_reading"
 _LENGTHS = (3, 4)
 """Tokens of the two rows that are tried."""
@@ -44,8 +46,15 @@ class Reading(Enum):
     """Side by side; layers pass the segments on to the attention function."""
     MASK = "mask"
     """Side by side; the segments come as the mask, the one thing that its layers pass on."""
+    TORCH = "sdpa"
+    """As `MASK`; the mask meets torch's own function, which the layers call by themselves."""
     ROWS = "rows"
     """One by one, with the attention of the model itself."""
+
+    @property
+    def implementation(self) -> str:
+        """Value of `config._attn_implementation` for packed rows."""
+        return self.value if self is Reading.TORCH else ATTENTION
 
 
 def layout_in(segments: Segments | None, module: Any) -> None:
@@ -70,13 +79,13 @@ def arguments(reading: Reading, ids_T: Tensor, positions_T: Tensor, segments: Se
     if reading is Reading.ROWS:
         return given  # its positions are those that every model counts by itself
     given["position_ids"] = positions_T[None]
-    if reading is Reading.MASK:
-        return {**given, "attention_mask": CarryingMask.of(segments, ids_T.device)}
+    if reading is not Reading.PACKED:
+        return {**given, "attention_mask": CarryingMask.of(segments, ids_T.device, ATTENTION)}
     return {**given, "segments": segments}
 
 
 Switched = Callable[..., AbstractContextManager[None]]
-"""A block inside which a model has our attention function, or the one that is named."""
+"""A block inside which a model has the attention function that is named."""
 
 
 def reading_of(model: Any, switched: Switched) -> Reading:
@@ -123,11 +132,12 @@ def _tried(model: Any, body: Any, switched: Switched) -> Reading:
             ]
         )
     why = "an attention of their own"
-    for reading in (Reading.PACKED, Reading.MASK):
+    reach_own_attention(model)
+    for reading in (Reading.PACKED, Reading.MASK, Reading.TORCH):
         calls: list[Any] = []
         token = _CALLS.set(calls)
         try:
-            with switched(model):
+            with switched(model, reading.implementation):
                 out = body(**arguments(reading, ids_T, positions_T, segments))
         except Exception as error:  # any code of any model, with arguments that it may not know
             why = str(error).partition(", ")[0] if isinstance(error, TrainError) else why

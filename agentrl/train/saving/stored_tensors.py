@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import RunError
+from agentrl.train.saving.rounded import RoundedPart
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -18,13 +19,13 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __init__(self) -> None:
         self._shapes: dict[str, torch.Size] = {}
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}
+        self._parts: dict[str, list[tuple[int, Tensor | RoundedPart]]] = {}
 
-    def add(self, name: str, shape: torch.Size, start: int, part: Tensor) -> None:
-        """Add numbers of a tensor, which lie from `start` on in its flat form."""
+    def add(self, name: str, shape: torch.Size, start: int, part: Tensor | RoundedPart) -> None:
+        """Add numbers of a tensor, flat, which lie from `start` on in its flat form."""
         if self._shapes.setdefault(name, shape) != shape:
             raise RunError(f"{name} has two shapes: {tuple(shape)}, {tuple(self._shapes[name])}")
-        self._parts.setdefault(name, []).append((start, part.reshape(-1)))
+        self._parts.setdefault(name, []).append((start, part))
 
     def take_from(self, others: StoredTensors, name: str, new: str) -> None:
         """Add a tensor of others under a new name."""

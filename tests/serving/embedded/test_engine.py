@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DiffLlamaConfig,
     Gemma3TextConfig,
-    GPTJConfig,
     GPTNeoXConfig,
     LlamaForCausalLM,
     ModernBertDecoderConfig,
@@ -364,7 +364,7 @@ def test_a_context_beyond_the_model_is_refused(model):
     ("config", "why"),
     [
         (
-            GPTJConfig(n_embd=32, n_head=4, rotary_dim=4),
+            BloomConfig(n_head=4),
             "0 of its 2 layers .* of their own",
         ),
         (DiffLlamaConfig(hidden_size=32, num_attention_heads=4), "attend more than once"),

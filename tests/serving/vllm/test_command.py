@@ -151,8 +151,11 @@ def test_the_head_of_the_trainer_reaches_the_server() -> None:
 @pytest.mark.parametrize("given", [{"rope_theta": 5, "head_dtype": "model"}, '{"rope_theta": 5}'])
 def test_a_config_that_the_trainer_would_not_have_is_refused(given: object) -> None:
     for spelling in ("hf_overrides", "--hf-overrides"):
-        with pytest.raises(ConfigError, match=r"changes rope_theta for the servers.*config\.json"):
+        with pytest.raises(ConfigError, match=r"hf_overrides\.rope_theta .* model\.overrides"):
             require_one_config({spelling: given})
+    for option in ("rope-scaling", "hf_config_path"):
+        with pytest.raises(ConfigError, match="would change the config of the servers"):
+            require_one_config({option: "x"})
     require_one_config({"seed": 1, "hf_overrides": {"head_dtype": "model"}})
 
 

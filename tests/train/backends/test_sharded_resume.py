@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +14,7 @@ from agentrl.models.hub_format import save_pretrained
 from agentrl.train.backends.choose import full_weights, make_backend
 from agentrl.train.checkpoint import load_trainer_state
 from agentrl.train.model.lora import add_adapters
+from agentrl.train.saving.rounded import write_rounded
 from agentrl.train.trainer import Trainer
 from tests.train.backends.sharded_trainers import (
     KINDS,
@@ -171,3 +174,29 @@ def test_weights_on_disk_are_those_of_a_whole_model(crew, kind, tmp_path):
     assert others == []
     loaded = load_file(tmp_path / "model.safetensors")
     assert same_bits({**loaded, "lm_head.weight": model.lm_head.weight}, model.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_what_one_process_saved_goes_on_sharded_and_back(crew, kind, tmp_path):
+    """Fails if a state, exact or rounded, means another thing to another backend."""
+    needs(kind)
+    options = {"train": section(), "algorithm": algorithm()}
+    exact, rounded = tmp_path / "exact", tmp_path / "rounded"
+    model = tiny_model(torch.float32)
+    run(model, None, STEPS[:1], save=exact, **options)
+    shutil.copytree(exact, rounded)
+    save_pretrained(model, rounded)
+    (rounded / "trainer-rounded").mkdir()
+    write_rounded(rounded, rounded / "trainer-rounded")
+    shutil.rmtree(rounded / "trainer")
+    for folder in (exact, rounded):
+        back = tmp_path / f"{folder.name}-{kind}"
+        fresh = tiny_model(torch.float32, seed=7)
+        alone = run(fresh, None, STEPS[1:2], load=folder, **options)
+        sharded = crew.run(2, go_on, kind, folder, STEPS[1:2], back)
+        assert sharded[0]["version"] == alone["version"] == 2
+        assert relative_error(sharded[0]["weights"], alone["weights"]) < 1e-5
+        fresh = tiny_model(torch.float32, seed=7)
+        alone = run(fresh, None, STEPS[2:], load=back, **options)
+        sharded = crew.run(2, go_on, kind, back, STEPS[2:])
+        assert relative_error(sharded[0]["weights"], alone["weights"]) < 1e-5

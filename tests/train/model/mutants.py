@@ -17,7 +17,9 @@ SIZES = {
 def model(kind: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A family with random weights, the same on every rank."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SIZES, **changes})
+    made = CONFIG_MAPPING[kind]
+    sizes = {key: SIZES[key] for key in SIZES if not isinstance(getattr(made, key, None), property)}
+    config = made(**{**sizes, **changes})
     return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 

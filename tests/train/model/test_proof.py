@@ -108,7 +108,11 @@ def test_a_frozen_model_and_one_that_scores_are_compared(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "reading", "changes"),
     [
-        ("gptj", Reading.ROWS, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
+        ("gptj", Reading.MASK, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}),
+        ("falcon", Reading.TORCH, {}),
+        ("falcon", Reading.TORCH, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("falcon", Reading.TORCH, {"multi_query": False, "parallel_attn": False}),
+        ("falcon", Reading.ROWS, {"alibi": True, "multi_query": False}),
         ("bloom", Reading.ROWS, {"n_head": 4, "n_layer": 2}),
         ("nemotron", Reading.MASK, {}),
         ("gpt_oss", Reading.PACKED, {"num_local_experts": 2, "num_experts_per_tok": 1}),
@@ -116,7 +120,7 @@ def test_a_frozen_model_and_one_that_scores_are_compared(tmp_path):
     ],
 )
 def test_each_family_is_read_as_it_can_be(kind, reading, changes, caplog):
-    """Rows of GPT-J and Bloom saw each other, and the future; then they were refused."""
+    """Rows of Falcon, GPT-J and Bloom saw each other, and the future; then they were refused."""
     _warn.cache_clear()
     found = model(kind, **changes)
     backend(found)

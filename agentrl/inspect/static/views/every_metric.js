@@ -78,6 +78,17 @@ function card(run, name, steps, open, look) {
   });
 }
 
+/** How each model of the run compared with its own forward pass when it started. */
+export function proofs(lines) {
+  if (!lines?.length) return null;
+  return h(
+    "details",
+    { class: "card", "data-key": "proofs" },
+    h("summary", {}, "Models beside their own forward passes"),
+    lines.map((line) => h("p", { class: "notes" }, line)),
+  );
+}
+
 export function configuration(config) {
   const keys = Object.keys(config ?? {});
   if (!keys.length) return null;

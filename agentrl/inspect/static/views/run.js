@@ -5,7 +5,7 @@ import { empty, h } from "../dom.js";
 import { lastPart, num, seconds, when } from "../format.js";
 import { go, href, replace } from "../router.js";
 import { dashboard, metricNames } from "./dashboard.js";
-import { configuration, everyMetric } from "./every_metric.js";
+import { configuration, everyMetric, proofs } from "./every_metric.js";
 import { findings } from "./findings.js";
 import { timePanel, wastePanel } from "./ledger.js";
 import { glance } from "./glance.js";
@@ -55,6 +55,7 @@ function draw({ run, brief, pulse }, params) {
         dashboard(run, steps, open, params, { moved, looked }),
         h("div", { class: "pair" }, timePanel(run, open), wastePanel(run, open)),
         others?.node,
+        proofs(run.proofs),
         configuration(run.config),
       ]
     : [
@@ -66,6 +67,7 @@ function draw({ run, brief, pulse }, params) {
             "This run has not logged anything so far. The page looks again every two seconds.",
           ),
         ),
+        proofs(run.proofs),
         configuration(run.config),
       ];
   return {

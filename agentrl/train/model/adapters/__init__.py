@@ -1,0 +1,1 @@
+"""Dropout of adapters, and a folder that they start from."""
