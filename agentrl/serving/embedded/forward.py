@@ -38,7 +38,7 @@ from agentrl.serving.embedded.cache_attention import (
     CacheSegment,
     DecodeAttention,
     MixedAttention,
-    PaddingAttention,
+    PaddedAttention,
     PrefillAttention,
 )
 from agentrl.serving.embedded.kv_cache import KvCache
@@ -195,17 +195,17 @@ class RowModel:
         Returns:
             [N + segments, V] logits: after each of `ids_N`, then after each segment's last token.
         """
-        parts: list[DecodeAttention | PrefillAttention | PaddingAttention] = []
+        parts: list[DecodeAttention | PrefillAttention] = []
         if ids_N:
             parts.append(DecodeAttention(cache, len(ids_N)))
         if segments:
             parts.append(PrefillAttention(cache, segments))
         ids = [*ids_N, *(token for segment in segments for token in segment.ids)]
+        attention: CacheAttention = parts[0] if len(parts) == 1 else MixedAttention(parts)
         if missing := self._padded(len(ids), self._unit) - len(ids):
-            parts.append(PaddingAttention(missing))
+            attention = PaddedAttention(attention, missing)
             ids += [0] * missing
-        positions = torch.cat([part.positions for part in parts])
-        attention = parts[0] if len(parts) == 1 else MixedAttention(parts)
+        positions = attention.positions
         if self._reader is None:
             hidden = self._run(ids, positions, attention)
         else:

@@ -176,7 +176,7 @@ def test_a_trial_sees_what_a_narrow_result_hides() -> None:
 
 @pytest.mark.parametrize("count", [5, 6, 7, 9])
 def test_threads_that_share_a_head_change_no_bit(count: int) -> None:
-    """Fails if the head computes five rows: two threads of MKL take one of them by another kernel."""
+    """Fails if the head computes five rows: of two threads of MKL one takes another kernel."""
     net = llama(torch.float32, hidden=128, heads=2, kv_heads=1)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
