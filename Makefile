@@ -87,7 +87,7 @@ $(VENV)/.gpu: $(VENV)/.train
 $(VENV)/.test: $(VENV)/.train
 	@$(MAKE) --no-print-directory $(VENV)/.fleet || test -z "$$CI"
 	@echo "agentrl: installing what the tests need into $(VENV)"
-	@$(PIP) -e ".[train,images,screens,lora,quickstart,track,inspect,wandb,prometheus,docker,kubernetes,swe,mcp,math,envs,gateway,dev]"
+	@$(PIP) -e ".[train,images,screens,lora,bits,quickstart,track,inspect,wandb,prometheus,docker,kubernetes,swe,mcp,math,envs,gateway,dev]"
 	@$(PIP) --no-deps -r .ci/no-deps.txt
 	@echo "agentrl: fetching the quickstart model, which some tests read"
 	-@$(BIN)/python -c "from agentrl.models.quickstart import quickstart_checkpoint; quickstart_checkpoint()"

@@ -51,6 +51,10 @@ class LoraSection(AdapterSection):
     sync: Literal["adapters", "merged"] = "adapters"
     """What goes to vLLM servers: `adapters` alone, which they merge into the model they were
     started with, or all weights. The `nccl` backend always sends all."""
+    base: Literal["nf4"] | None = None
+    """`nf4` keeps the weights below the adapters in 4 bits (QLoRA, bitsandbytes); trainer and
+    embedded engine compute with the same ones, servers get them dequantised and merged. Needs
+    `train.backend: torch`. None leaves them in `model.dtype`."""
     start: Annotated[str | None, Names.FOLDER] = None
     """Folder of adapters in peft's format that the run begins with, of the same rank, alpha and
     targets. A reference (KL) stays `model.path` without them. None begins at the model itself."""
@@ -138,8 +142,9 @@ class TrainSection(FiniteSection):
     """AdamW moments."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm; 1e9 leaves them as they are."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` orthogonalises the updates of matrices inside the layers; AdamW has the rest."""
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """`muon` orthogonalises the updates of matrices inside the layers; AdamW has the rest.
+    `adamw_8bit` keeps moments in 8 bits (bitsandbytes; `train.backend: torch` only)."""
     backend: TrainBackendSection = TorchTraining()
     """What holds the model."""
     prefix_sharing: bool = True
@@ -160,7 +165,18 @@ class TrainSection(FiniteSection):
         return self
 
     @model_validator(mode="after")
-    def _dropout_whole(self) -> Self:
+    def _whole_only(self) -> Self:
+        if self.optimizer == "adamw_8bit" and self.backend.kind != "torch":
+            raise ValueError(
+                f"optimizer is adamw_8bit, whose blocks of moments backend {self.backend.kind} "
+                "cannot divide; set train.optimizer: adamw, or train.backend: torch"
+            )
+        if self.lora is not None and self.lora.base and self.backend.kind != "torch":
+            raise ValueError(
+                f"lora.base is {self.lora.base}, whose blocks of weights backend "
+                f"{self.backend.kind} cannot divide; leave train.lora.base out, or set "
+                "train.backend: torch"
+            )
         if self.lora is not None and self.lora.dropout and self.backend.kind != "torch":
             raise ValueError(
                 f"lora.dropout is {self.lora.dropout}, which backend {self.backend.kind} does not "

@@ -248,6 +248,10 @@ def _load(
             from agentrl.train.model.lora import add_adapters
 
             add_adapters(model.body, config.train.lora, base=model_source(section))
+            if config.train.lora.base is not None:
+                from agentrl.train.model.adapters.four_bit import keep_in_four_bits
+
+                keep_in_four_bits(model.body, next(model.parameters()).device)
             if config.train.lora.start is not None and checkpoint is None:
                 start_from(model.body, config.train.lora, config.train.lora.start)
         elif config.train.freeze:

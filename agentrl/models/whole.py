@@ -227,6 +227,7 @@ def checked_files(folder: Path, who: str) -> list[str]:
             "be loaded in its place; give the folder of the merged model (merge_and_unload, then "
             "save_pretrained)"
         )
+    _refuse_quantised(folder, who)
     for whole in WHOLE:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
@@ -249,6 +250,22 @@ def checked_files(folder: Path, who: str) -> list[str]:
             )
         return sorted(shards)
     return []
+
+
+def _refuse_quantised(folder: Path, who: str) -> None:
+    """Refuse weights that a gradient cannot move."""
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return  # whatever reads the config says so
+    found = settings.get("quantization_config") if isinstance(settings, dict) else None
+    if found:
+        kind = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
+        raise ConfigError(
+            f"{who} is quantised ({kind}, by quantization_config in its config.json), and such "
+            "weights cannot be trained; give the checkpoint that it was made from, which "
+            "train.lora.base: nf4 keeps in 4 bits"
+        )
 
 
 def why_torn(folder: Path, error: Exception) -> str:

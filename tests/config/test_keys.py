@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.config import leaves
 from agentrl.config.keys import sections_at
 
-KEYS = 201
+KEYS = 202
 """Of all run files. It may fall."""
 STANDING = 131
 """Of them those that a run file has whose kinds and optional sections are the default ones."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from agentrl.disk.checkpoint import list_checkpoints
@@ -35,18 +37,28 @@ def tokens(run: Path, step: int) -> list[tuple[object, ...]]:
     return [tuple(map(repr, row.values())) for row in rows]
 
 
-def test_a_run_with_adapters_from_end_to_end(tmp_path: Path) -> None:
+FEW_BITS = {
+    **LORA,
+    "train__lora": {"rank": 2, "alpha": 8.0, "base": "nf4", "dropout": 0.1, "rslora": True},
+    "train__optimizer": "adamw_8bit",
+}
+
+
+@pytest.mark.parametrize("settings", [LORA, FEW_BITS])
+def test_a_run_with_adapters_from_end_to_end(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Fails if a resumed run puts adapters onto merged weights (its weights differ from those of
     the uninterrupted run), if the base weights are saved in place of the merged ones, or if a bit
     hangs on which rollouts are decoded together: the resumed run decodes three at a time."""
-    run_file = write_project(tmp_path / "whole", train__steps=3, **LORA)
+    if settings is FEW_BITS:
+        pytest.importorskip("bitsandbytes")
+    run_file = write_project(tmp_path / "whole", train__steps=3, **settings)
     status, text = agentrl(tmp_path / "whole.log", "train", run_file)
     assert status == 0, text
     whole = tmp_path / "whole" / "runs" / "tiny"
     found = list_checkpoints(whole / "checkpoints")
     assert [item.state.step for item in found] == [1, 2, 3]
 
-    few = {**LORA, "serving__max_batch_size": 3}
+    few = {**settings, "serving__max_batch_size": 3}
     other = write_project(tmp_path / "cut", train__steps=2, **few)
     assert agentrl(tmp_path / "cut.log", "train", other)[0] == 0
     other = write_project(tmp_path / "cut", train__steps=3, **few)

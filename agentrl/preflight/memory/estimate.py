@@ -50,6 +50,8 @@ class ModelShape:
     """Number of parameters, tied ones once."""
     adapters: int
     """Parameters of LoRA adapters of rank 1 on every linear layer."""
+    linear: int
+    """Parameters of the weights of these layers."""
     layers: int
     """Decoder layers."""
     hidden: int
@@ -283,6 +285,8 @@ def trained_bytes(
     moments = 8
     if train.optimizer == "muon":
         moments = 4 + 4 * outside / parameters
+    elif train.optimizer == "adamw_8bit":
+        moments = 2 * (1 + 4 / 256)  # a float32 scale for each block
     # A float32 parameter is its own master; a bfloat16 one has a master and a float32 sum.
     masters = 4 if model.dtype == "bfloat16" else 0
     return int(parameters * (masters + moments)) // kept, parameters * 4 // kept
@@ -349,6 +353,9 @@ def _trained(plan: TrainerPlan, shape: ModelShape, *, on_gpu: bool) -> list[Part
 
     count = _moving(train.lora, shape)
     own = shape.parameters * stored // weights + (count * 4 if adapted else 0)
+    if train.lora is not None and train.lora.base is not None:
+        # Half a byte, a byte for each block of 64, and 4 for each 256 of those.
+        own -= int(shape.linear * (stored - 1 / 2 - 1 / 64 - 4 / (64 * 256)))
     parts = [Part(what="weights", size=own, on_host=weights_away, rests=True), *held(count)]
     if weights > 1 or sliced:
         # The rest of the model stays gathered between the passes, of the layers this one and the

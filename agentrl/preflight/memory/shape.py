@@ -61,6 +61,7 @@ def shape_of(model: Any) -> ModelShape:
     return ModelShape(
         parameters=parameters,
         adapters=sum(module.in_features + module.out_features for module in linear),
+        linear=sum(module.in_features * module.out_features for module in linear),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,

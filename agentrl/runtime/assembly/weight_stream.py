@@ -54,14 +54,15 @@ def sent_weights(
     names = [name for name, _ in base_weights(model)]
     form = StoredForm(model, names)
     layers = {one.name: form.renamed(f"{one.name}.weight") for one in adapters(model)}
-    alone = lora is not None and lora.sync != "merged" and kind.merges_adapters
+    # Folders of servers hold the weights that those in 4 bits were made of, which are others.
+    alone = lora is not None and lora.sync != "merged" and kind.merges_adapters and not lora.base
     # An adapter adds to one stored matrix; where the files hold that in parts, all weights go.
     if not alone or None in layers.values():
         return lambda: form(trainer.weights())
     whole = trainer.backend.parameters
     stored = {name: str(key).removesuffix(".weight") for name, key in layers.items()}
     return AdapterWeights(
-        lambda: form(chain(base_parameters(whole()), persistent_buffers(model))),
+        lambda: form(chain(base_parameters(model, whole()), persistent_buffers(model))),
         lambda: (
             replace(one, name=stored[one.name])
             for one in gathered_adapters(model, whole(trained_only=True))

@@ -28,6 +28,7 @@ from agentrl.models.attention_layers import (
     reach_own_attention,
     unsupported,
 )
+from agentrl.models.bits import FourBitLinear
 from agentrl.models.fused_attention import without_plans
 from agentrl.models.lm_head import float32_logits, has_float32_head, is_narrow
 from agentrl.models.logit_map import body_of, logit_map
@@ -335,12 +336,16 @@ def least_rows(model: Any) -> int:
     """
     head = model.get_output_embeddings()
     wide_head = has_float32_head(model) and is_narrow(head.weight)
-    shapes: dict[tuple[torch.Size, bool], torch.nn.Linear] = {}
+    shapes: dict[tuple[torch.Size, bool], torch.Tensor] = {}
     for layer in (*model.modules(), head):
-        if isinstance(layer, torch.nn.Linear):
-            shapes.setdefault((layer.weight.shape, wide_head and layer is head), layer)
+        if isinstance(layer, FourBitLinear):
+            if (layer.shape, False) not in shapes:
+                shapes[layer.shape, False] = layer.whole()
+        elif isinstance(layer, torch.nn.Linear):
+            widened = wide_head and layer is head
+            shapes.setdefault((layer.weight.shape, widened), layer.weight.detach())
     return max(
-        (_least_rows_of(layer.weight.detach(), wide) for (_, wide), layer in shapes.items()),
+        (_least_rows_of(weight, wide) for (_, wide), weight in shapes.items()),
         default=FEW,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
+from agentrl.models.bits import EIGHT_BITS, FOUR_BITS, load_bitsandbytes
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
@@ -27,9 +28,13 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
         dtype: of the model, as `bfloat16`.
 
     Raises:
-        ConfigError: settings that do not go together.
+        ConfigError: settings that do not go together, or bitsandbytes is not installed.
     """
     wrong, backend = "", train.backend
+    if train.optimizer == "adamw_8bit":
+        load_bitsandbytes(EIGHT_BITS)
+    if train.lora is not None and train.lora.base is not None:
+        load_bitsandbytes(FOUR_BITS)
     if backend.kind == "torch":
         return
     if backend.kind == "deepspeed" and backend.zero_stage == 0:

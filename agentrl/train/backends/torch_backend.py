@@ -22,7 +22,7 @@ from agentrl.train.backends.contract import ModelPasses, Result, compensation
 from agentrl.train.backends.lanes import in_lanes, lane_count, sharing_copy
 from agentrl.train.backends.shares import assign
 from agentrl.train.model.adapters.dropout import draw_masks, masked_log_probs, masked_values
-from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.proof import ProofRows, probe_numbers
@@ -79,6 +79,9 @@ class PassesOfCopy(TorchPasses):
     """The passes of a copy that shares the weights of a model and sums its own gradients."""
 
     def __init__(self, model: Any, *, mask_keys: tuple[str, ...]) -> None:
+        # The config is shared: a copy that tried its reading in a lane would switch the attention
+        # of the others while they compute.
+        reading_of_model(model)
         self.model = sharing_copy(model)
         """Has parameters of its own over the same memory."""
         super().__init__(self.model, mask_keys=mask_keys)

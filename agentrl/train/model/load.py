@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.disk.logs import quiet_transformers
 from agentrl.disk.model_source import model_source, named_source
+from agentrl.models.device import pick_device
 from agentrl.train.backends.offload import ModelState, TrainerOffload
+from agentrl.train.model.adapters.four_bit import keep_in_four_bits
 from agentrl.train.model.adapters.start import start_from
 from agentrl.train.model.freeze import freeze_parts
 from agentrl.train.model.lora import add_adapters
@@ -47,8 +50,16 @@ def load_trained(
             freeze_parts(pretrained.model, train.freeze)
         return pretrained
     # The engines begin with the same one: see `served_source`.
-    pretrained = load_model(section, in_parts=in_parts)
-    add_adapters(pretrained.model, train.lora, base=model_source(section))
+    if train.lora.base is None:
+        pretrained = load_model(section, in_parts=in_parts)
+        add_adapters(pretrained.model, train.lora, base=model_source(section))
+    else:
+        # From main memory, so that the device never holds more than the 4 bits and one layer.
+        pretrained = load_model(section.model_copy(update={"device": "cpu"}))
+        add_adapters(pretrained.model, train.lora, base=model_source(section))
+        pretrained = replace(pretrained, device=pick_device(section.device))
+        keep_in_four_bits(pretrained.model, pretrained.device)
+        pretrained.model.to(pretrained.device)
     if train.lora.start is not None and checkpoint is None:
         start_from(pretrained.model, train.lora, train.lora.start)
     return pretrained

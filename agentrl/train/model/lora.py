@@ -16,7 +16,7 @@ one more difference between sampler and trainer, and shows in `sampling_logp_dif
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,12 @@ class LayerAdapter:
     """alpha / rank, or alpha / sqrt(rank)."""
     transposed: bool
     """Whether the layer keeps its weight as [in, out], as GPT-2 does."""
+    dequantize: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    """From the stored weight to the one that it computes with, where the two are not the same."""
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """The weight that the layer computes with, from the one that it stores."""
+        return weight if self.dequantize is None else self.dequantize(weight)
 
 
 def add_adapters(
@@ -99,7 +105,7 @@ def add_adapters(
         ) from error
     _check_targets(model, targets, key)
     if section.dropout:
-        put_dropout([layer for _, layer in _adapted(model)], _NAME, section.dropout)
+        put_dropout([layer for _, layer in adapted_layers(model)], _NAME, section.dropout)
 
 
 def _outside_language(model: Any) -> str | None:
@@ -113,7 +119,7 @@ def _outside_language(model: Any) -> str | None:
 
 def has_adapters(model: Any) -> bool:
     """Return true if `add_adapters` changed this model."""
-    return any(True for _ in _adapted(model))
+    return any(True for _ in adapted_layers(model))
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -159,7 +165,9 @@ def merged_parameters(
             path = name.partition(".lora_B.")[0]
             adapter = replace(known[path], down=layer.pop("A"), up=value)
             for leaf, kept in layer.items():
-                yield f"{path}.{leaf}", _with_delta(adapter, kept) if leaf == "weight" else kept
+                if leaf == "weight":
+                    kept = _with_delta(adapter, adapter.whole(kept))
+                yield f"{path}.{leaf}", kept
             layer.clear()
         else:
             yield name, value.detach()
@@ -168,13 +176,23 @@ def merged_parameters(
 
 def base_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """As `merged_weights`, without what the adapters add: the model that the run began with."""
-    yield from base_parameters(model.named_parameters())
+    yield from base_parameters(model, model.named_parameters())
     yield from persistent_buffers(model)
 
 
-def base_parameters(whole: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters among `base_weights`, gathered one by one."""
+def base_parameters(
+    model: Any, whole: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters among `base_weights`, gathered one by one.
+
+    Args:
+        model: says how a layer stores its weight; its own tensors are not read.
+        whole: every parameter.
+    """
+    known = {f"{one.name}.base_layer.weight": one for one in adapters(model)}
     for name, param in whole:
+        if name in known:
+            param = known[name].whole(param)
         if not _of_an_adapter(name):
             yield name.replace(".base_layer.", "."), param.detach()
 
@@ -193,13 +211,14 @@ def gathered_adapters(model: Any, whole: Iterable[tuple[str, Tensor]]) -> Iterat
 
 def adapters(model: Any) -> Iterator[LayerAdapter]:
     """All adapters, in the order of the model."""
-    for name, layer in _adapted(model):
+    for name, layer in adapted_layers(model):
         yield LayerAdapter(
             name=name,
             down=layer.lora_A[_NAME].weight,
             up=layer.lora_B[_NAME].weight,
             scale=layer.scaling[_NAME],
             transposed=layer.fan_in_fan_out,
+            dequantize=getattr(layer.base_layer, "whole", None),
         )
 
 
@@ -239,7 +258,8 @@ def _of_an_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
+def adapted_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Name and module of every layer with an adapter, in the order of the model."""
     for name, module in model.named_modules():
         if hasattr(module, "base_layer") and _NAME in getattr(module, "lora_A", {}):
             yield name, module
@@ -248,9 +268,11 @@ def _adapted(model: Any) -> Iterator[tuple[str, Any]]:
 def _check_targets(model: Any, targets: list[str], key: str) -> None:
     """Peft is content if one of several targets is there, and takes more than matrices."""
     # peft adapts the parameters of experts in place of their layers, which nothing here merges.
-    if any(getattr(layer, "parameter_name", "weight") != "weight" for _, layer in _adapted(model)):
+    if any(
+        getattr(layer, "parameter_name", "weight") != "weight" for _, layer in adapted_layers(model)
+    ):
         raise _names_experts(model, targets, key)
-    names = [name for name, _ in _adapted(model)]
+    names = [name for name, _ in adapted_layers(model)]
     for target in targets:
         found = any(name == target or name.endswith(f".{target}") for name in names)
         if target != "all-linear" and not found:
@@ -259,7 +281,7 @@ def _check_targets(model: Any, targets: list[str], key: str) -> None:
                 f"linear layers are called {', '.join(_linear_names(model))}"
             )
     head = model.get_output_embeddings()
-    if any(module is head for _, module in _adapted(model)):
+    if any(module is head for _, module in adapted_layers(model)):
         raise ConfigError(
             f"{key}.targets names the head, which is computed in chunks without adapters; leave it "
             "out"

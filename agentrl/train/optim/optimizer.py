@@ -18,7 +18,8 @@ from agentrl.errors import RunError, some_of
 from agentrl.train.optim.gradient_sums import GradientSums, is_wide
 from agentrl.train.saving.stored_tensors import shape_of
 
-_EPS = 1e-8
+EPS = 1e-8
+"""Added to the root of AdamW's second moment."""
 ADAMW_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 """State of torch's AdamW for each parameter."""
 
@@ -118,15 +119,20 @@ class MasterAdamW:
             master.copy_(masters[name])
             moments = state["moments"][name]
             if moments:
-                states[name][master] = {
-                    # A copy: what is loaded may be a file mapped into memory. The fused kernels
-                    # want their step count beside the parameter, wherever the state was saved.
-                    key: value.clone().to(_place(key, value, master))
-                    for key, value in moments.items()
-                }
+                states[name][master] = self._loaded(name, moments)
             else:
                 states[name].pop(master, None)
         self._publish()
+
+    def _loaded(self, name: str, moments: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The state of one master from its saved moments."""
+        master = self._masters[name]
+        return {
+            # A copy: what is loaded may be a file mapped into memory. The fused kernels want their
+            # step count beside the parameter, wherever the state was saved.
+            key: value.clone().to(_place(key, value, master))
+            for key, value in moments.items()
+        }
 
     def own_tensors(self) -> Iterator[Tensor]:
         """Masters that are not the parameters themselves, and all moments."""
@@ -175,7 +181,7 @@ def adamw_groups(masters: Sequence[Tensor], *, weight_decay: float) -> list[dict
 def adamw_settings(masters: Sequence[Tensor], *, betas: tuple[float, float]) -> dict[str, Any]:
     """Arguments of torch's AdamW that all groups share; the learning rate comes with each step."""
     fused = all(_fusable(master) for master in masters)
-    return {"lr": 0.0, "betas": betas, "eps": _EPS, "fused": fused}
+    return {"lr": 0.0, "betas": betas, "eps": EPS, "fused": fused}
 
 
 def _master(param: nn.Parameter) -> Tensor:

@@ -48,8 +48,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SHAPE = ModelShape(
-    parameters=1000, adapters=10, layers=2, hidden=4, intermediate=8, kv_width=2, vocabulary=16,
-    cache=cache_shape(TINY), layer=400, outside=200,
+    parameters=1000, adapters=10, linear=600, layers=2, hidden=4, intermediate=8, kv_width=2,
+    vocabulary=16, cache=cache_shape(TINY), layer=400, outside=200,
 )  # fmt: skip
 ACTIVATIONS = 7000
 
@@ -279,3 +279,13 @@ def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path) -> None:
         backward=False,
     )  # fmt: skip
     assert book.kept == pytest.approx(kept, rel=0.1)
+
+
+def test_bits_are_counted() -> None:
+    """A byte and its share of a scale for each moment."""
+    from agentrl.config.schema import ModelSection, TrainSection
+    from agentrl.preflight.memory.estimate import trained_bytes
+
+    model = ModelSection(path="x", dtype="bfloat16")
+    state, sums = trained_bytes(TrainSection(optimizer="adamw_8bit"), model, 25600, kept=1)
+    assert (state, sums) == (25600 * 4 + 2 * (25600 + 4 * 100), 25600 * 4)

@@ -25,6 +25,7 @@ from agentrl.train.backends.torch_backend import TorchBackend
 from agentrl.train.critic import Critic
 from agentrl.train.frozen_policy import FrozenPolicy
 from agentrl.train.logprob_worker import LogProbWorker
+from agentrl.train.model import reading
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import ValueModel
 from agentrl.train.trainer import Trainer
@@ -87,6 +88,20 @@ def test_old_log_probs_and_reference_have_the_bits_of_the_trainer() -> None:
     frozen = LogProbWorker(FrozenPolicy(copied, lanes=3), name="reference").row_log_probs(shares)
     assert own.keys() == frozen.keys() == {row for micro in shares for row in micro.rows}
     assert all((own[key] == frozen[key]).all() for key in own)
+
+
+def test_no_lane_tries_how_it_reads_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial switches the config, which lanes share, while others compute."""
+    tried: list[str] = []
+    trial = reading._tried
+
+    def noted(*arguments: Any) -> Any:
+        tried.append(threading.current_thread().name)
+        return trial(*arguments)
+
+    monkeypatch.setattr(reading, "_tried", noted)
+    trained(tiny_model(), lanes=3, steps=1)
+    assert tried == [threading.current_thread().name]
 
 
 def test_adapters_and_tied_weights_are_shared() -> None:
