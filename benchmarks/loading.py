@@ -29,6 +29,8 @@ from harness import measured_with, options, process_bytes, show_table
 
 GIB = 2**30
 LIMIT_S = 900.0
+_MODULES = ("agentrl.models.parts", "agentrl.train.backends.choose", "agentrl.train.backends.fsdp")
+"""What takes a rank seconds to import."""
 
 
 def write_model(folder: Path, *, width: int, layers: int) -> int:
@@ -155,13 +157,22 @@ def _rank(pipe: Any, *args: Any) -> None:
     pipe.send(load(*args))
 
 
+def _context(on: str) -> Any:
+    """How ranks are started; those of a CPU are forked off one process with all modules."""
+    if on == "cuda":
+        return multiprocessing.get_context("spawn")  # a fork of a process that met CUDA is refused
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers.models.llama.modeling_llama", *_MODULES])
+    return context
+
+
 def measure(
     folder: str, kind: str, in_parts: bool, size: int, *, on: str = "cpu"
 ) -> list[RankLoad]:
     """What each rank measured; `on` is `cpu`, or `cuda` for a GPU each."""
     from agentrl.train.backends.ranks import Meeting
 
-    meeting, context = Meeting(), multiprocessing.get_context("spawn")
+    meeting, context = Meeting(), _context(on)
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = context.Pipe()

@@ -27,7 +27,6 @@ random weights: numbers and speeds are as good, and the quickstart shows no lear
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -128,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
                 limit = min(LIMITS_S[name], left)
                 found = run_child(name, options, limit_s=limit, folder=Path(scratch), path=path)
             results.parts[name] = found
-            options.out.write_text(json.dumps(results.to_json(), indent=1) + "\n")
+            results.save(options.out)
             print(results.part_text(name), flush=True)
     print(f"agentrl: results are in {options.out}")
     if results.on_gpu:

@@ -11,6 +11,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import transformers
@@ -25,19 +26,27 @@ FEW = ("llama", "gemma2", "gpt_oss")
 """Families of a test: a plain one, caps and windows, sinks."""
 
 
-def quiet() -> None:
-    """Silence what families log and warn of in this process; many are old."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, what families log and warn of is silent; many are old."""
+    verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        transformers.utils.logging.set_verbosity(verbosity)
 
 
 def measure(setting: Setting) -> Iterator[Reading]:
     """Largest differences of each family, NaN where one ends in an error; what is not computed."""
-    quiet()
     not_computed: list[str] = []
     for kind in FEW if setting.small else TRAINED:
-        found = look_at(kind, str(setting.device))
+        with quiet():
+            found = look_at(kind, str(setting.device))
         if found.why or found.why_engine:
             print(f"{kind}: {found.why} {found.why_engine}")
         sides = (
