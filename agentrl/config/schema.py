@@ -67,8 +67,9 @@ class ModelSection(Section):
     yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | Annotated[int, Field(ge=2)] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. A number
+    does so in that many layers, the first ones."""
 
     @field_validator("dtype")
     @classmethod

@@ -154,7 +154,7 @@ def _lower(plan: TrainerPlan, serving: ServingSection) -> str:
     ways = []
     if plan.train.micro_batch_tokens > plan.rollout.max_context_tokens:
         ways.append(f"set train.micro_batch_tokens: {plan.rollout.max_context_tokens}")
-    if not plan.model.gradient_checkpointing:
+    if plan.model.gradient_checkpointing is not True:
         ways.append("set model.gradient_checkpointing: true")
     if serving.engine != "external" and serving.kv_cache_gb != "auto":
         ways.append(f"lower serving.kv_cache_gb (it is {serving.kv_cache_gb:g})")

@@ -35,6 +35,7 @@ from agentrl.models.lm_head import use_float32_head
 from agentrl.train.backends.torch_backend import exact_passes
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.recompute import recompute_layers
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +175,7 @@ def _model(config: Any, train: TrainSection, section: ModelSection) -> Any:
             add_adapters(model, train.lora, base="")
     if section.head_dtype == "float32":
         use_float32_head(model)
-    if section.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_layers(model, section.gradient_checkpointing)
     return model.eval()
 
 

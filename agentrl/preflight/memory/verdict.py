@@ -265,7 +265,7 @@ def _smaller(run: TargetRun) -> TargetRun | None:
 
 
 def _recomputed(run: TargetRun) -> TargetRun | None:
-    if run.plan.model.gradient_checkpointing:
+    if run.plan.model.gradient_checkpointing is True:
         return None
     model = run.plan.model.model_copy(update={"gradient_checkpointing": True})
     return replace(run, plan=replace(run.plan, model=model))
