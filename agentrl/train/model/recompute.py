@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.errors import TrainError
+from agentrl.config.schema import recomputed_layers
+from agentrl.errors import ConfigError
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 
@@ -20,10 +21,11 @@ def recompute_layers(model: Any, which: bool | int) -> None:
 
     Args:
         model: a `transformers` causal language model or a `ValueModel`.
-        which: False for none, True for all, a number for that many; all where there are fewer.
+        which: False for none, True for all, a number for that many; of a critic that has fewer
+            layers than the policy, all.
 
     Raises:
-        TrainError: a number, for a model that recomputes all of its layers or none.
+        ConfigError: more than there are, or a number for a model that recomputes all or none.
     """
     if which is False:
         return
@@ -33,9 +35,11 @@ def recompute_layers(model: Any, which: bool | int) -> None:
     part = model if reader_of(model) is None else language_model(model)
     layers = [m for m in part.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
-        raise TrainError(
+        raise ConfigError(
             f"model.gradient_checkpointing is {which}, and {type(model).__name__} recomputes all "
             "of its layers or none; set it to true or false"
         )
+    if not hasattr(model, "value_head"):
+        recomputed_layers(which, len(layers))
     for layer in layers[which:]:
         layer.gradient_checkpointing = False
