@@ -13,6 +13,7 @@ from agentrl.disk.other_models import other_model_source
 from agentrl.disk.pinned_models import MODEL
 from agentrl.disk.proofs import keep_proofs
 from agentrl.estimators import find_estimator
+from agentrl.models.device import pick_device
 from agentrl.models.source import check_model_path
 from agentrl.models.vision.checks import check_seeing
 from agentrl.runtime.assembly.teacher import make_teacher
@@ -133,8 +134,8 @@ def check_learner(plan: TrainerPlan) -> str:
         Who trains what, in words.
 
     Raises:
-        ConfigError: a backend that does not fit the optimizer, adapters without peft, or a critic
-            from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer, adapters without peft, a kernel of
+            attention that cannot run here, or a critic from a path that is no checkpoint.
     """
     train = plan.train
     if train.steps == 0:
@@ -142,6 +143,8 @@ def check_learner(plan: TrainerPlan) -> str:
     from agentrl.train.backends.choose import check_backend
 
     check_backend(train, dtype=plan.model.dtype)
+    if plan.runtime.kind == "local":
+        _check_attention(plan)
     valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),
@@ -161,6 +164,16 @@ def check_learner(plan: TrainerPlan) -> str:
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
+
+
+def _check_attention(plan: TrainerPlan) -> None:
+    """Refuse a kernel for its device or dtype; the proof of the model refuses it for the rest."""
+    import torch
+
+    from agentrl.train.model.kernels.choose import AttentionCall, chosen
+
+    device, dtype = pick_device(plan.model.device), getattr(torch, plan.model.dtype)
+    chosen(plan.model.attention, AttentionCall(device=device, dtype=dtype))
 
 
 def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
