@@ -44,6 +44,7 @@ from agentrl.sync import WeightSync, make_sender
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
+    from agentrl.models.proof import ModelProof
     from agentrl.train import Trainer
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ async def open_stages(
             model = f"{policy.model}; sampled by {policy.engines.text}"
             proof = trainer.backend.proof
             model += "" if proof is None else f"; {proof.text}"
-            keep_proofs(directory.path, {ENGINE: policy.engines.proof, **policy.reward_proofs})
+            engine_proof = _engine_proof(policy, resumed=checkpoint is not None)
+            keep_proofs(directory.path, {ENGINE: engine_proof, **policy.reward_proofs})
             backend = section_backend(engine.serving, engine.sync, device=engine.model.device)
             async with live_servers(
                 engine,
@@ -123,6 +125,18 @@ async def open_stages(
                 pictures=policy.engines.pictures,
             ):
                 yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+
+
+def _engine_proof(policy: Policy, *, resumed: bool) -> ModelProof | None:
+    """The proof of the embedded engine; adapters that the trainer has loaded are in it."""
+    from agentrl.train.model.lora import has_adapters
+
+    proof, pretrained = policy.engines.proof, policy.pretrained
+    if proof is None or pretrained is None or not (resumed and has_adapters(pretrained.model)):
+        return proof
+    from agentrl.serving.embedded.proof import open_rows, prove_decoding
+
+    return prove_decoding(open_rows(pretrained.model))
 
 
 def _engine_stage(policy: Policy, push: Push, turns: TurnTaking | None) -> LocalEngines:
