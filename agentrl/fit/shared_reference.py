@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _LastWord:
     """The last word of rank 0."""
 
     sums: Mapping[RowKey, float]
@@ -53,7 +53,7 @@ class SharedReference:
 
     def end(self, sums: Mapping[RowKey, float]) -> None:
         """Rank 0 knows everything, and tells the others."""
-        self.gather(_Known(sums))
+        self.gather(_LastWord(sums))
 
     def follow(self) -> Mapping[RowKey, float]:
         """The others compute their share of what rank 0 asks until it ends; what it knows then.
@@ -61,7 +61,7 @@ class SharedReference:
         Raises:
             TrainError: as in `ask`.
         """
-        while not isinstance(order := self.gather(None)[0], _Known):
+        while not isinstance(order := self.gather(None)[0], _LastWord):
             self._answer(order)
         return order.sums
 

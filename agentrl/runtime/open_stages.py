@@ -16,6 +16,7 @@ from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.proofs import ENGINE, keep_proofs
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.compute_threads import run_computing
+from agentrl.runtime.assembly.engines import OpenEngines
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
@@ -112,7 +113,8 @@ async def open_stages(
             model = f"{policy.model}; sampled by {policy.engines.text}"
             proof = trainer.backend.proof
             model += "" if proof is None else f"; {proof.text}"
-            engine_proof = _engine_proof(policy, resumed=checkpoint is not None)
+            adapted = plan.trainer.train.lora is not None and checkpoint is not None
+            engine_proof = _engine_proof(policy.engines, adapters_loaded=adapted)
             keep_proofs(directory.path, {ENGINE: engine_proof, **policy.reward_proofs})
             backend = section_backend(engine.serving, engine.sync, device=engine.model.device)
             async with live_servers(
@@ -127,16 +129,11 @@ async def open_stages(
                 yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
 
 
-def _engine_proof(policy: Policy, *, resumed: bool) -> ModelProof | None:
-    """The proof of the embedded engine; adapters that the trainer has loaded are in it."""
-    from agentrl.train.model.lora import has_adapters
-
-    proof, pretrained = policy.engines.proof, policy.pretrained
-    if proof is None or pretrained is None or not (resumed and has_adapters(pretrained.model)):
-        return proof
-    from agentrl.serving.embedded.proof import open_rows, prove_decoding
-
-    return prove_decoding(open_rows(pretrained.model))
+def _engine_proof(engines: OpenEngines, *, adapters_loaded: bool) -> ModelProof | None:
+    """The proof of the embedded engine; it opened before the trainer loaded adapters into it."""
+    if adapters_loaded and engines.prove_again is not None:
+        return engines.prove_again()
+    return engines.proof
 
 
 def _engine_stage(policy: Policy, push: Push, turns: TurnTaking | None) -> LocalEngines:

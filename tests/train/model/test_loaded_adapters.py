@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.training import TrainSection
 from agentrl.errors import ConfigError
 from agentrl.models.own_forward import probe_ids
 from agentrl.runtime.open_stages import _engine_proof
-from agentrl.serving.embedded.proof import open_rows, prove_decoding
+from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.train.backends.choose import make_backend, prove_adapters
 from agentrl.train.model.lora import adapters, add_adapters
 from tests.train.model.mutants import model
@@ -60,14 +61,16 @@ def test_adapters_that_were_loaded_are_proven_and_fresh_ones_cannot_be():
         prove_adapters(backend, made)
 
 
-def test_the_engine_is_proven_with_the_adapters_that_were_loaded():
+async def test_the_engine_is_proven_with_the_adapters_that_were_loaded():
     """Fails if what is kept of a resumed run is the proof of a model without them."""
     made, _ = adapted()
-    fresh = prove_decoding(open_rows(made))
-    policy = SimpleNamespace(
-        engines=SimpleNamespace(proof=fresh), pretrained=SimpleNamespace(model=made)
-    )
-    assert _engine_proof(policy, resumed=False) is fresh
-    trained(only_in_short_rows(made))
-    with pytest.raises(ConfigError, match=r"serving\.engine is embedded: .* differ"):
-        _engine_proof(policy, resumed=True)
+    section = EmbeddedServing(kv_cache_gb=0.05)
+    engine = EmbeddedEngine(made, section=section, max_context_tokens=64)
+    try:
+        engines = SimpleNamespace(proof=engine.proof, prove_again=engine.prove_again)
+        assert _engine_proof(engines, adapters_loaded=False) is engine.proof
+        trained(only_in_short_rows(made))
+        with pytest.raises(ConfigError, match=r"serving\.engine is embedded: .* differ"):
+            _engine_proof(engines, adapters_loaded=True)
+    finally:
+        await engine.close()
