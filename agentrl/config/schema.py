@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.base import Names, Section, given_keys, is_count, is_named_count
@@ -27,6 +35,7 @@ from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection, with_preset
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
 from agentrl.config.training import TrainSection, sharding_refusal
+from agentrl.errors import ConfigError
 from agentrl.estimators import ESTIMATORS
 from agentrl.machine.number_types import fast_dtype
 
@@ -67,13 +76,44 @@ class ModelSection(Section):
     yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | Annotated[int, Field(ge=2)] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. A number
+    from 2 on does so in that many layers, the first ones, and costs their share of the time."""
 
     @field_validator("dtype")
     @classmethod
     def _resolve_dtype(cls, value: str) -> str:
         return fast_dtype() if value == "auto" else value
+
+    @field_validator("gradient_checkpointing", mode="wrap")
+    @classmethod
+    def _read_layers(cls, value: Any, read: ValidatorFunctionWrapHandler) -> bool | int:
+        try:
+            return read(value)
+        except ValidationError:
+            raise ValueError(
+                f"got {value!r}, expected true (all layers), false, or a number of layers from 2 on"
+            ) from None
+
+
+def recomputed_layers(which: bool | int, layers: int) -> int:
+    """Layers that recompute their activations, of a model that has so many.
+
+    Args:
+        which: `model.gradient_checkpointing`.
+        layers: of the model.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if isinstance(which, bool):
+        return layers * which
+    if which > layers:
+        raise ConfigError(
+            f"model.gradient_checkpointing is {which}, and the model has {layers} layers; set it "
+            f"to true (all of them), to false or to a number from 2 to {layers}"
+        )
+    return which
 
 
 class ChatSection(Section):

@@ -53,7 +53,7 @@ def make_backend(
     model: Any,
     *,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
     who: str = "model.path",
@@ -67,7 +67,7 @@ def make_backend(
             a backend that divides weights, in parts (`load_in_parts`). A sharded backend takes it
             apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: layers that recompute activations (`recompute_layers`).
         ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
         who: names the model and its role at the beginning of a message.
@@ -91,7 +91,7 @@ def make_backend(
 def _make(
     model: Any,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...],
 ) -> TrainBackend:
