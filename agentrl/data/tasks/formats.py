@@ -115,7 +115,7 @@ def _role(entry: Any) -> Any:
 
 
 def _last_words(row: SourceRow) -> Any:
-    """What the assistant says at the end of a conversation that is the prompt, or `ABSENT`."""
+    """The words of the assistant that end a conversation which is the prompt, or `ABSENT`."""
     values = row.values
     if "prompt" in values or any(values.get(column) for column in PROMPTS):
         return ABSENT
