@@ -1,4 +1,4 @@
-"""The reference of a fit whose ranks hold a slice of it each; rank 0 says what is computed."""
+"""Reference of a fit whose ranks hold a slice of it each; rank 0 orders, and all compute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SharedReference:
         return self._ranks.rank == 0
 
     def ask(self, micro_batches: Sequence[MicroBatch]) -> Mapping[RowKey, Any]:
-        """Rank 0 asks: as `LogProbSource.row_log_probs`, computed by all ranks.
+        """Return what `LogProbSource.row_log_probs` does, computed by all ranks; rank 0 calls.
 
         Raises:
             TrainError: a number that is not finite, or a rank that failed.
@@ -52,11 +52,11 @@ class SharedReference:
         return self._answer(micro_batches)
 
     def end(self, sums: Mapping[RowKey, float]) -> None:
-        """Rank 0 knows everything, and tells the others."""
+        """Tell the others what all of them train with; rank 0 calls."""
         self.gather(_LastWord(sums))
 
     def follow(self) -> Mapping[RowKey, float]:
-        """The others compute their share of what rank 0 asks until it ends; what it knows then.
+        """Compute this rank's share of what rank 0 asks until it ends; returns what it knows then.
 
         Raises:
             TrainError: as in `ask`.

@@ -42,14 +42,14 @@ class _PeersFailed(TrainError):
 
 
 class Together(Protocol):
-    """What ranks need to fail together; a `TrainBackend`, or what else they compute with."""
+    """Group of ranks that fail together: a `TrainBackend`, or what else they compute with."""
 
     def gather(self, value: Any) -> list[Any]:
-        """As `TrainBackend.gather`."""
+        """`gather` as in `TrainBackend.gather`."""
         ...
 
     def clear_gradients(self) -> None:
-        """As `TrainBackend.clear_gradients`."""
+        """`clear_gradients` as in `TrainBackend.clear_gradients`."""
         ...
 
 
