@@ -160,12 +160,18 @@ ToolEntry = Annotated[
 ]
 
 
+SINGLE_TURN = "agentrl_envs.single_turn:SingleTurn"
+"""Environment of run files that name none."""
+
+
 class EnvSection(Section):
     """Class and arguments of the environment."""
 
-    target: Annotated[str, Names.CODE]
+    target: Annotated[str, Names.CODE] = SINGLE_TURN
     """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`. Or of
-    an agent, `async def agent(task, client)`, whose result is the reward."""
+    an agent, `async def agent(task, client)`, whose result is the reward. Left out, the prompt of
+    the task is shown and the first turn that calls no tool is the answer, for which only `reward`
+    pays."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class or the agent."""
     tools: Annotated[tuple[ToolEntry, ...], Names.CODE] = ()
@@ -203,7 +209,9 @@ class DatasetSection(Section):
     split: str = "train"
     """Split to take, where the source has splits."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Maps `id`, `prompt`, `label`, `images` to column names; other columns become metadata."""
+    """Maps `id`, `prompt`, `label`, `images` to column names; other columns become metadata. What
+    is not mapped is found under its usual names, as `question`, `messages` or `conversations`, and
+    `answer`, `solution` or `reward_model.ground_truth`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for a function source (which is also given `split`)."""
     limit: int | None = Field(default=None, ge=1)
@@ -405,7 +413,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     chat: ChatSection = ChatSection()
-    env: EnvSection
+    env: EnvSection = EnvSection()
     sandbox: SandboxSection = HostSandbox()
     dataset: TrainDatasetSection
     rollout: RolloutSection = RolloutSection()
@@ -445,6 +453,13 @@ class RunConfig(Section):
     def _combinations(self) -> RunConfig:
         rollout, train = self.rollout, self.train
         algorithm = self.resolved_algorithm()
+        pays = self.env.target != SINGLE_TURN or self.reward.functions or self.reward.models
+        if not pays and train.steps > 0 and not algorithm.ignores_rewards:
+            raise ValueError(
+                "env is left out, so each rollout is one answer, and nothing pays for it; name a "
+                "reward function, as reward.functions: {NAME: my.py:reward}, a reward model "
+                "(reward.models), or an environment of your own (env.target)"
+            )
         # The file of a user's own estimator is found later, from the folder of the run file.
         known = ESTIMATORS.get(algorithm.advantage_estimator)
         compares = known is not None and known.compares_siblings

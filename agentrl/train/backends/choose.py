@@ -11,6 +11,7 @@ from agentrl.models.bits import EIGHT_BITS, FOUR_BITS, load_bitsandbytes
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
@@ -86,6 +87,21 @@ def make_backend(
         backend.find_reading(who=who)
     backend.proof = prove(backend, model, who=who)
     return backend
+
+
+def prove_adapters(backend: TrainBackend, model: Any, *, who: str = "model.path") -> None:
+    """Compare a model again whose adapters were loaded: fresh ones, as they were, add nothing.
+
+    Args:
+        backend: of `make_backend`; its proof is replaced. Without adapters nothing is done.
+        model: as it was given to the backend.
+        who: as in `make_backend`.
+
+    Raises:
+        ConfigError: with these adapters the trainer would compute it wrongly.
+    """
+    if has_adapters(model):
+        backend.proof = prove(backend, model, who=who)
 
 
 def _make(
