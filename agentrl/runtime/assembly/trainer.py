@@ -13,7 +13,6 @@ from agentrl.disk.other_models import other_model_source
 from agentrl.disk.pinned_models import MODEL
 from agentrl.disk.proofs import keep_proofs
 from agentrl.estimators import find_estimator
-from agentrl.models.device import pick_device
 from agentrl.models.source import check_model_path
 from agentrl.models.vision.checks import check_seeing
 from agentrl.runtime.assembly.teacher import make_teacher
@@ -143,11 +142,11 @@ def check_learner(plan: TrainerPlan) -> str:
     train = plan.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
-    from agentrl.train.backends.choose import check_backend
+    from agentrl.train.backends.choose import check_backend, check_kernel
 
     check_backend(train, dtype=plan.model.dtype)
     if plan.runtime.kind == "local":
-        _check_attention(plan)
+        check_kernel(plan.model.attention, device=plan.model.device, dtype=plan.model.dtype)
     valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),
@@ -167,16 +166,6 @@ def check_learner(plan: TrainerPlan) -> str:
     if path is not None:
         check_model_path(path, key="critic.path")
     return f"{text}, with a critic"
-
-
-def _check_attention(plan: TrainerPlan) -> None:
-    """Refuse a kernel for its device or dtype; the proof of the model refuses it for the rest."""
-    import torch
-
-    from agentrl.train.model.kernels.choose import AttentionCall, chosen
-
-    device, dtype = pick_device(plan.model.device), getattr(torch, plan.model.dtype)
-    chosen(plan.model.attention, AttentionCall(device=device, dtype=dtype))
 
 
 def _token_record(run_dir: Path, ranks: Ranks | None) -> TokenListener:
