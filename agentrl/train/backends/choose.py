@@ -14,8 +14,8 @@ from agentrl.models.device import pick_device
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
-from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.kernels.choose import AttentionCall, chosen
+from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
