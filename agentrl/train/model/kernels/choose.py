@@ -40,7 +40,7 @@ _USED: ContextVar[set[str] | None] = ContextVar("_USED", default=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What a kernel has to compute, as far as it is known."""
+    """The work of a kernel in one call, as far as it is known."""
 
     device: torch.device
     """Device of the tensors."""
