@@ -11,6 +11,7 @@ from agentrl.models.bits import EIGHT_BITS, FOUR_BITS, load_bitsandbytes
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def make_backend(
     model: Any,
     *,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
     who: str = "model.path",
@@ -67,7 +68,7 @@ def make_backend(
             a backend that divides weights, in parts (`load_in_parts`). A sharded backend takes it
             apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: layers that recompute activations (`recompute_layers`).
         ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
         who: names the model and its role at the beginning of a message.
@@ -88,10 +89,25 @@ def make_backend(
     return backend
 
 
+def prove_adapters(backend: TrainBackend, model: Any, *, who: str = "model.path") -> None:
+    """Compare a model again whose adapters were loaded: fresh ones, as they were, add nothing.
+
+    Args:
+        backend: of `make_backend`; its proof is replaced. Without adapters nothing is done.
+        model: as it was given to the backend.
+        who: as in `make_backend`.
+
+    Raises:
+        ConfigError: with these adapters the trainer would compute it wrongly.
+    """
+    if has_adapters(model):
+        backend.proof = prove(backend, model, who=who)
+
+
 def _make(
     model: Any,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...],
 ) -> TrainBackend:
