@@ -124,7 +124,7 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """What libraries say of an error, whose first lines are often about themselves."""
+    """The last line of an error: the first ones of libraries are often about themselves."""
     said = str(error).strip().splitlines() or [repr(error)]
     return said[-1].strip().removeprefix("ValueError: ")
 
