@@ -98,7 +98,8 @@ def _step(case: str) -> tuple[int, int, int]:
             "env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"},
             "serving": {"engine": "external", "urls": ["http://10.0.0.1:8000"]},
             "model": {"dtype": dtype, "gradient_checkpointing": "checkpointing" in more},
-            "rollout": {"max_context_tokens": row, "max_response_tokens": ANSWER},
+            "rollout": {"max_context_tokens": row, "max_response_tokens": ANSWER,
+                        "max_turn_tokens": ANSWER},
             "train": {
                 "micro_batch_tokens": rows * row, "backend": {"kind": "torch", "lanes": 1},
                 "lora": lora if {"lora", "nf4"} & set(more) else None,

@@ -111,9 +111,11 @@ def measure(size: str, rounds: int, rows: int, ranks: Any = None) -> dict[str, l
         held = time.perf_counter() - began
         ended: list[float] = []
 
-        def work(write: Callable[[Path], None] = write, root: Path = root) -> None:
+        def work(
+            write: Callable[[Path], None] = write, root: Path = root, ended: list[float] = ended
+        ) -> None:
             write(root)
-            ended.append(time.perf_counter())  # noqa: B023 - read after it is joined
+            ended.append(time.perf_counter())
 
         writer = threading.Thread(target=lambda work=work: asyncio.run(run_beside(work)))
         writer.start()

@@ -123,7 +123,8 @@ class TrainSection(FiniteSection):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates per pass."""
     micro_batch_tokens: int = Field(default=4096, ge=16)
-    """Token budget of one forward and backward pass; never changes the result."""
+    """Token budget of one forward and backward pass; changes no result but the masks of
+    `lora.dropout`."""
     micro_batch_image_tokens: int | None = Field(default=None, ge=1)
     """Most placeholders of images in such a pass, an image that several rows show counted once; a
     rollout of more has a pass to itself. Bounds the memory of the vision tower; null does not."""

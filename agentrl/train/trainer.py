@@ -64,7 +64,7 @@ class Trainer:
         train: TrainSection,
         algorithm: AlgorithmSection,
         temperature: float | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         backend: TrainBackend | None = None,
         reference: LogProbSource | None = None,
         critic: Critic | None = None,
@@ -79,7 +79,7 @@ class Trainer:
             train: the optimizer.
             algorithm: resolved.
             temperature: what the rows must have been sampled at; None takes each row's word.
-            gradient_checkpointing: recompute activations in the backward pass.
+            gradient_checkpointing: layers that recompute activations (`recompute_layers`).
             backend: runs the model; default this process.
             reference: knows the policy that `algorithm.kl_coef` holds this one to.
             critic: gives the values for the advantages of `gae`.

@@ -129,10 +129,10 @@ def test_a_run_that_ended_keeps_its_state_in_less_room(tmp_path: Path, dtype: to
     write_whole = checkpoint.write_whole
     for moment in ("writing", "before the switch", "after the switch", "none"):
 
-        def die(*_: object, moment: str = moment) -> None:
+        def die(path: Path, content: bytes, moment: str = moment) -> None:
             if moment == "before the switch":
                 raise KeyboardInterrupt
-            write_whole(*_)  # type: ignore[arg-type]
+            write_whole(path, content)
             if moment == "after the switch":
                 raise KeyboardInterrupt
 

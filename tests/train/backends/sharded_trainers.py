@@ -59,7 +59,7 @@ def run(
     *,
     train: TrainSection,
     algorithm: Any,
-    checkpointing: bool = False,
+    checkpointing: bool | int = False,
     load: Any = None,
     save: Any = None,
 ) -> dict[str, Any]:

@@ -29,6 +29,7 @@ CASES = {
     "entropy": ({"entropy_coef": 0.3, "loss_agg_mode": "token-mean"}, {}, {}),
     "adapters": ({}, {}, {"lora": LoraSection(rank=3)}),
     "checkpointing": ({}, {"micro_batch_tokens": 10_000}, {"checkpointing": True}),
+    "first-layer": ({}, {}, {"checkpointing": 1, "lora": LoraSection(rank=3)}),
 }
 
 
@@ -62,7 +63,7 @@ def gradient_errors(ours, theirs):
 
 @pytest.mark.parametrize(
     ("case", "world_size"),
-    [("plain", 3), ("epochs-kl", 3), ("entropy", 2), ("checkpointing", 2)],
+    [("plain", 3), ("epochs-kl", 3), ("entropy", 2), ("checkpointing", 2), ("first-layer", 2)],
 )
 def test_slices_make_the_update_of_one_process(crew, case, world_size):
     """Fails if gradients are averaged, in the layers alone or everywhere; if a rank out of rows

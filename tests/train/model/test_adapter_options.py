@@ -25,7 +25,7 @@ from agentrl.train.model.lora import add_adapters, merged_weights
 from agentrl.train.model.proof import _row
 from agentrl.train.saving.held_policy import save_policy
 from agentrl.train.trainer import Trainer
-from tests.train.model.test_lora import NoTokenizer
+from tests.train.model.test_lora import NoTokenizer, adapted
 from tests.train.tiny_llama import (
     algorithm,
     make_groups,
@@ -40,17 +40,6 @@ TARGETS = ("q_proj", "v_proj", "down_proj")
 
 def section(**changes: Any) -> LoraSection:
     return LoraSection(**{"rank": 4, "alpha": 6.0, "targets": TARGETS, **changes})
-
-
-def adapted(lora: LoraSection, dtype: torch.dtype = torch.float64) -> Any:
-    model = tiny_model(dtype)
-    add_adapters(model, lora, base="org/base")
-    torch.manual_seed(9)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_B" in name:
-                param.normal_(std=0.1)
-    return model
 
 
 def of_peft(model: Any, lora: LoraSection) -> Any:
@@ -96,7 +85,7 @@ def peft_numbers(other: Any) -> Tensor:
 def test_the_scale_is_that_of_peft(rslora: bool) -> None:
     """Fails if alpha / rank is taken for alpha / sqrt(rank), in passes or in merged weights."""
     lora = section(rslora=rslora)
-    model = adapted(lora)
+    model = adapted(section=lora)
     other = of_peft(model, lora)
     found, _ = own_gradient(backend_of(model, lora))
     assert torch.allclose(found, peft_numbers(other).detach(), atol=1e-12)
@@ -110,7 +99,7 @@ def test_dropout_is_that_of_peft_under_the_same_masks(checkpointing: bool) -> No
     """Numbers are those of peft's evaluation mode, gradients those of its training mode. Fails if a
     recomputed layer draws other masks, or if the ones that are left are not scaled."""
     lora = section(dropout=0.4)
-    model = adapted(lora)
+    model = adapted(section=lora)
     other = of_peft(model, lora)
     found, gradient = own_gradient(backend_of(model, lora, gradient_checkpointing=checkpointing))
     assert torch.allclose(found, peft_numbers(other.eval()).detach(), atol=1e-12)
@@ -137,7 +126,7 @@ def test_formed_gradients_are_those_of_kept_logits(monkeypatch: pytest.MonkeyPat
     states = []
     for size in (1 << 26, 0):
         monkeypatch.setattr("agentrl.train.model.head_logprobs.FORMED_BYTES", size)
-        model = adapted(lora)
+        model = adapted(section=lora)
         train = TrainSection(learning_rate=1e-2, lora=lora)
         trainer = Trainer(model, train=train, algorithm=algorithm())
         groups = with_model_log_probs(tiny_model(), make_groups())  # ratios far from 1
@@ -150,7 +139,7 @@ def test_formed_gradients_are_those_of_kept_logits(monkeypatch: pytest.MonkeyPat
 def test_the_ratio_of_the_first_update_is_one() -> None:
     """Old log-probabilities are those without masks. Fails if a mask is in the ratio."""
     lora = section(dropout=0.5)
-    model = adapted(lora)
+    model = adapted(section=lora)
     train = TrainSection(learning_rate=1e-2, lora=lora)
     backend = backend_of(model, lora)
     groups = with_model_log_probs(merged(model), make_groups())
@@ -171,7 +160,7 @@ def merged(model: Any) -> Any:
 def test_masks_follow_from_tokens_and_adapters() -> None:
     """The same again for the same, in lanes too; another after an update."""
     lora = section(dropout=0.5)
-    backend = backend_of(adapted(lora), lora)
+    backend = backend_of(adapted(section=lora), lora)
     _, first = own_gradient(backend)
     torch.manual_seed(77)
     _, again = own_gradient(backend)
@@ -184,7 +173,7 @@ def test_masks_follow_from_tokens_and_adapters() -> None:
 
     states = []
     for _ in range(2):
-        model = adapted(lora)
+        model = adapted(section=lora)
         train = TrainSection(learning_rate=1e-2, lora=lora)
         trainer = Trainer(
             model,
@@ -203,7 +192,7 @@ def test_dropout_is_refused_where_a_pass_has_one_forward() -> None:
 
 
 def saved(folder: Path, lora: LoraSection) -> Any:
-    model = adapted(lora, torch.float32)
+    model = adapted(torch.float32, section=lora)
     save_policy(model, NoTokenizer(), folder)
     return model
 
@@ -211,7 +200,7 @@ def saved(folder: Path, lora: LoraSection) -> Any:
 def test_a_run_begins_with_the_adapters_of_a_folder(tmp_path: Path) -> None:
     """Those of peft itself. Fails if A and B are those that were drawn."""
     lora = section(rslora=True)
-    model = adapted(lora)
+    model = adapted(section=lora)
     of_peft(model, lora).save_pretrained(tmp_path)
     begun = tiny_model()
     add_adapters(begun, lora, base="b")

@@ -16,12 +16,12 @@ from agentrl.errors import ConfigError
 from agentrl.models.own_forward import probe_ids
 from agentrl.models.whole import checked_files
 from agentrl.train.backends.choose import make_backend
+from agentrl.train.model.adapters.four_bit import keep_in_four_bits
 from agentrl.train.model.lora import add_adapters, base_weights, merged_weights
 from agentrl.train.saving.held_policy import save_policy
 from agentrl.train.trainer import Trainer
-from tests.train.model.test_lora import NoTokenizer
+from tests.train.model.test_lora import NoTokenizer, adapted, gradients, logits
 from tests.train.tiny_llama import (
-    KeepGradient,
     algorithm,
     make_groups,
     make_step,
@@ -30,7 +30,6 @@ from tests.train.tiny_llama import (
 )
 
 bits = pytest.importorskip("bitsandbytes")
-from agentrl.train.model.adapters.four_bit import keep_in_four_bits  # noqa: E402
 
 LORA = LoraSection(rank=3, alpha=6.0, base="nf4")
 QLORA = TrainSection(learning_rate=1e-2, lora=LORA)
@@ -40,13 +39,7 @@ CPU = torch.device("cpu")
 
 def small(dtype: torch.dtype = torch.float32, *, drawn: bool = True) -> Any:
     """A tiny model in 4 bits below its adapters."""
-    model = tiny_model(dtype)
-    add_adapters(model, LORA, base="org/base")
-    torch.manual_seed(9)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if drawn and "lora_B" in name:
-                param.normal_(std=0.1)
+    model = adapted(dtype, fresh=not drawn, section=LORA)
     keep_in_four_bits(model, CPU)
     return model
 
@@ -63,20 +56,6 @@ def dequantised() -> Any:
             if ".lora_" in name:
                 theirs[name].copy_(param)
     return twin
-
-
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        return model(torch.tensor([[5, 9, 13, 4]])).logits
-
-
-def gradients(model: Any) -> dict[str, Tensor]:
-    backend = KeepGradient(model)
-    Trainer(model, train=QLORA, algorithm=algorithm(), backend=backend).step(
-        make_step(make_groups(), algorithm=algorithm())
-    )
-    (kept,) = backend.kept
-    return kept
 
 
 def test_numbers_and_gradients_are_those_of_the_dequantised_model() -> None:

@@ -17,7 +17,7 @@ from agentrl.cli.simulate.fleet.case import GROUP, ScaleCase
 from agentrl.cli.simulate.fleet.meter import resident_bytes
 from agentrl.cli.simulate.fleet.simulation import simulate_scale
 
-STEPS = 10
+STEPS = 18
 
 
 def held_bytes() -> int:

@@ -7,7 +7,9 @@ import json
 import resource
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -72,8 +74,9 @@ def test_a_result_has_at_most_one_token_a_character() -> None:
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
-    # Fails if the rows of the steps stay: they are 15 MB a step, and four steps lie between the two
-    # minima. What is remembered of texts (`KnownIds`) grows by 1 MB a step.
+    # Fails if what a step made stays: its rows and batch are 12 MB or more. What is remembered of
+    # texts (`KnownIds`) grows by 1 MB a step. The slope is the median of all pairs: malloc moves a
+    # single step by 30 MB under load, and the first steps fill pools.
     command = [sys.executable, "-m", step_memory.__name__, str(save_tokenizer(tmp_path))]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=800,
@@ -84,4 +87,6 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     assert found["tokens"] > 100_000
     held = found["held_bytes"]
     assert len(held) == step_memory.STEPS
-    assert min(held[-3:]) - min(held[3:6]) < 25 * 2**20, held
+    pairs = combinations(enumerate(held[6:]), 2)
+    slope = median((after - before) / (j - i) for (i, before), (j, after) in pairs)
+    assert slope < 8 * 2**20, held
