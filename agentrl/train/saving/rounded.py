@@ -11,7 +11,7 @@ All else stays as it is. 12 bytes a parameter become 6, or 4 beside float32 weig
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ def write_rounded(checkpoint: Path, folder: Path) -> None:
         places, on_weights = json.loads(metadata["places"]), dict[str, int]()
         written: list[WrittenTensor] = []
         for name, tensor in tensors.items():
-            one = _rounded(name, tensor.reshape(-1), weights, places[name])
+            one = _rounded(name, partial(_flat, path, name), weights, places[name])
             written.append(one)
             if name.startswith(_POLICY_MASTERS) and one.dtype != torch.float32:
                 on_weights[name] = tensor.numel()
@@ -108,19 +108,25 @@ def flat_weights(checkpoint: Path) -> dict[str, Tensor]:
     return {name: tensor.reshape(-1) for name, tensor in found.items()}
 
 
-def _rounded(
-    name: str, tensor: Tensor, weights: Mapping[str, Tensor], place: list[int]
-) -> WrittenTensor:
-    """One tensor of a part as it is written."""
+def _flat(path: Path, name: str) -> Tensor:
+    """One tensor of a part, mapped by itself: what was read of it is not kept in memory."""
+    return map_tensors(path)[0][name].reshape(-1)
 
-    def written(dtype: torch.dtype, count: int, take: partial[Tensor]) -> WrittenTensor:
+
+def _rounded(
+    name: str, take: Callable[[], Tensor], weights: Mapping[str, Tensor], place: list[int]
+) -> WrittenTensor:
+    """One tensor of a part as it is written; it is asked for each time that it is looked at."""
+    tensor = take()
+
+    def written(dtype: torch.dtype, count: int, take: Callable[[], Tensor]) -> WrittenTensor:
         return WrittenTensor(name=name, dtype=dtype, shape=(count,), take=take)
 
-    as_it_is = written(tensor.dtype, tensor.numel(), partial(tensor.clone))
+    as_it_is = written(tensor.dtype, tensor.numel(), take)
     if tensor.dtype != torch.float32 or tensor.numel() < _SMALL:
         return as_it_is
     if f"/{MASTERS}/" not in name:
-        return written(torch.bfloat16, tensor.numel(), partial(tensor.to, torch.bfloat16))
+        return written(torch.bfloat16, tensor.numel(), lambda: take().to(torch.bfloat16))
     whole = weights.get(name.removeprefix(_POLICY_MASTERS))
     if whole is None or whole.numel() != torch.Size(place[1:]).numel():
         return as_it_is
@@ -130,7 +136,7 @@ def _rounded(
     if part.dtype == torch.bfloat16:
         apart = _bits(_on_top(part, _above(tensor, part))) - _bits(tensor)
         if int(apart.abs().max()) <= 1:
-            return written(torch.int16, tensor.numel(), partial(_above, tensor, part))
+            return written(torch.int16, tensor.numel(), lambda: _above(take(), part))
     return as_it_is
 
 
