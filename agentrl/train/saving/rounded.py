@@ -11,6 +11,7 @@ All else stays as it is. 12 bytes a parameter become 6, or 4 beside float32 weig
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,10 @@ from agentrl.train.saving.own_part import MASTERS
 
 FROM_WEIGHTS = "from_weights"
 """Metadata of a part: by name of a tensor, how many of its numbers lie on top of weights."""
+WEIGHT_MARKS = "weight_marks"
+"""Metadata of a part: by name of such a tensor, `mark_of` the weights that it lies on."""
+_MARKED = 4096
+"""Numbers of a weight that tell it from another."""
 _POLICY_MASTERS = f"policy/{MASTERS}/"
 _SMALL = 1024
 """Tensors with fewer numbers stay as they are."""
@@ -71,8 +76,24 @@ def write_rounded(checkpoint: Path, folder: Path) -> None:
             written.append(one)
             if name.startswith(_POLICY_MASTERS) and one.dtype != torch.float32:
                 on_weights[name] = tensor.numel()
-        more = {FROM_WEIGHTS: json.dumps(on_weights)}
+        marks = {name: mark_of(name, weights) for name in on_weights}
+        more = {FROM_WEIGHTS: json.dumps(on_weights), WEIGHT_MARKS: json.dumps(marks)}
         write_tensors(folder / path.name, written, metadata={**metadata, **more})
+
+
+def mark_of(name: str, weights: Mapping[str, Tensor]) -> int:
+    """Checksum of numbers in the middle of the weight that a part lies on.
+
+    Args:
+        name: of the part in its file.
+        weights: as from `flat_weights`.
+
+    Raises:
+        KeyError: it is missing.
+    """
+    flat = weights[name.removeprefix(_POLICY_MASTERS)]
+    middle = flat[len(flat) // 2 :][:_MARKED].contiguous()
+    return zlib.crc32(middle.view(torch.uint8).numpy().data)
 
 
 def read_rounded(
