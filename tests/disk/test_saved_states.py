@@ -252,12 +252,12 @@ def test_what_is_of_another_run_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 80 KiB."""
+    """A disk of 128 KiB."""
     if os.geteuid():
         pytest.skip("only root mounts a disk of its own")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=80k", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
@@ -268,11 +268,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_real_disk_that_is_full_or_read_only(small_disk: Path, tmp_path: Path) -> None:
     """Fails if what did not fit stays, or the checkpoint before it is torn or deleted first."""
     root = small_disk / "checkpoints"
-    save(root, 1, MODEL)  # 28 KiB of numbers; files take whole pages
+    save(root, 1, MODEL)
+    (room := small_disk / "room").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 2**14))
     before = {path: path.stat().st_size for path in root.rglob("*")}
     with pytest.raises(OSError, match="No space left on device"):
         save(root, 2, MODEL)
-    (room := small_disk / "room").write_bytes(b"x" * shutil.disk_usage(small_disk).free)
     with pytest.raises(OSError, match="No space left on device"):
         round_state(root, MODEL, write_rounded)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
