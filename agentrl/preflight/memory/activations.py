@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ def measured(
         section = model.model_copy(update={"gradient_checkpointing": recomputed})
         return _book(_shortened(config, kind, layers), train, section, on_gpu=on_gpu, **options)
 
+    @cache
     def kept(kind: str, way: bool) -> int:
         # Rows are equal, and none sees another: a layer keeps as much of each.
         options: Any = {"lengths": (row,), "response": 1, "backward": False}
@@ -77,18 +78,16 @@ def measured(
         return (two - one) * count
 
     try:
-        each = {(kind, way): kept(kind, way) for way, kinds in ways.items() for kind in kinds}
-        total = {
-            way: sum(each[k, way] * n for k, n in kinds.items()) for way, kinds in ways.items()
-        }
+        left = {(kind, way): n for way, kinds in ways.items() for kind, n in kinds.items()}
         most = late = 0
         for way, kinds in ways.items():
             ((kind, number),) = kinds.most_common(1)
             begun = min(_BEGUN, number)
             found = book(kind, begun, way, lengths=(row,) * count, response=response)
-            rest = sum(total.values()) - begun * each[kind, way]
+            left[kind, way] -= begun
+            rest = sum(kept(*each) * n for each, n in left.items() if n)
             most, late = max(most, found.forward + rest, found.early + rest), found.late
-            total[way] = 0
+            left = {each: n for each, n in left.items() if each[1] is not way}
     except Exception as error:  # a model of anyone may look at numbers anywhere
         logger.debug("activations were not counted: %s: %s", type(error).__name__, error)
         return None
