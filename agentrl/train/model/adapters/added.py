@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 class AddedProduct:
-    """What peft calls a LoRA variant: the formula of plain LoRA, rounded once."""
+    """LoRA variant, as peft calls it: the formula of plain LoRA, rounded once."""
 
     @staticmethod
     def forward(
         module: Any, active_adapter: str, x: Tensor, result: Tensor, **kwargs: Any
     ) -> Tensor:
-        """W x + s B A x.
+        """Add the adapter: W x + s B A x.
 
         Args:
             module: an adapted layer of peft.
