@@ -321,7 +321,7 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Sum of both."""
         return self.weights + self.state
 
     def on_disk(self, section: CheckpointSection) -> int:
