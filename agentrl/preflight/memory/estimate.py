@@ -321,7 +321,7 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """Sum of both."""
+        """Sum of weights and state."""
         return self.weights + self.state
 
     def on_disk(self, section: CheckpointSection) -> int:

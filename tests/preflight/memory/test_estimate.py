@@ -275,6 +275,12 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
 
 
+def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:
+    config, none = load_config(project), LlamaConfig(num_hidden_layers=0)
+    options: Any = {"row": 8, "response": 4, "on_gpu": False}
+    assert measured(none, config.train, config.model, **options) is None
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [None, 3])
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
