@@ -46,7 +46,7 @@ class Observation:
     of this rollout. For environments that write their own markers."""
 
     def __post_init__(self) -> None:
-        """Make tools of functions."""
+        """Turn functions among the tools into tools."""
         object.__setattr__(self, "tools", tuple(map(as_tool, self.tools)))
 
 
@@ -141,7 +141,7 @@ class StepResult:
     inspector shows text called `patch` or `diff`. Lost where no tool was called."""
 
     def __post_init__(self) -> None:
-        """Make tools of functions."""
+        """Turn functions among the tools into tools."""
         if self.tools:
             object.__setattr__(self, "tools", tuple(map(as_tool, self.tools)))
         if self.history_tools:
@@ -231,7 +231,7 @@ class AgentInstance(ABC):
 
     @functools.cached_property
     def context(self) -> EnvContext:
-        """What the worker sets before `reset`."""
+        """Facts of the rollout; the worker sets them before `reset`."""
         return EnvContext()
 
     wants_observation_text: bool = False
