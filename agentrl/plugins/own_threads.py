@@ -234,7 +234,7 @@ class OwnThread:
 
     @property
     def hangs(self) -> bool:
-        """Whether a call that was left behind still goes on in it."""
+        """True while a call that was left behind goes on in it."""
         return self._hung is not None and not self._hung.done()
 
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
