@@ -58,6 +58,8 @@ def measured(
         on_gpu: take the way of a GPU.
     """
     layers = layer_kinds(config.get_text_config())
+    if not layers:
+        return None
     which = model.gradient_checkpointing
     again = len(layers) * which if isinstance(which, bool) else which
     # By whether they recompute. The backward pass comes to those that do when the others have freed

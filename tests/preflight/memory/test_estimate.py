@@ -266,6 +266,12 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
 
 
+def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:
+    config, none = load_config(project), LlamaConfig(num_hidden_layers=0)
+    options: Any = {"row": 8, "response": 4, "on_gpu": False}
+    assert measured(none, config.train, config.model, **options) is None
+
+
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
 def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path, attention: str) -> None:
     """Tensors that a real model saves for its backward pass, each storage once, on this CPU."""
