@@ -42,6 +42,6 @@ class AddedProduct:
 
 
 def add_in_one_product(layers: list[Any], name: str) -> None:
-    """Let adapted layers compute so, for the adapter of this name."""
+    """Give adapted layers this forward pass, for the adapter of this name."""
     for layer in layers:
         layer.lora_variant[name] = AddedProduct
