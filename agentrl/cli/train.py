@@ -11,6 +11,7 @@ import typer
 
 from agentrl.cli.console.start import open_console, prepare, read_config
 from agentrl.config import parse_config
+from agentrl.config.schema import ModelSection
 from agentrl.config.yaml_text import dump_yaml
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.machine.allocator import share_one_heap
@@ -27,11 +28,33 @@ if TYPE_CHECKING:
 
 def command(
     config: Annotated[
-        Path, typer.Argument(help="A run file, or with --resume also a run directory.")
-    ],
+        str | None,
+        typer.Argument(
+            help="A run file, or with --resume also a run directory; not with --data.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[section.key=value]...", help="Win over the file."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Without a run file: a JSONL, CSV or parquet file, a folder or a hub name of rows "
+            "with a prompt, as question or messages, and a label, as answer.",
+        ),
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --data: what pays for an answer, as my.py:reward; ours, or one written for "
+            "TRL, verl or OpenRLHF. May be given several times.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --data: checkpoint folder or hub name; default the quickstart's."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run, also after kill -9.")
@@ -52,19 +75,64 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Train a policy from a run file. Exit status 3: a rule of `health.rules` has ended it."""
+    """Train a policy from a run file, or from a data set and a reward function.
+
+    `agentrl train --data rows.jsonl --reward my.py:reward` writes the run file, says where, and
+    trains. Exit status 3: a rule of `health.rules` has ended the run.
+    """
     prepare()
     # Before anything starts a thread: a heap that a thread has by then is shared out again.
     share_one_heap()
     if again and resume:
         raise ConfigError("--again starts a run anew and --resume goes on with it; give one")
+    if data is not None or reward or model is not None:
+        path, given = _first_file(config, overrides, data, reward, model)
+    else:
+        path, given = Path(_file_of(config)), overrides or []
     if again:
-        overrides = [*_new_name(config, overrides or []), *(overrides or [])]
+        given = [*_new_name(path, given), *given]
     if dry_run:
-        raise typer.Exit(_dry_run(config, overrides or [], resume=resume))
+        raise typer.Exit(_dry_run(path, given, resume=resume))
     if again:
-        raise typer.Exit(_train_again(config, overrides or [], inspect=inspect))
-    raise typer.Exit(train_from(config, overrides or [], resume=resume, inspect=inspect))
+        raise typer.Exit(_train_again(path, given, inspect=inspect))
+    raise typer.Exit(train_from(path, given, resume=resume, inspect=inspect))
+
+
+def _file_of(config: str | None) -> str:
+    if config is None:
+        raise ConfigError(
+            "train needs a run file, as agentrl train run.yaml, or a data set and a reward "
+            "function, as agentrl train --data rows.jsonl --reward my.py:reward"
+        )
+    return config
+
+
+def _first_file(
+    config: str | None,
+    overrides: list[str] | None,
+    data: str | None,
+    reward: list[str] | None,
+    model: str | None,
+) -> tuple[Path, list[str]]:
+    """The run file of `--data` and `--reward`, written now, and the overrides of the line."""
+    from agentrl.cli.console.first_file import write_first_file
+
+    if config is not None and "=" not in config:
+        raise ConfigError(
+            f"--data, --reward and --model make a run file, and {config} is one; give either, and "
+            "with a run file dataset.source=..., reward.functions={...} and model.path=..."
+        )
+    if data is None or not reward:
+        lacks = "--data" if data is None else "--reward"
+        raise ConfigError(
+            f"{lacks} is missing; expected both, as --data rows.jsonl --reward my.py:reward"
+        )
+    path = write_first_file(data, reward, model or ModelSection().path)
+    text = (
+        f"wrote {path}: the run file of this run, to change and train again: agentrl train {path}"
+    )
+    open_console().print(text, markup=False, soft_wrap=True)
+    return path, [*([config] if config else []), *(overrides or [])]
 
 
 def _new_name(run: Path, overrides: list[str]) -> list[str]:

@@ -22,11 +22,14 @@ LengthUnit = Literal["response", "sampled"]
 
 
 class RewardFunction(Section):
-    """One function that scores a finished rollout."""
+    """One function that scores a finished rollout; plain text is `target`."""
+
+    bare: ClassVar[str] = "target"
 
     target: Annotated[str, Names.CODE]
     """Import string of a function `(trajectory, task) -> float`, plain or async; or of one written
-    for verl, TRL or OpenRLHF."""
+    for verl (`solution_str, ground_truth`), TRL (`completions`, which gives a list) or OpenRLHF
+    (`queries, prompts, labels`)."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
     """Factor of its value in the reward."""
     args: dict[str, Any] = Field(default_factory=dict)

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from agentrl.config.algorithm import AlgorithmSection, CriticSection
 from agentrl.config.base import Names, Section, given_keys, is_count, is_named_count
@@ -27,6 +35,7 @@ from agentrl.config.presets import Bounds
 from agentrl.config.reward import RewardSection, with_preset
 from agentrl.config.sandboxes import HostSandbox, SandboxSection
 from agentrl.config.training import TrainSection, sharding_refusal
+from agentrl.errors import ConfigError
 from agentrl.estimators import ESTIMATORS
 from agentrl.machine.number_types import fast_dtype
 
@@ -67,13 +76,50 @@ class ModelSection(Section):
     yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    attention: Literal["auto", "torch_varlen", "flash", "flex", "sdpa"] = "auto"
+    """Kernel of attention over packed rows in the trainer. `auto`: on a GPU `flex`, or `sdpa` for
+    what that does not compute; on a CPU a softmax that is written out, where `sdpa` alone can be
+    asked for instead. `torch_varlen` (torch's own) and `flash` (package flash-attn) are flash
+    attention: a GPU and `bfloat16`. What a kernel does not compute is refused, and the proof in
+    `run.json` names the one that was used."""
+    gradient_checkpointing: bool | Annotated[int, Field(ge=2)] = False
+    """Recompute activations in the backward pass: less memory, about a third more time. A number
+    from 2 on does so in that many layers, the first ones, and costs their share of the time."""
 
     @field_validator("dtype")
     @classmethod
     def _resolve_dtype(cls, value: str) -> str:
         return fast_dtype() if value == "auto" else value
+
+    @field_validator("gradient_checkpointing", mode="wrap")
+    @classmethod
+    def _read_layers(cls, value: Any, read: ValidatorFunctionWrapHandler) -> bool | int:
+        try:
+            return read(value)
+        except ValidationError:
+            raise ValueError(
+                f"got {value!r}, expected true (all layers), false, or a number of layers from 2 on"
+            ) from None
+
+
+def recomputed_layers(which: bool | int, layers: int) -> int:
+    """Layers that recompute their activations, of a model that has so many.
+
+    Args:
+        which: `model.gradient_checkpointing`.
+        layers: of the model.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if isinstance(which, bool):
+        return layers * which
+    if which > layers:
+        raise ConfigError(
+            f"model.gradient_checkpointing is {which}, and the model has {layers} layers; set it "
+            f"to true (all of them), to false or to a number from 2 to {layers}"
+        )
+    return which
 
 
 class ChatSection(Section):
@@ -114,12 +160,18 @@ ToolEntry = Annotated[
 ]
 
 
+SINGLE_TURN = "agentrl_envs.single_turn:SingleTurn"
+"""Environment of run files that name none."""
+
+
 class EnvSection(Section):
     """Class and arguments of the environment."""
 
-    target: Annotated[str, Names.CODE]
+    target: Annotated[str, Names.CODE] = SINGLE_TURN
     """Import string of an `AgentInstance` class: `package.module:Class` or `file.py:Class`. Or of
-    an agent, `async def agent(task, client)`, whose result is the reward."""
+    an agent, `async def agent(task, client)`, whose result is the reward. Left out, the prompt of
+    the task is shown and the first turn that calls no tool is the answer, for which only `reward`
+    pays."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class or the agent."""
     tools: Annotated[tuple[ToolEntry, ...], Names.CODE] = ()
@@ -159,7 +211,9 @@ class DatasetSection(Section):
     split: str = "train"
     """Split to take, where the source has splits."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Maps `id`, `prompt`, `label`, `images` to column names; other columns become metadata."""
+    """Maps `id`, `prompt`, `label`, `images` to column names; other columns become metadata. What
+    is not mapped is found under its usual names, as `question`, `messages` or `conversations`, and
+    `answer`, `solution` or `reward_model.ground_truth`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for a function source (which is also given `split`)."""
     limit: int | None = Field(default=None, ge=1)
@@ -361,7 +415,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     chat: ChatSection = ChatSection()
-    env: EnvSection
+    env: EnvSection = EnvSection()
     sandbox: SandboxSection = HostSandbox()
     dataset: TrainDatasetSection
     rollout: RolloutSection = RolloutSection()
@@ -401,6 +455,13 @@ class RunConfig(Section):
     def _combinations(self) -> RunConfig:
         rollout, train = self.rollout, self.train
         algorithm = self.resolved_algorithm()
+        pays = self.env.target != SINGLE_TURN or self.reward.functions or self.reward.models
+        if not pays and train.steps > 0 and not algorithm.ignores_rewards:
+            raise ValueError(
+                "env is left out, so each rollout is one answer, and nothing pays for it; name a "
+                "reward function, as reward.functions: {NAME: my.py:reward}, a reward model "
+                "(reward.models), or an environment of your own (env.target)"
+            )
         # The file of a user's own estimator is found later, from the folder of the run file.
         known = ESTIMATORS.get(algorithm.advantage_estimator)
         compares = known is not None and known.compares_siblings

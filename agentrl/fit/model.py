@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.fit.data.sources import RUN
 from agentrl.fit.heads import draw_heads
 from agentrl.fit.reference import Ask, reference_sums
+from agentrl.fit.shared_reference import SharedReference
 from agentrl.fit.shown import keep_reference_tokens
 from agentrl.images import ImageFolder
 from agentrl.models.rotary import check_row_length
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from agentrl.train.backends.ranks import Ranks
     from agentrl.train.checkpoint import HeldState
     from agentrl.train.model.pretrained import Pretrained
+    from agentrl.train.reference import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class FitModel:
         """
         from agentrl.train.model.reward_checkpoint import hold_value_model
         from agentrl.train.model.value_head import ValueModel
-        from agentrl.train.saving.held_policy import hold_policy, keeper
+        from agentrl.train.saving.held_policy import hold_policy, keeper, weights_to_hold
         from agentrl.train.saving.snapshot import StateSnapshot
 
         backend, snapshot = self.fitter.backend, StateSnapshot()
@@ -71,8 +73,8 @@ class FitModel:
             held: Any = hold_value_model(
                 self.model,
                 self.tokenizer,
-                backend.weights(),
-                keeper(snapshot, backend, self.model),
+                weights_to_hold(backend, self.model),
+                keeper(snapshot, backend),
                 rank=backend.rank,
                 world_size=1 if alone else backend.world_size,
             )
@@ -150,7 +152,7 @@ def open_fit_model(
         reference: of `find_reference`.
         mismatches: what `kto` asks of it beside the examples.
         shown: examples of which every token's log-probability under it is kept.
-        open_ranks: joins the ranks, once the reference is known; None for one process.
+        open_ranks: joins the ranks; None for one process.
         on_reference: see `reference_sums`.
 
     Raises:
@@ -158,9 +160,12 @@ def open_fit_model(
         RunError: a checkpoint that does not fit.
     """
     from agentrl.fit.losses.fitter import Fitter
-    from agentrl.train.backends.choose import make_backend
+    from agentrl.train.backends.choose import make_backend, prove_adapters
 
-    # Before the ranks meet: rank 0 may take long, and the others read what it has written.
+    # Ranks that divide weights divide those of the reference, too. Else it comes before they meet:
+    # rank 0 may take long, and the others read what it has written.
+    divided = config.train.backend.divides_weights
+    ranks = open_ranks() if divided else None
     known = None
     if reference is not None:
         known = _sums(
@@ -172,9 +177,10 @@ def open_fit_model(
             base=base,
             run_dir=run_dir,
             on_progress=on_reference,
+            ranks=ranks,
         )
     loss = _loss(config, examples, known, base=base)
-    ranks = open_ranks()
+    ranks = ranks if divided else open_ranks()
     model, tokenizer, text = _load(config, checkpoint, examples, base=base, run_dir=run_dir)
     check_rows(model, examples, who=f"model.path {config.model.path!r}")
     backend: TrainBackend = make_backend(
@@ -183,11 +189,12 @@ def open_fit_model(
         gradient_checkpointing=config.model.gradient_checkpointing,
         ranks=ranks,
     )
-    if backend.rank == 0:
-        keep_proofs(run_dir, {MODEL: backend.proof})
     fitter = Fitter(backend, loss, train=config.train, prefix=config.objective.kind)
     if checkpoint is not None:
         fitter.load(checkpoint)
+        prove_adapters(backend, model)
+    if backend.rank == 0:
+        keep_proofs(run_dir, {MODEL: backend.proof})
     return FitModel(
         model=model,
         tokenizer=tokenizer,
@@ -335,22 +342,35 @@ def _sums(
     base: Path,
     run_dir: Path,
     on_progress: Callable[[int, int], None],
+    ranks: Ranks | None,
 ) -> Mapping[RowKey, float]:
     section = config.model.model_copy(update={"path": reference.path})
 
     @cache
-    def open_reference() -> Ask:
+    def opened() -> Reference:
         from agentrl.train.backends.lanes import lane_count
         from agentrl.train.model.pretrained import load_pretrained
         from agentrl.train.reference import Reference
 
-        pretrained = load_pretrained(section)
+        pretrained = load_pretrained(section, in_parts=ranks is not None)
         _open_images(config, pretrained, examples, base=base, run_dir=run_dir)
         loaded = pretrained.model
-        found = Reference(loaded, lanes=lane_count(loaded, None))
+        if ranks is None:
+            found = Reference(loaded, lanes=lane_count(loaded, None))
+        else:
+            assert config.train.backend.kind != "torch"  # a copy on every rank
+            found = Reference(loaded, ranks=ranks, offload=config.train.backend.offload)
         found.frozen.prove(who=f"objective.reference {reference.path!r}")
-        keep_proofs(run_dir, {"objective.reference": found.frozen.proof})
-        return found.row_log_probs
+        if ranks is None or ranks.rank == 0:
+            keep_proofs(run_dir, {"objective.reference": found.frozen.proof})
+        return found
+
+    shared = None if ranks is None else SharedReference(ranks, opened)
+    if shared is not None and not shared.first:
+        return shared.follow()
+
+    def open_reference() -> Ask:
+        return opened().row_log_probs if shared is None else shared.ask
 
     name, tokens = f"{reference.path} {reference.digest}", config.train.micro_batch_tokens
     sharing = config.train.prefix_sharing
@@ -372,6 +392,8 @@ def _sums(
         prefix_sharing=sharing,
         open_reference=open_reference,
     )
+    if shared is not None:
+        shared.end(found)
     return found
 
 

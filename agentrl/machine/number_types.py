@@ -11,11 +11,16 @@ _CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 float32."""
 
 
+def has_gpu(devices: tuple[str, ...] = _GPUS) -> bool:
+    """Return true if a driver of GPUs is here; loads no library."""
+    return any(Path(device).exists() for device in devices)
+
+
 def fast_dtype(
     cpuinfo: Path = Path("/proc/cpuinfo"), devices: tuple[str, ...] = _GPUS
 ) -> Literal["bfloat16", "float32"]:
     """`bfloat16` with a GPU or a processor that has instructions for it, else `float32`."""
-    if any(Path(device).exists() for device in devices):
+    if has_gpu(devices):
         return "bfloat16"
     try:
         words = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split())

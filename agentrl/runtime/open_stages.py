@@ -16,6 +16,7 @@ from agentrl.disk.checkpoint import Checkpoint
 from agentrl.disk.proofs import ENGINE, keep_proofs
 from agentrl.disk.run_directory import RunDir
 from agentrl.machine.compute_threads import run_computing
+from agentrl.runtime.assembly.engines import OpenEngines
 from agentrl.runtime.assembly.hints import open_hints
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.live_servers import live_servers
@@ -44,6 +45,7 @@ from agentrl.sync import WeightSync, make_sender
 
 if TYPE_CHECKING:
     from agentrl.data import TrajectoryStore
+    from agentrl.models.proof import ModelProof
     from agentrl.train import Trainer
 
 logger = logging.getLogger(__name__)
@@ -111,7 +113,9 @@ async def open_stages(
             model = f"{policy.model}; sampled by {policy.engines.text}"
             proof = trainer.backend.proof
             model += "" if proof is None else f"; {proof.text}"
-            keep_proofs(directory.path, {ENGINE: policy.engines.proof, **policy.reward_proofs})
+            adapted = plan.trainer.train.lora is not None and checkpoint is not None
+            engine_proof = _engine_proof(policy.engines, adapters_loaded=adapted)
+            keep_proofs(directory.path, {ENGINE: engine_proof, **policy.reward_proofs})
             backend = section_backend(engine.serving, engine.sync, device=engine.model.device)
             async with live_servers(
                 engine,
@@ -123,6 +127,13 @@ async def open_stages(
                 pictures=policy.engines.pictures,
             ):
                 yield OpenStages(stages=stages, model=model, sandbox=policy.sandbox_text)
+
+
+def _engine_proof(engines: OpenEngines, *, adapters_loaded: bool) -> ModelProof | None:
+    """The proof of the embedded engine; it opened before the trainer loaded adapters into it."""
+    if adapters_loaded and engines.prove_again is not None:
+        return engines.prove_again()
+    return engines.proof
 
 
 def _engine_stage(policy: Policy, push: Push, turns: TurnTaking | None) -> LocalEngines:

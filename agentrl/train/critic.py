@@ -40,7 +40,7 @@ class Critic:
         *,
         section: CriticSection,
         train: TrainSection,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         ranks: Ranks | None = None,
     ) -> None:
         """Prepare training.
@@ -49,7 +49,7 @@ class Critic:
             model: on its device, in its dtype; the same weights on every rank.
             section: learning rate, warm-up and clip.
             train: of the policy; the critic shares optimizer, schedule and norm bound.
-            gradient_checkpointing: recompute activations in the backward pass.
+            gradient_checkpointing: layers that recompute activations (`recompute_layers`).
             ranks: that train together; None is one process.
 
         Raises:

@@ -37,7 +37,7 @@ class Task:
     split: str = "train"
     """Which split the row belongs to."""
     label_column: str = field(default="", compare=False)
-    """Column that `dataset.columns` names for the label; empty for none."""
+    """Column of the label where it is not `label` itself; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

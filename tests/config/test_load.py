@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.config import RunConfig, dump_config, load_config, parse_config
+from agentrl.config.schema import SINGLE_TURN
 from agentrl.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {
@@ -170,9 +171,20 @@ def test_every_mistake_is_reported_at_once_and_names_the_file(tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     text = str(caught.value)
-    for part in (str(file), "env.target: missing", "env.targt: unknown key", "model.dtype",
-                 "dataset: missing"):  # fmt: skip
+    for part in (str(file), "env.targt: unknown key", "model.dtype", "dataset: missing"):
         assert part in text
+
+
+def test_without_an_environment_something_else_must_pay() -> None:
+    rows: dict[str, Any] = {"dataset": {"source": "rows.jsonl"}}
+    with pytest.raises(ConfigError, match=r"nothing pays for it; name a reward function"):
+        parse_config(rows)
+    with pytest.raises(ConfigError, match="nothing pays for it"):
+        parse_config({**rows, "env": {"tools": ["my.py:look_up"]}})
+    assert parse_config({**rows, "train": {"steps": 0}}).env.target == SINGLE_TURN
+    config = parse_config({**rows, "reward": {"functions": {"right": "my.py:right"}}})
+    assert config.reward.functions["right"].target == "my.py:right"
+    assert config.env.target == SINGLE_TURN
 
 
 @pytest.mark.parametrize(

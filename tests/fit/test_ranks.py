@@ -17,8 +17,8 @@ from tests.train.tiny_llama import relative_error
 
 CASES = [
     pytest.param("sft", "torch", 2, id="sft, 2 copies"),
-    pytest.param("rm", "fsdp2", 2, id="rm, fsdp2 on 2"),
-    pytest.param("dpo", "fsdp2", 1, id="dpo, fsdp2 on 1"),
+    pytest.param("rm", "fsdp2", 1, id="rm, fsdp2 on 1"),
+    pytest.param("dpo", "fsdp2", 2, id="dpo, fsdp2 on 2"),
     pytest.param("dpo", "deepspeed", 2, id="dpo, ZeRO on 2"),
 ]
 

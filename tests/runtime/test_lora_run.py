@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def tokens(run: Path, step: int) -> list[tuple[object, ...]]:
     return [tuple(map(repr, row.values())) for row in rows]
 
 
+def proofs(run: Path) -> dict[str, Any]:
+    """What rounding was found to explain, by what was proven."""
+    found = json.loads((run / "run.json").read_bytes())["proofs"]
+    return {name: proof["tolerance"] for name, proof in found.items()}
+
+
 FEW_BITS = {
     **LORA,
     "train__lora": {"rank": 2, "alpha": 8.0, "base": "nf4", "dropout": 0.1, "rslora": True},
@@ -61,10 +68,15 @@ def test_a_run_with_adapters_from_end_to_end(tmp_path: Path, settings: dict[str,
     few = {**settings, "serving__max_batch_size": 3}
     other = write_project(tmp_path / "cut", train__steps=2, **few)
     assert agentrl(tmp_path / "cut.log", "train", other)[0] == 0
+    resumed = tmp_path / "cut" / "runs" / "tiny"
+    fresh = proofs(resumed)
     other = write_project(tmp_path / "cut", train__steps=3, **few)
     status, text = agentrl(tmp_path / "cut2.log", "train", other, "--resume")
     assert status == 0, text
-    resumed = tmp_path / "cut" / "runs" / "tiny"
+    # The adapters that were loaded are proven, and not the fresh ones that they replaced.
+    loaded = proofs(resumed)
+    assert loaded.keys() == fresh.keys() == {"model.path", "serving.engine"}
+    assert all(loaded[name] != fresh[name] for name in loaded)
     for step in (1, 2, 3):
         assert tokens(resumed, step) == tokens(whole, step), step
     cut = list_checkpoints(resumed / "checkpoints")

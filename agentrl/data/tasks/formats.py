@@ -3,8 +3,9 @@
 verl writes parquet with `prompt`, `reward_model.ground_truth`, `data_source`, `ability` and
 `extra_info`; SkyRL writes `reward_spec` instead of `reward_model`; NeMo Gym writes JSON lines
 with the request of the OpenAI Responses API under `responses_create_params`, and what its verifier
-needs beside it. All load without a mapping. What `dataset.columns` maps, or a column of our own
-name, always has the first word.
+needs beside it. So are rows with the usual names of a prompt and a label (`PROMPTS`, `LABELS`), as
+OpenRLHF, TRL, Alpaca and ShareGPT write them. All load without a mapping. What `dataset.columns`
+maps, or a column of our own name, always has the first word.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.data.pictures import IMAGE_PARTS
+from agentrl.data.sharegpt import sharegpt_messages
 from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import DataError
 
@@ -33,10 +35,108 @@ def implied(row: SourceRow, name: str) -> Any:
         return ABSENT
     if "responses_create_params" in values:
         return _NEMO[name](row)
+    if name == "prompt":
+        return _prompt(row)
+    if name != "label":
+        return ABSENT
     for judge in ("reward_model", "reward_spec"):
-        if judge in values and "prompt" in values:
-            return _verl_label(row, judge) if name == "label" else ABSENT
-    return ABSENT
+        found = values.get(judge)
+        graded = isinstance(written_object(found) or found, Mapping)
+        if judge in values and ("prompt" in values or graded):
+            return _verl_label(row, judge)
+    return next((values[column] for column in labels_in(values)), _last_words(row))
+
+
+PROMPTS = ("question", "problem", "instruction", "query")
+"""Columns that may hold the text of a prompt."""
+TALKS = ("messages", "conversations", "conversation", "input")
+"""Columns that may hold the messages of a prompt, or with `input` its text, the first one first."""
+LABELS = (
+    "answer",
+    "ground_truth",
+    "expected_answer",
+    "final_answer",
+    "target",
+    "solution",
+    "output",
+)
+"""Columns that may hold the label, the first one first: a solution ends with the answer."""
+
+
+def labels_in(values: Any) -> list[str]:
+    """Columns of a row that may hold its label, by their usual names, the one taken first."""
+    return [column for column in LABELS if isinstance(values, Mapping) and column in values]
+
+
+def _prompt(row: SourceRow) -> Any:
+    """The prompt under one of its usual names, or `ABSENT`.
+
+    A conversation that ends with the assistant is asked for its last words.
+
+    Raises:
+        DataError: several columns may be it.
+    """
+    values = row.values
+    texts = [column for column in PROMPTS if values.get(column)]
+    if len(texts) > 1:
+        raise DataError(
+            f"{row.where}: each of the columns {texts} may hold the prompt; name one with "
+            "dataset.columns.prompt=COLUMN"
+        )
+    if texts:
+        prompt, more = values[texts[0]], values.get("input")
+        both = texts == ["instruction"] and isinstance(more, str) and more.strip()
+        return f"{prompt}\n{more}" if both else prompt
+    talk = _talk(row)
+    if not isinstance(talk, list):
+        return talk
+    while talk and _role(talk[-1]) == "assistant":
+        talk.pop()
+    return talk
+
+
+def _talk(row: SourceRow) -> Any:
+    """The messages of a conversation as a list, the text of one without roles, or `ABSENT`."""
+    column = next((name for name in TALKS if row.values.get(name) is not None), None)
+    talk: Any = ABSENT if column is None else row.values[column]
+    talk = talk.tolist() if hasattr(talk, "tolist") else talk
+    talk = written_messages(talk)
+    if not isinstance(talk, list) or not talk:
+        return talk
+    if not isinstance(talk[0], Mapping) or "from" not in talk[0]:
+        return list(talk)
+    said = sharegpt_messages(row.where, talk)
+    # Without calls as they were written, so that places for images are found.
+    return [m if m.tool_calls else {"role": m.role, "content": m.content} for m in said]
+
+
+def _role(entry: Any) -> Any:
+    return entry.get("role") if isinstance(entry, Mapping) else getattr(entry, "role", None)
+
+
+def _last_words(row: SourceRow) -> Any:
+    """The words of the assistant that end a conversation which is the prompt, or `ABSENT`."""
+    values = row.values
+    if "prompt" in values or any(values.get(column) for column in PROMPTS):
+        return ABSENT
+    talk = _talk(row)
+    last: Any = talk[-1] if isinstance(talk, list) and talk else None
+    if _role(last) != "assistant":
+        return ABSENT
+    return last.get("content", ABSENT) if isinstance(last, Mapping) else last.content
+
+
+def written_messages(value: Any) -> Any:
+    """The messages that a column holds as JSON text, as tables without nesting do; else `value`."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    items = read if isinstance(read, list) else []
+    said = [isinstance(item, dict) and {"role", "content"} <= item.keys() for item in items]
+    return read if said and all(said) else value
 
 
 def written_object(value: Any) -> dict[str, Any] | None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.tasks.difficulty import keep_by_pass_rate, keep_chosen
+from agentrl.data.tasks.files import SourceRow
+from agentrl.data.tasks.formats import labels_in
 from agentrl.data.tasks.rows import check_columns, has_id, task_of
 from agentrl.data.tasks.sources import open_source
-from agentrl.errors import DataError
+from agentrl.errors import DataError, some_of
 from agentrl.types import Task
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ def load_tasks(
                     "unique in a dataset"
                 )
             seen[task.id] = row.where
+            if not tasks:
+                _say_label(row, task, section)
             tasks.append(task)
     if not tasks:
         raise DataError(f"dataset source {section.source!r}, split {section.split!r}: no rows")
@@ -65,3 +69,15 @@ def load_tasks(
     if chosen is not None:
         return keep_chosen(tasks, section, frozenset(chosen))
     return keep_by_pass_rate(tasks, section, base=base)
+
+
+def _say_label(row: SourceRow, task: Task, section: DatasetSection) -> None:
+    """Warn where the first row has several columns that may be the label, as a MATH data set."""
+    others = [name for name in labels_in(row.values) if name != task.label_column]
+    if task.label_column and "label" not in section.columns and others:
+        logger.warning(
+            "%s: the label is the column %r, and not %s; dataset.columns.label=NAME takes another",
+            section.source,
+            task.label_column,
+            some_of(map(repr, others), 6),
+        )

@@ -11,7 +11,13 @@ from agentrl.data.messages import prompt_of
 from agentrl.data.pictures import RowImages, looks_like_images
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.formats import ABSENT, implied, written_object
+from agentrl.data.tasks.formats import (
+    ABSENT,
+    implied,
+    labels_in,
+    written_messages,
+    written_object,
+)
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.types import Message, Task
 
@@ -57,7 +63,7 @@ def _task_of(
     row: SourceRow, values: Mapping[Any, Any], columns: Mapping[str, str], split: str
 ) -> Task:
     found = {name: _value(row, name, columns) for name in FIELDS}
-    found["prompt"] = _written_messages(found["prompt"])
+    found["prompt"] = written_messages(found["prompt"])
     if row.flat and (label := written_object(found["label"])) is not None:
         found["label"] = label
     if found["prompt"] is None:
@@ -81,21 +87,14 @@ def _task_of(
         label=plain(found["label"]),
         metadata=metadata,
         split=split,
-        label_column=columns.get("label", ""),
+        label_column=columns.get("label") or _label_column(values),
     )
 
 
-def _written_messages(prompt: Any) -> Any:
-    """The messages of a prompt that holds them as JSON text, as tables without nesting do."""
-    if not isinstance(prompt, str) or not prompt.lstrip().startswith("["):
-        return prompt
-    try:
-        read = json.loads(prompt)
-    except (ValueError, RecursionError):
-        return prompt
-    items = read if isinstance(read, list) else []
-    said = [isinstance(item, dict) and {"role", "content"} <= item.keys() for item in items]
-    return read if said and all(said) else prompt
+def _label_column(values: Mapping[str, Any]) -> str:
+    """The column of another name that a label comes from; empty where none does."""
+    ours = "label" in values or any(name in values for name in ("reward_model", "reward_spec"))
+    return "" if ours else next(iter(labels_in(values)), "")
 
 
 def has_id(row: SourceRow, columns: Mapping[str, str]) -> bool:

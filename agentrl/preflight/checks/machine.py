@@ -13,7 +13,7 @@ from pathlib import Path
 from agentrl.config.fleet import ServingSection
 from agentrl.config.paths import QUICKSTART
 from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan
-from agentrl.config.schema import ModelSection
+from agentrl.config.schema import ModelSection, recomputed_layers
 from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.model_source import policy_config
 from agentrl.disk.run_name import run_path
@@ -91,7 +91,11 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
 
 
 async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan) -> Finding | str:
-    """Every process of the run against the memory of this machine and its GPUs."""
+    """Every process of the run against the memory of this machine and its GPUs.
+
+    Raises:
+        ConfigError: more layers recompute their activations than there are.
+    """
     runtime = plan.runtime
     gpu = pick_device(plan.model.device).type == "cuda" or (
         runtime.kind == "ray" and runtime.gpus_per_trainer > 0
@@ -114,6 +118,7 @@ async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan
             f"not estimated: the model's shape is not known here ({error})",
             "fetch the model first, or set model.path to its folder",
         )
+    recomputed_layers(plan.model.gradient_checkpointing, demand.shape.layers)
     elsewhere = runtime.address if runtime.kind == "ray" else None
     free, cards = available_bytes(), _gpu_bytes()
     shared = on_same_gpus(runtime, serving, len(cards))
@@ -154,7 +159,7 @@ def _lower(plan: TrainerPlan, serving: ServingSection) -> str:
     ways = []
     if plan.train.micro_batch_tokens > plan.rollout.max_context_tokens:
         ways.append(f"set train.micro_batch_tokens: {plan.rollout.max_context_tokens}")
-    if not plan.model.gradient_checkpointing:
+    if plan.model.gradient_checkpointing is not True:
         ways.append("set model.gradient_checkpointing: true")
     if serving.engine != "external" and serving.kv_cache_gb != "auto":
         ways.append(f"lower serving.kv_cache_gb (it is {serving.kv_cache_gb:g})")

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,12 +35,13 @@ from agentrl.models.lm_head import use_float32_head
 from agentrl.train.backends.torch_backend import exact_passes
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.recompute import recompute_layers
 
 logger = logging.getLogger(__name__)
 
 _BEGUN = 2
 """Layers from which on each costs as much as the next: with one, the head may take more."""
-_KERNEL = "agentrl_counted_kernel"
+_KERNEL, _FUSED = "agentrl_counted_kernel", "agentrl_counted_fused_kernel"
 
 
 def measured(
@@ -56,31 +57,44 @@ def measured(
         response: most tokens of a row that the head reads.
         on_gpu: take the way of a GPU.
     """
-    kinds = Counter(layer_kinds(config.get_text_config()))
+    layers = layer_kinds(config.get_text_config())
+    if not layers:
+        return None
+    which = model.gradient_checkpointing
+    again = len(layers) * which if isinstance(which, bool) else which
+    # By whether they recompute. The backward pass comes to those that do when the others have freed
+    # what they kept.
+    parts = {False: layers[again:], True: layers[:again]}
+    ways = {way: Counter(part) for way, part in parts.items() if part}
     count = max(1, train.micro_batch_tokens // row)
+
+    def book(kind: str, layers: int, recomputed: bool, **options: Any) -> _Book:
+        section = model.model_copy(update={"gradient_checkpointing": recomputed})
+        return _book(_shortened(config, kind, layers), train, section, on_gpu=on_gpu, **options)
+
+    @cache
+    def kept(kind: str, way: bool) -> int:
+        # Rows are equal, and none sees another: a layer keeps as much of each.
+        options: Any = {"lengths": (row,), "response": 1, "backward": False}
+        one, two = (book(kind, layers, way, **options).kept for layers in (1, 2))
+        return (two - one) * count
+
     try:
-        (first, number), *_ = kinds.most_common(1)
-        begun = min(_BEGUN, number)
-        short = _shortened(config, first, begun)
-        found = _book(short, train, model, (row,) * count, response=response, on_gpu=on_gpu)
-        if kinds.total() == begun:
-            return max(found.forward, found.early, found.late)
-        kept = 0
-        for kind, number in kinds.items():
-            # Rows are equal, and none sees another: a layer keeps as much of each.
-            one, two = (
-                _book(
-                    _shortened(config, kind, layers), train, model, (row,), response=1,
-                    on_gpu=on_gpu, backward=False,
-                ).kept
-                for layers in (1, 2)
-            )  # fmt: skip
-            kept += (two - one) * count * (number - (begun if kind == first else 0))
+        left = {(kind, way): n for way, kinds in ways.items() for kind, n in kinds.items()}
+        most = late = 0
+        for way, kinds in ways.items():
+            ((kind, number),) = kinds.most_common(1)
+            begun = min(_BEGUN, number)
+            found = book(kind, begun, way, lengths=(row,) * count, response=response)
+            left[kind, way] -= begun
+            rest = sum(kept(*each) * n for each, n in left.items() if n)
+            most, late = max(most, found.forward + rest, found.early + rest), found.late
+            left = {each: n for each, n in left.items() if each[1] is not way}
     except Exception as error:  # a model of anyone may look at numbers anywhere
         logger.debug("activations were not counted: %s: %s", type(error).__name__, error)
         return None
     # When the passes reach the embedding no layer keeps anything any more.
-    return max(found.forward + kept, found.early + kept, found.late)
+    return max(most, late)
 
 
 def _shortened(config: Any, kind: str, layers: int) -> Any:
@@ -128,9 +142,10 @@ def _book(
         batch = _batch(lengths, response=response, device=device)
         live = stack.enter_context(_LiveBytes(model))
         stack.enter_context(exact_passes(model, checkpointing=section.gradient_checkpointing))
+        kernel = _KERNEL if section.attention == "auto" else _FUSED
         for module in model.modules():
             if getattr(module, "config", None) is not None:
-                module.config._attn_implementation = _KERNEL
+                module.config._attn_implementation = kernel
         out = packed_log_probs(
             model, batch, loss_of=lambda found: (found.log_probs_R * batch.weights_R).sum()
         )
@@ -174,8 +189,7 @@ def _model(config: Any, train: TrainSection, section: ModelSection) -> Any:
             add_adapters(model, train.lora, base="")
     if section.head_dtype == "float32":
         use_float32_head(model)
-    if section.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_layers(model, section.gradient_checkpointing)
     return model.eval()
 
 
@@ -199,10 +213,10 @@ class _Kernel(torch.autograd.Function):
     """Keeps what one fused kernel keeps for its backward pass, and computes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, again: bool) -> Tensor:
         """Keys and values stay as they are, however many query heads share them."""
         _, heads, tokens, _ = query.shape
-        if query.device.type == "cpu":  # the backward pass computes it again
+        if again:  # the backward pass computes it again
             ctx.save_for_backward(query, key, value)
             return query.new_empty((1, tokens, heads, value.shape[-1]))
         out = query.new_empty((1, heads, tokens, value.shape[-1]))
@@ -212,16 +226,23 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Three gradients of the shapes of the inputs."""
-        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+        return *(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]), None
 
 
 def _kernel(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    return _Kernel.apply(query, key, value), None
+    return _Kernel.apply(query, key, value, query.device.type == "cpu"), None
+
+
+def _fused_kernel(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    return _Kernel.apply(query, key, value, False), None
 
 
 AttentionInterface.register(_KERNEL, _kernel)
+AttentionInterface.register(_FUSED, _fused_kernel)
 
 
 def _batch(lengths: tuple[int, ...], *, response: int, device: torch.device) -> TensorBatch:

@@ -314,10 +314,11 @@ def activation_bytes(train: TrainSection, model: ModelSection, shape: ModelShape
     width, tokens = _width(model), train.micro_batch_tokens
     inner = width * (7 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate)
     layer = tokens * (inner + 4 * 4 * shape.hidden)
-    if model.gradient_checkpointing:
-        layers = layer + shape.layers * tokens * width * shape.hidden
-    else:
-        layers = layer * shape.layers
+    again = model.gradient_checkpointing
+    recomputed = shape.layers * again if isinstance(again, bool) else min(again, shape.layers)
+    # A layer that recomputes keeps its input, and comes when those behind it have freed theirs.
+    kept = max(shape.layers - recomputed, 1)
+    layers = layer * kept + recomputed * tokens * width * shape.hidden
     # In float32 of a narrow model: the product, and what its rounding took away.
     parts = 2 if model.head_dtype == "float32" and width < 4 else 1
     logits = tokens * shape.vocabulary * width * parts

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.config.fleet import RayRuntime, ServingSection, VllmServing
 from agentrl.config.plan import Plan, TrainerPlan
+from agentrl.config.schema import recomputed_layers
 from agentrl.config.training import Fsdp2Training, LoraSection
 from agentrl.disk.model_source import policy_config
 from agentrl.errors import ConfigError
@@ -106,9 +107,13 @@ def verdict(run: TargetRun, demand_for: DemandOf, *, sleeps: bool = False) -> li
         run: the run and its machines.
         demand_for: sizes of the models of a plan.
         sleeps: whether engines and trainers of one device take turns.
+
+    Raises:
+        ConfigError: more layers recompute their activations than there are.
     """
     demand = demand_for(run.plan)
     shape, processes = demand.shape, run.processes(demand)
+    recomputed_layers(run.plan.model.gradient_checkpointing, shape.layers)
     lines = [_target_line(run, shape)]
     try:
         nodes = place(run.target, run.plan.runtime, processes)
@@ -265,7 +270,7 @@ def _smaller(run: TargetRun) -> TargetRun | None:
 
 
 def _recomputed(run: TargetRun) -> TargetRun | None:
-    if run.plan.model.gradient_checkpointing:
+    if run.plan.model.gradient_checkpointing is True:
         return None
     model = run.plan.model.model_copy(update={"gradient_checkpointing": True})
     return replace(run, plan=replace(run.plan, model=model))

@@ -75,6 +75,8 @@ class OpenEngines:
     """Comparison of what the embedded engine decodes with its model's own forward pass."""
     secret: str = field(default="", repr=False)
     """Secret of the lean listeners of servers that this process started."""
+    prove_again: Callable[[], ModelProof] | None = None
+    """Compares the embedded engine anew, before it serves, with the weights that it has then."""
 
 
 @contextlib.asynccontextmanager
@@ -157,6 +159,7 @@ def _embedded(
         text="embedded in this process",
         wait_s=wait_s,
         proof=engine.proof,
+        prove_again=engine.prove_again,
     )
 
 

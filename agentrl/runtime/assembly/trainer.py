@@ -52,7 +52,7 @@ def make_trainer(
     """
     from agentrl.models.vision.reader import reader_of
     from agentrl.train import Trainer, load_reference
-    from agentrl.train.backends.choose import make_backend
+    from agentrl.train.backends.choose import make_backend, prove_adapters
     from agentrl.train.critic import Critic
     from agentrl.train.losses import needs_of
     from agentrl.train.model.value_head import load_critic
@@ -99,14 +99,6 @@ def make_trainer(
     teacher = make_teacher(
         plan, backend, began=began, vocabulary=vocabulary, ranks=ranks, images=reader
     )
-    if backend.rank == 0:
-        proofs = {
-            MODEL: backend.proof,
-            "critic": critic and critic.backend.proof,
-            "reference": reference and reference.frozen.proof,
-            "teacher": getattr(teacher, "proof", None),  # a server has none
-        }
-        keep_proofs(run_dir, proofs)
     trainer = Trainer(
         model,
         train=train,
@@ -120,6 +112,17 @@ def make_trainer(
     )
     if checkpoint is not None:
         trainer.load(checkpoint)
+        prove_adapters(backend, model)
+        if critic is not None:
+            prove_adapters(critic.backend, critic.model, who="the critic")
+    if backend.rank == 0:
+        proofs = {
+            MODEL: backend.proof,
+            "critic": critic and critic.backend.proof,
+            "reference": reference and reference.frozen.proof,
+            "teacher": getattr(teacher, "proof", None),  # a server has none
+        }
+        keep_proofs(run_dir, proofs)
     return trainer
 
 
@@ -133,15 +136,17 @@ def check_learner(plan: TrainerPlan) -> str:
         Who trains what, in words.
 
     Raises:
-        ConfigError: a backend that does not fit the optimizer, adapters without peft, or a critic
-            from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer, adapters without peft, a kernel of
+            attention that cannot run here, or a critic from a path that is no checkpoint.
     """
     train = plan.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
-    from agentrl.train.backends.choose import check_backend
+    from agentrl.train.backends.choose import check_backend, check_kernel
 
     check_backend(train, dtype=plan.model.dtype)
+    if plan.runtime.kind == "local":
+        check_kernel(plan.model.attention, device=plan.model.device, dtype=plan.model.dtype)
     valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),

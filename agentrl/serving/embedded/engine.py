@@ -20,6 +20,7 @@ from agentrl.config.fleet import EmbeddedServing
 from agentrl.engine import TURN_CLOCK, Engine, EngineHealth, WeightTicket, refuse_images
 from agentrl.errors import ConfigError, EngineError, EngineRefused
 from agentrl.machine.compute_threads import run_computing, usable_cores
+from agentrl.models.proof import ModelProof
 from agentrl.models.vision.reader import reader_of
 from agentrl.serving.embedded.batch import Batch, make_cache
 from agentrl.serving.embedded.lane import Lane
@@ -104,6 +105,15 @@ class EmbeddedEngine(Engine):
             for index in range(count)
         ]
         self._lane_of: dict[str, Lane] = {}
+
+    def prove_again(self) -> ModelProof:
+        """Compare what it decodes with the model's own forward pass, before it serves a request.
+
+        Raises:
+            ConfigError: as when it was opened.
+        """
+        self.proof = prove_decoding(self._model)
+        return self.proof
 
     async def generate(
         self,

@@ -36,7 +36,7 @@ from agentrl.testing.env_check.values import (
     text_of,
 )
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch, NoCoroutine
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolContext
 from agentrl.types import Message, Task, ToolResult, ToolStatus
 from agentrl.types.finding import Finding
 
@@ -150,6 +150,10 @@ class Episode:
         self._task, self._given = setting.fresh(task), task
         self._comparable = _same(self._task, task)
         self._tools: dict[str, Tool] = {}
+        context = env.context
+        self._rollout = ToolContext(
+            task=self._task, seed=context.seed, rollout_id=context.rollout_id, state=context.state
+        )
         self._history = ""
         self._messages: tuple[Message, ...] = ()
 
@@ -182,6 +186,7 @@ class Episode:
             finally:
                 for tool in episode._tools.values():
                     await tool.close()
+                episode._rollout.close()
                 if sandboxes is not None:
                     setting.tried.sandbox |= sandboxes.used
                     await sandboxes.close()
@@ -307,7 +312,8 @@ class Episode:
             sandbox = await self.env.context.open_sandbox() if tool.needs_sandbox else None
             await tool.make_ready()
             try:
-                return await tool.call(tool.validate(arguments), sandbox)
+                with self._rollout.entered():
+                    return await tool.call(tool.validate(arguments), sandbox)
             except ToolError as error:
                 return ToolResult(text=str(error), status=ToolStatus.ERROR)
 

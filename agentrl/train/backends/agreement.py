@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,7 +41,19 @@ class _PeersFailed(TrainError):
         self.reports = reports
 
 
-def on_every_rank(backend: TrainBackend, work: Callable[[], Result]) -> list[Result]:
+class Together(Protocol):
+    """Group of ranks that fail together: a `TrainBackend`, or what else they compute with."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """`gather` as in `TrainBackend.gather`."""
+        ...
+
+    def clear_gradients(self) -> None:
+        """`clear_gradients` as in `TrainBackend.clear_gradients`."""
+        ...
+
+
+def on_every_rank(backend: Together, work: Callable[[], Result]) -> list[Result]:
     """Do one part of a step on every rank; returns the results by rank, the same list everywhere.
 
     Args:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
 from agentrl.models.bits import EIGHT_BITS, FOUR_BITS, load_bitsandbytes
+from agentrl.models.device import pick_device
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+from agentrl.train.model.kernels.choose import AttentionCall, chosen
+from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.proof import find_reading, prove
 
 if TYPE_CHECKING:
@@ -49,11 +54,25 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
 
 
+def check_kernel(kernel: str, *, device: str, dtype: str) -> None:
+    """Refuse a kernel of attention for its device or dtype; the proof of a model finds the rest.
+
+    Args:
+        kernel: `model.attention`.
+        device: `model.device`.
+        dtype: of the model, as `bfloat16`.
+
+    Raises:
+        ConfigError: it does not compute there.
+    """
+    chosen(kernel, AttentionCall(device=pick_device(device), dtype=getattr(torch, dtype)))
+
+
 def make_backend(
     model: Any,
     *,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...] = RESPONSE_MASK,
     who: str = "model.path",
@@ -67,7 +86,7 @@ def make_backend(
             a backend that divides weights, in parts (`load_in_parts`). A sharded backend takes it
             apart: afterwards only the backend can run it and knows its weights.
         train: the optimizer and the backend.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: layers that recompute activations (`recompute_layers`).
         ranks: the processes that train together, closed by the caller; None is one process.
         mask_keys: masks whose tokens the loss looks at; see `MASK_KEYS`.
         who: names the model and its role at the beginning of a message.
@@ -88,10 +107,25 @@ def make_backend(
     return backend
 
 
+def prove_adapters(backend: TrainBackend, model: Any, *, who: str = "model.path") -> None:
+    """Compare a model again whose adapters were loaded: fresh ones, as they were, add nothing.
+
+    Args:
+        backend: of `make_backend`; its proof is replaced. Without adapters nothing is done.
+        model: as it was given to the backend.
+        who: as in `make_backend`.
+
+    Raises:
+        ConfigError: with these adapters the trainer would compute it wrongly.
+    """
+    if has_adapters(model):
+        backend.proof = prove(backend, model, who=who)
+
+
 def _make(
     model: Any,
     train: TrainSection,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: bool | int,
     ranks: Ranks | None,
     mask_keys: tuple[str, ...],
 ) -> TrainBackend:

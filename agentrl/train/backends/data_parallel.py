@@ -30,7 +30,7 @@ class DataParallelBackend(TorchBackend):
         model: Any,
         *,
         train: TrainSection,
-        gradient_checkpointing: bool,
+        gradient_checkpointing: bool | int,
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
         lanes: int | None = None,
@@ -40,7 +40,7 @@ class DataParallelBackend(TorchBackend):
         Args:
             model: as for `TorchBackend`; the same weights on every rank.
             train: the optimizer.
-            gradient_checkpointing: recompute activations in the backward pass.
+            gradient_checkpointing: layers that recompute activations (`recompute_layers`).
             ranks: joined already; closed by the caller.
             mask_keys: as for `TorchBackend`.
             lanes: as for `TorchBackend`, but None is one: other ranks compute beside this one.

@@ -53,7 +53,7 @@ class DeepspeedBackend(LockstepBackend):
         model: Any,
         *,
         train: TrainSection,
-        gradient_checkpointing: bool,
+        gradient_checkpointing: bool | int,
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:

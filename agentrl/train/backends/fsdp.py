@@ -39,7 +39,7 @@ class FsdpBackend(LockstepBackend):
         model: Any,
         *,
         train: TrainSection,
-        gradient_checkpointing: bool,
+        gradient_checkpointing: bool | int,
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:

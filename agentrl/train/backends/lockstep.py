@@ -40,6 +40,7 @@ from agentrl.train.model.logprobs import (
 )
 from agentrl.train.model.lora import has_adapters, merged_parameters, persistent_buffers
 from agentrl.train.model.proof import ProofRows, find_reading, probe_numbers
+from agentrl.train.model.recompute import recompute_layers
 from agentrl.train.model.value_head import ValueModel
 
 
@@ -89,7 +90,7 @@ class LockstepBackend(ABC):
         model: Any,
         *,
         train: TrainSection,
-        gradient_checkpointing: bool,
+        gradient_checkpointing: bool | int,
         ranks: Ranks,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
     ) -> None:
@@ -99,7 +100,7 @@ class LockstepBackend(ABC):
             model: a `transformers` causal language model or a `ValueModel`, the same on every rank,
                 whole or in parts. It is taken apart: from now on the backend alone can run it.
             train: the optimizer.
-            gradient_checkpointing: recompute activations in the backward pass.
+            gradient_checkpointing: layers that recompute activations (`recompute_layers`).
             ranks: joined already; closed by the caller.
             mask_keys: masks whose tokens the loss looks at.
 
@@ -115,8 +116,7 @@ class LockstepBackend(ABC):
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.mask_keys = mask_keys
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model, gradient_checkpointing)
         check_same_weights(self.gather, params)
         ranks.open_global_group()
 

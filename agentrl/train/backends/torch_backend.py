@@ -26,6 +26,7 @@ from agentrl.train.model.attention import packed_attention, reading_of_model
 from agentrl.train.model.logprobs import LossOf, TokenLogProbs, packed_log_probs
 from agentrl.train.model.lora import merged_weights
 from agentrl.train.model.proof import ProofRows, probe_numbers
+from agentrl.train.model.recompute import recompute_layers
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.optim.gradient_sums import GradientSums
 from agentrl.train.saving.own_part import OwnPart, by_kind, share_of_copies
@@ -110,7 +111,7 @@ class TorchBackend(TorchPasses):
         model: Any,
         *,
         train: TrainSection,
-        gradient_checkpointing: bool,
+        gradient_checkpointing: bool | int,
         mask_keys: tuple[str, ...] = RESPONSE_MASK,
         lanes: int | None = None,
     ) -> None:
@@ -119,7 +120,7 @@ class TorchBackend(TorchPasses):
         Args:
             model: a `transformers` causal language model or a `ValueModel`.
             train: the optimizer.
-            gradient_checkpointing: recompute activations in the backward pass.
+            gradient_checkpointing: layers that recompute activations (`recompute_layers`).
             mask_keys: masks whose tokens the loss looks at.
             lanes: micro-batches that are computed at once; None leaves it to `lane_count`.
         """
@@ -129,8 +130,7 @@ class TorchBackend(TorchPasses):
         self._optimizer = make_optimizer(model, train)
         if next(model.parameters()).device.type == "cpu":
             keep_freed_memory()
-        if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model, gradient_checkpointing)
         count, self._cores = lane_count(model, lanes), usable_cores()
         if count > 1:
             share_one_heap()
@@ -227,7 +227,7 @@ class TorchBackend(TorchPasses):
 
 
 @contextmanager
-def exact_passes(model: Any, *, checkpointing: bool) -> Iterator[None]:
+def exact_passes(model: Any, *, checkpointing: bool | int) -> Iterator[None]:
     """Inside, packed rows go through the model and nothing is dropped out.
 
     Layers recompute their activations in training mode only. They alone are in that mode, without

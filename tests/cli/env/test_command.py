@@ -1,4 +1,4 @@
-"""`agentrl env new` and `agentrl env check`, and the examples they are shown with."""
+"""`agentrl env check`, and the examples it is shown with."""
 
 from __future__ import annotations
 
@@ -35,38 +35,6 @@ def run(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
         main([*words])
     return int(left.value.code or 0)
-
-
-def test_new_writes_an_environment_that_is_clean_and_a_run_file_that_loads(tmp_path, capsys):
-    assert run("env", "new", "shout_word", "--out", str(tmp_path / "mine")) == 0
-    folder = tmp_path / "mine"
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "shout_word.py",
-        "shout_word.yaml",
-        "tasks.jsonl",
-    ]
-    assert 20 <= len((folder / "shout_word.py").read_text().splitlines()) <= 30
-    assert 10 <= len((folder / "shout_word.yaml").read_text().splitlines()) <= 20
-    config = load_config(folder / "shout_word.yaml")
-    assert len(load_tasks(config.dataset, base=folder)) >= 8
-    assert config.env.target == f"{folder}/shout_word.py:ShoutWord"
-    checked = run("env", "check", str(folder / "shout_word.py"), "--sandbox", "none")
-    assert checked == 0
-    assert "Nothing found (3 tasks, " in capsys.readouterr().out
-
-
-def test_new_refuses_to_overwrite_and_bad_names(tmp_path, capsys):
-    assert run("env", "new", "one", "--out", str(tmp_path)) == 0
-    (tmp_path / "one.py").write_text("mine")
-    assert run("env", "new", "one", "--out", str(tmp_path)) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert (tmp_path / "one.py").read_text() == "mine"
-    # Another name would still overwrite the tasks of the first, so it is not what to choose.
-    assert run("env", "new", "two", "--out", str(tmp_path)) == 2
-    assert "tasks.jsonl exists already; choose another --out" in capsys.readouterr().err
-    assert not (tmp_path / "two.py").exists()
-    for name in ("a-b", "class", "1a", "../up"):
-        assert run("env", "new", name, "--out", str(tmp_path)) == 2
 
 
 def test_check_reports_findings_like_a_linter(tmp_path, capsys):

@@ -195,3 +195,76 @@ def test_a_function_that_asks_for_base_dir_reads_beside_the_config(tmp_path: Pat
     (tmp_path / "p.txt").write_text("Hello")
     section = DatasetSection(source="reader.py:tasks", args={"path": "p.txt"})
     assert load_tasks(section, base=tmp_path)[0].prompt == "Hello"
+
+
+HI = (Message(role="user", content="hi"),)
+SAID = {"role": "assistant", "content": "yo"}
+ASKED = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "label", "column"),
+    [
+        ({"question": "1+1?", "answer": "2"}, "1+1?", "2", "answer"),
+        ({"problem": "1+1?", "solution": "so 2", "answer": "2"}, "1+1?", "2", "answer"),
+        ({"problem": "1+1?", "solution": "2", "messages": [ASKED, SAID]}, "1+1?", "2", "solution"),
+        ({"instruction": "Add.", "input": "1 1", "output": "2"}, "Add.\n1 1", "2", "output"),
+        ({"instruction": "Add.", "input": "", "target": 2}, "Add.", 2, "target"),
+        ({"input": "hi", "label": 3}, "hi", 3, ""),
+        ({"input": [ASKED], "label": 3}, HI, 3, ""),
+        ({"messages": [ASKED, SAID]}, HI, "yo", ""),
+        ({"messages": [ASKED, SAID, ASKED]}, (*HI, Message(**SAID), *HI), None, ""),
+        ({"messages": json.dumps([ASKED, SAID])}, HI, "yo", ""),
+        ({"messages": [ASKED, SAID], "answer": "no"}, HI, "no", "answer"),
+        (
+            {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]},
+            HI,
+            "yo",
+            "",
+        ),
+        ({"prompt": [ASKED], "ground_truth": "yo"}, HI, "yo", "ground_truth"),
+        ({"prompt": "hi", "label": None, "answer": "yo"}, "hi", None, ""),
+        ({"question": "hi", "reward_model": {"ground_truth": "7"}, "answer": "8"}, "hi", "7", ""),
+    ],
+)
+def test_usual_names_of_a_prompt_and_a_label_need_no_mapping(
+    tmp_path: Path, row: dict[str, Any], prompt: Any, label: Any, column: str
+) -> None:
+    [task] = load(lines(tmp_path / "a.jsonl", row))
+    assert (task.prompt, task.label, task.label_column) == (prompt, label, column)
+    # What another column than ours holds stays there, for functions that ask for it by its name.
+    assert task.metadata == {k: v for k, v in row.items() if k not in ("prompt", "label")}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    [task] = load(tmp_path / "a.parquet")
+    assert (task.prompt, task.label) == (prompt, label)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "a", "problem": "b"}, r"\['question', 'problem'\] may hold the prompt; name"),
+        ({"text": "a"}, r"no column for the prompt: got 'prompt'; valid: text; name the right"),
+        ({"messages": [SAID]}, r"line 1: the prompt is an empty list of messages"),
+        ({"messages": []}, r"line 1: the prompt is an empty list"),
+        ({"messages": 3}, r"the prompt is int 3; expected text or a list"),
+        ({"conversations": [{"from": "fox", "value": "hi"}]}, r"from got 'fox'; valid: assistant"),
+    ],
+)
+def test_a_prompt_that_is_not_sure_is_refused(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(lines(tmp_path / "a.jsonl", row))
+
+
+def test_which_of_several_columns_is_the_label_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"problem": f"{n}?", "answer": n, "solution": f"so {n}"} for n in range(3)]
+    path = lines(tmp_path / "a.jsonl", *rows)
+    load(path)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "the label is the column 'answer', and not 'solution'" in said
+    caplog.clear()
+    assert load(path, columns={"label": "solution"})[1].label == "so 1"
+    assert not caplog.records

@@ -203,7 +203,7 @@ def test_limit_stops_reading(tmp_path: Path) -> None:
     [
         ('{"prompt": "q"}\n{"prompt": "x\n', {}, r"a\.jsonl, line 2: broken JSON"),
         ('{"prompt": "q"}\n[1]\n', {}, r"a\.jsonl, line 2: expected an object.*got list"),
-        ('{"question": "q"}\n', {}, r"line 1: no column for the prompt.*valid: question; name"),
+        ('{"asked": "q"}\n', {}, r"line 1: no column for the prompt.*valid: asked; name"),
         ('{"prompt": "q", "answer": 1}\n', {"label": "answr"}, r"did you mean 'answer'"),
         ('{"id": 1, "prompt": "q"}\n{"id": "1", "prompt": "r"}\n', {},
          r"line 2: id '1' was used before, by .*line 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentrl.config import RunConfig, load_config
 from agentrl.config.fleet import EmbeddedServing
 from agentrl.config.plan import plan_run
 from agentrl.config.training import LoraSection, TrainSection
+from agentrl.errors import ConfigError
 from agentrl.models.cache_bytes import cache_shape
 from agentrl.preflight.checks import machine
 from agentrl.preflight.memory.activations import measured
@@ -30,6 +32,7 @@ from agentrl.preflight.memory.shape import model_shape, shape_of
 from agentrl.serving.embedded.batch import make_cache
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.optim.choose import make_optimizer
@@ -94,6 +97,9 @@ def test_caches_and_activations_follow_the_limits(project: Path) -> None:
     assert activation_bytes(config.train, config.model, SHAPE) == 2 * layer + head
     saved = load_config(project, ["model.gradient_checkpointing=true"])
     assert activation_bytes(saved.train, saved.model, SHAPE) == layer + 2 * tokens * 4 * 4 + head
+    some, deep = load_config(project, ["model.gradient_checkpointing=3"]), replace(SHAPE, layers=5)
+    kept = 2 * layer + 3 * tokens * 4 * 4
+    assert activation_bytes(some.train, some.model, deep) == kept + head
 
 
 def test_each_lane_but_the_first_has_gradients_and_activations(project: Path) -> None:
@@ -156,6 +162,8 @@ async def test_a_run_that_does_not_fit_fails_and_says_what_to_lower(project: Pat
     assert isinstance(check, Finding)
     assert check.status is Status.FAIL, check
     assert "lower serving.kv_cache_gb" in check.fix
+    with pytest.raises(ConfigError, match="is 9, and the model has 2 layers; set it to true"):
+        await memory(load_config(project, ["model.gradient_checkpointing=9"]))
 
 
 async def test_the_shape_of_a_model_is_read_without_its_weights(project: Path) -> None:
@@ -240,15 +248,17 @@ def test_rows_of_the_embedded_engine_are_counted(project: Path) -> None:
     assert counted == cache.data.untyped_storage().nbytes()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("layers", [2, 5])
+@pytest.mark.parametrize(
+    ("layers", "which"),
+    [(2, "false"), (2, "true"), (5, "false"), (5, "true"), (5, "2"), (5, "4"), (7, "6")],
+)
 def test_layers_that_were_not_run_cost_what_they_cost(
-    project: Path, layers: int, *, checkpointing: bool
+    project: Path, layers: int, which: str
 ) -> None:
-    """A model of `layers` layers run whole, beside two layers and what one more keeps."""
+    """A model of `layers` layers run whole, beside few layers and what one more keeps."""
     from agentrl.preflight.memory import activations as module
 
-    config = load_config(project, [f"model.gradient_checkpointing={str(checkpointing).lower()}"])
+    config = load_config(project, [f"model.gradient_checkpointing={which}"])
     arguments: Any = {"response": 64, "on_gpu": True}
     shape = real_llama(layers=layers).config
     whole = module._book(shape, config.train, config.model, (128,) * 4, **arguments)
@@ -256,11 +266,19 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
 
 
-def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path) -> None:
+def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:
+    config, none = load_config(project), LlamaConfig(num_hidden_layers=0)
+    options: Any = {"row": 8, "response": 4, "on_gpu": False}
+    assert measured(none, config.train, config.model, **options) is None
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path, attention: str) -> None:
     """Tensors that a real model saves for its backward pass, each storage once, on this CPU."""
     from agentrl.preflight.memory import activations as module
 
-    config, model = load_config(project), real_llama()
+    config, model = load_config(project, [f"model.attention={attention}"]), real_llama()
+    use_kernel(model, attention)
     batch = module._batch((128,) * 4, response=64, device=torch.device("cpu"))
     saved: dict[int, tuple[torch.Tensor, int]] = {}
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}

@@ -29,6 +29,7 @@ CASES = {
     "entropy": ({"entropy_coef": 0.3, "loss_agg_mode": "token-mean"}, {}, {}),
     "adapters": ({}, {}, {"lora": LoraSection(rank=3)}),
     "checkpointing": ({}, {"micro_batch_tokens": 10_000}, {"checkpointing": True}),
+    "first-layer": ({}, {}, {"checkpointing": 1, "lora": LoraSection(rank=3), "attention": "sdpa"}),
 }
 
 
@@ -49,6 +50,8 @@ def compared(crew, kind, case, dtype, *, world_size=2, seeds=(0, 1)):
     assert all(rank["state"] == {} and rank["on_disk"] == {} for rank in ranks[1:])
     assert same_bits(first["on_disk"], first["weights"])
     assert first["weights"].keys() == alone["weights"].keys()
+    kernel = options.get("attention", "written_out")
+    assert {run["attention"] for run in (alone, *ranks)} == {kernel}
     assert len(first["gradients"]) == len(alone["gradients"]) > 1
     return ranks, alone
 
@@ -62,7 +65,7 @@ def gradient_errors(ours, theirs):
 
 @pytest.mark.parametrize(
     ("case", "world_size"),
-    [("plain", 3), ("epochs-kl", 3), ("entropy", 2), ("checkpointing", 2)],
+    [("plain", 3), ("epochs-kl", 3), ("entropy", 2), ("checkpointing", 2), ("first-layer", 2)],
 )
 def test_slices_make_the_update_of_one_process(crew, case, world_size):
     """Fails if gradients are averaged, in the layers alone or everywhere; if a rank out of rows

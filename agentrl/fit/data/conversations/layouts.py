@@ -24,10 +24,10 @@ from typing import Any
 
 from agentrl.data.example_rows import PROMPTS, first_of, prompt_in, there
 from agentrl.data.messages import messages_of
+from agentrl.data.sharegpt import sharegpt_messages
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT
 from agentrl.errors import DataError
-from agentrl.fit.data.conversations.sharegpt import sharegpt_messages
 from agentrl.types import Message
 
 _Divided = tuple[tuple[Message, ...], tuple[Message, ...]]
