@@ -23,7 +23,7 @@ from agentrl.rollout.coerce import (
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.sandboxes import EpisodeSandboxes
-from agentrl.testing.env_check.script import Played, Script, Shown, Turn
+from agentrl.testing.env_check.script import EpisodeScript, Played, Shown, Turn
 from agentrl.testing.env_check.values import (
     check_observation,
     check_result,
@@ -265,7 +265,7 @@ class Episode:
         if self.done and not wrong:
             self._check_range()
 
-    async def play(self, script: Script) -> Played:
+    async def play(self, script: EpisodeScript) -> Played:
         """Send the turns of a script, the last of them again and again until done.
 
         Raises:
@@ -305,7 +305,7 @@ class Episode:
     async def call_tool(
         self, tool: Tool, arguments: Mapping[str, Any], *, code: str = "E601"
     ) -> ToolResult:
-        """What a tool gives for arguments, as the loop calls it; an error of its own is a text."""
+        """Call a tool as the loop does; a `ToolError` becomes its text."""
         self._setting.tried.calls += 1
 
         async def run() -> Any:
@@ -430,7 +430,7 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
 
 
 def _same(task: Task, other: Task) -> bool:
-    """Whether two tasks are equal; a label whose values do not compare counts by its text."""
+    """True for equal tasks; a label whose values do not compare counts by its text."""
     try:
         return bool(task == other) or repr(task) == repr(other)
     except Exception:  # a label may be anything, as an array that has no truth

@@ -41,7 +41,7 @@ from agentrl.testing.env_check.repeat import (
     check_neighbours,
     check_second_reset,
 )
-from agentrl.testing.env_check.script import Played, Script
+from agentrl.testing.env_check.script import EpisodeScript, Played
 from agentrl.testing.env_check.stays import Belongings, clear_away, made_files
 from agentrl.testing.env_check.tool_calls import check_tools, scripts_of_calls
 from agentrl.testing.env_check.watch import BlockingWatch
@@ -188,20 +188,22 @@ async def _run(
 async def play_all(
     setting: Setting,
     tasks: Sequence[Task],
-    solutions: Sequence[Script],
+    solutions: Sequence[EpisodeScript],
     findings: Mapping[str, Finding],
 ) -> list[Played]:
-    """Play for each task what a model may say, the tools it may call, and its solution."""
+    """Play for each task ordinary turns, calls of its tools, and its solution."""
     solo: list[Played] = []
     for index, task in enumerate(tasks):
         setting.tried.tasks += 1
-        scripts = [Script(task=index, turns=(text,)) for text in dict.fromkeys(ordinary(task))]
+        scripts = [
+            EpisodeScript(task=index, turns=(text,)) for text in dict.fromkeys(ordinary(task))
+        ]
         if (label := label_text(task)) is not None:
-            scripts.append(Script(task=index, turns=("I do not know.", label)))
+            scripts.append(EpisodeScript(task=index, turns=("I do not know.", label)))
         scripts += [script for script in solutions if script.task == index]
         if index and sum(one.seconds for one in solo) > _PLAY_S:
             scripts = scripts[-1:]
-        calls: Sequence[Script] | None = None
+        calls: Sequence[EpisodeScript] | None = None
         while scripts:
             script = scripts.pop(0)
             async with AsyncExitStack() as stack:
@@ -248,7 +250,7 @@ async def check_fuzz(setting: Setting, task: Task, *, most: int) -> list[Played]
             with suppress(Failed):
                 episode = await Episode.begin(setting, stack, task)
                 await episode.step(action, code=code)
-                script = Script(task=0, turns=(action.text,))
+                script = EpisodeScript(task=0, turns=(action.text,))
                 score = episode.score
                 earned.append(Played(script=script, lines=(), total=episode.total, score=score))
                 if not episode.done:
