@@ -26,6 +26,7 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.models.bits import FourBitLinear
 from agentrl.models.own_forward import NARROW_DTYPES
 from agentrl.models.proof import gaps, tolerated
+from agentrl.train.model.kernels.choose import kernels_used, widened_kernel
 from agentrl.train.model.segments import Segments, path_ranges
 
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "forward_hooks_with_kwargs",
@@ -100,7 +101,8 @@ class LayerComparison:
             if self.error is not None:
                 return
             try:
-                look(name, module, args, kwargs)
+                with widened_kernel(model), kernels_used():  # those of the pass are told apart
+                    look(name, module, args, kwargs)
             except Exception as error:  # the code of 150 families may raise anything
                 self.error = error
 

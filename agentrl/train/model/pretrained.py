@@ -14,6 +14,7 @@ from agentrl.models.lm_head import use_float32_head
 from agentrl.models.parts import load_weights
 from agentrl.models.source import check_language_model, load_tokenizer, loadable
 from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
+from agentrl.train.model.kernels.choose import use_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def load_pretrained(section: ModelSection, *, in_parts: bool = False) -> Pretrai
     else:
         _check_head_dtype(model, section.path)
     model.eval()
+    use_kernel(model, section.attention)
     if images is not None:
         attach_reader(model, images)
     return Pretrained(

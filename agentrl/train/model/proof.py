@@ -9,7 +9,7 @@ than the rows, and with an image where the model reads them.
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -45,6 +45,7 @@ from agentrl.models.proof import (
 )
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.attention import reading_of_model
+from agentrl.train.model.kernels.choose import kernels_used, widened_kernel
 from agentrl.train.model.layer_proof import LayerComparison
 from agentrl.train.model.logprobs import hidden_states, packed_log_probs
 from agentrl.train.model.reading import Reading
@@ -164,7 +165,10 @@ def _by_layers(passes: ProvenPasses, model: Any) -> bool:
 
 def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelProof:
     work = _Proving(passes, model, who, again=again)
-    with refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD):
+    with (
+        refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD),
+        widened_kernel(model) if again else nullcontext(),
+    ):
         work.text()
         if hides_nothing(model, work.length):
             work.text(window=NARROW)
@@ -178,6 +182,7 @@ def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelP
         instead=_INSTEAD,
         began=work.began,
         dtype=passes.dtype,
+        attention=", ".join(sorted(work.kernels)),
     )
     layers = work.layers
     if layers is None or not layers.gaps or layers.error is not None:
@@ -205,6 +210,7 @@ class _Proving:
         self.form = ""
         self.found: dict[str, Tensor] = {}
         self.tolerance = 0.0
+        self.kernels: set[str] = set()
         self._again = again
         self.layers = LayerComparison() if not again and _by_layers(passes, model) else None
         self._passes, self._model, self._who = passes, model, who
@@ -287,9 +293,11 @@ class _Proving:
         with self._passes.running():
             batch = self._passes.to_tensors(micro)
             ids_NL = torch.as_tensor(self._ids, device=batch.input_ids_T.device)
-            answer = self._passes.probe(
-                ProofRows(batch=batch, window=window, layers=layers, own_ids_NL=ids_NL)
-            )
+            with kernels_used() as used:
+                answer = self._passes.probe(
+                    ProofRows(batch=batch, window=window, layers=layers, own_ids_NL=ids_NL)
+                )
+        self.kernels |= used
         self.found[form] = gaps(answer, want)
 
 
