@@ -51,7 +51,7 @@ class _OwnCall:
 
 @dataclass(slots=True)
 class LayerComparison:
-    """What layers are given and give; fed by the own forward of a model, then by packed rows."""
+    """Inputs and outputs of layers; fed by the own forward of a model, then by packed rows."""
 
     gaps: dict[str, Tensor] = field(default_factory=dict)
     """Difference at each packed token by layer, in parts of the size of what it gives."""
@@ -176,7 +176,7 @@ def _hidden(args: Any, kwargs: Any) -> Tensor:
 
 
 def _called(twin: Any, args: Any, kwargs: Any, hidden: Tensor) -> Tensor:
-    """What an attention gives for other hidden states, all in float32."""
+    """Output of an attention for other hidden states, all in float32."""
     args, kwargs = tree_map(_widened, (args, kwargs))
     if args:
         args = (hidden, *args[1:])
