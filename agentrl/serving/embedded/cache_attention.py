@@ -180,7 +180,8 @@ def _room(
     data: torch.Tensor, layer: int, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a layer, [R, K, T, D]."""
-    return _own_width(*data[layer].unbind(), key, value)
+    keys, values = data[layer].unbind()
+    return _own_width(keys, values, key, value)
 
 
 def _own_width(
@@ -277,7 +278,8 @@ class DecodeAttention:
         changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        k, v = _own_width(*self._past[layer].unbind(), key, value)
+        k, v = self._past[layer].unbind()
+        k, v = _own_width(k, v, key, value)
         k[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
         v[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
@@ -292,7 +294,12 @@ class DecodeAttention:
         if self._on_cpu:
             sunk = None if sinks is None else sinks.expand(self._count, -1, -1).flatten(0, 1)
             out = row_attention(
-                q * factor, k.flatten(0, 1), v.flatten(0, 1), mask, softcap=changes.softcap, sinks_BC=sunk
+                q * factor,
+                k.flatten(0, 1),
+                v.flatten(0, 1),
+                mask,
+                softcap=changes.softcap,
+                sinks_BC=sunk,
             )
         else:
             # Plain products: a fused kernel gains little for one query, and may be planned for
