@@ -51,7 +51,7 @@ _GROUPS = {
     "traj": (_AFTER, "Look at stored trajectories."),
     "prefs": (_AFTER, "Make preference pairs of stored rollouts; check and balance pairs."),
     "rm": (_AFTER, "Measure reward models, and score answers with them."),
-    "env": (_TASKS, "Make and check environments."),
+    "env": (_TASKS, "Make, play and check environments."),
     "harness": (_TASKS, "Install agents that are trained as they are."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
     "gateway": (_DURING, "Serve the policy to agents that live elsewhere."),
