@@ -29,6 +29,7 @@ _COMMANDS = {
     "preflight": (_BEFORE, "Check that a run can begin and can work, before a model is loaded."),
     "prove": (_BEFORE, "Prove that a loss has one gradient and the right direction."),
     "fit": (_BEFORE, "Train on data: conversations (SFT), pairs (DPO), reward models."),
+    "coldstart": (_BEFORE, "Teach a model to call tools from solutions, and write the run for RL."),
     "train": (_DURING, "Train a policy from a run file."),
     "eval": (_DURING, "Score a policy on held-out tasks."),
     "rollout": (_DURING, "Collect trajectories without training."),

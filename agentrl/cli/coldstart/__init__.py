@@ -1,0 +1,5 @@
+"""`agentrl coldstart`."""
+
+from agentrl.cli.coldstart.command import command
+
+__all__ = ["command"]

@@ -1,0 +1,235 @@
+"""The course of a cold start: solutions, a measure before, the fit, a measure after, a run file.
+
+Each stage has a folder of its own below `--out` and is skipped where that is whole, so a start that
+was stopped goes on with the stage that was under way; the fit goes on with its last step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.cli.coldstart.measure import Measured, measured
+from agentrl.cli.coldstart.solutions import Teacher, require_paid, teacher_solutions
+from agentrl.cli.console.options import watched
+from agentrl.cli.fit import run_fit
+from agentrl.config import RunConfig, parse_config
+from agentrl.config.keys import dotted
+from agentrl.config.yaml_text import dump_yaml
+from agentrl.disk.checkpoint import latest_checkpoint
+from agentrl.errors import ConfigError, RunError
+from agentrl.machine.files import write_whole
+
+__all__ = ["ColdStart", "Settings", "Teacher"]
+
+_EXAMPLES_PER_STEP = 8
+_KEPT = ("teacher", "before", "fit")
+"""Stages that took time, so that they are only gone on with as they were begun."""
+_STOPPED = "stopped; the same command goes on"
+_OWN_OF_RL = {"steps", "max_minutes", "epochs_per_batch", "minibatches", "learning_rate"}
+"""Keys of `train` that a run has and its fit must not take over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a cold start was asked for, beside the run file."""
+
+    tasks: int | None
+    """Training tasks that are solved; None for all."""
+    epochs: int
+    """Passes over the solutions."""
+    learning_rate: float
+    """Of the fit."""
+    min_score: float
+    """Least score of an episode that is learned from."""
+    n: int
+    """Rollouts of each held-out task."""
+    limit: int | None
+    """Tasks of each held-out set that are measured; None for all."""
+    teacher: Teacher | None
+    """A served model whose episodes are learned from; None for the environment's solutions."""
+
+
+class ColdStart:
+    """One cold start and its folder."""
+
+    def __init__(self, config: RunConfig, *, base: Path, out: Path, settings: Settings) -> None:
+        """Take what is asked for.
+
+        Raises:
+            ConfigError: nothing is held out to measure on.
+        """
+        if not config.eval.datasets:
+            raise ConfigError(
+                "coldstart: eval.datasets is empty, so nothing says what the model has learned; "
+                "name tasks that are not trained on, as eval: {datasets: {held_out: {source: "
+                "held_out.jsonl}}}"
+            )
+        self._config, self._base, self._out, self._settings = config, base, out, settings
+
+    def run(self, console: Console) -> int:
+        """Go through all stages that are not done; gives the exit status.
+
+        Raises:
+            AgentrlError: whatever does not fit, or solutions that are not paid.
+            typer.Exit: stopped by a signal; what is done is kept.
+        """
+        self._adopt()
+        say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+        say(f"coldstart {self._out}; the same command goes on with it")
+        self._solutions(console)
+        before = self._measured(console, "before", model=None)
+        status = self._fit()
+        if status:
+            return status
+        fitted = self._out / "fit"
+        after = self._measured(console, "after", model=str(fitted))
+        found = latest_checkpoint(fitted / "checkpoints")
+        if found is None:
+            raise RunError(f"{fitted} holds no checkpoint; remove {self._out} and start again")
+        run_file = self._write_run(fitted)
+        doubts = [*after.doubts(before, calls=self._calls_tools())]
+        after.report(before, console)
+        for doubt in doubts:
+            say(f"warning: {doubt}")
+        document = {"before": before.as_dict(), "after": after.as_dict(), "doubts": doubts}
+        write_whole(self._out / "result.json", json.dumps(document, indent=1).encode())
+        say(f"go on with RL:  agentrl train {run_file}")
+        return int(bool(doubts))
+
+    def _adopt(self) -> None:
+        """Begin the folder, or refuse one that was begun otherwise."""
+        file = self._out / "coldstart.json"
+        asked = {
+            "run": self._config.model_dump(mode="json"),
+            "settings": dataclasses.asdict(self._settings),
+        }
+        asked = json.loads(json.dumps(asked, default=str))
+        if not file.exists() and self._out.exists() and any(self._out.iterdir()):
+            raise ConfigError(f"{self._out} holds something else; choose another --out")
+        if not any((self._out / stage).exists() for stage in _KEPT):
+            # Nothing has been sampled or learned yet: an author mends solutions and limits here.
+            shutil.rmtree(self._out / "solutions", ignore_errors=True)
+            self._out.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(asked, indent=1).encode())
+            return
+        try:
+            there = dotted(json.loads(file.read_bytes()))
+        except ValueError as error:
+            raise ConfigError(f"{file} cannot be read ({error}); choose another --out") from None
+        mine = dotted(asked)
+        for key in sorted(mine.keys() | there.keys()):
+            if mine.get(key) != there.get(key):
+                raise ConfigError(
+                    f"{self._out} was begun with {key} {there.get(key)!r}, now it is "
+                    f"{mine.get(key)!r}; choose another --out, or the same settings"
+                )
+
+    def _solutions(self, console: Console) -> None:
+        """Episodes that are learned from, in `solutions`."""
+        from agentrl.preflight.reward.recorded_solutions import record_solutions
+
+        out, own = self._out / "solutions", self._settings.teacher is None
+        parser, least = self._config.chat.tool_parser, self._settings.min_score
+        if (out / "trajectories").is_dir():
+            text = require_paid(out, min_score=least, own=own, parser=parser)
+            console.print(text, markup=False, soft_wrap=True)
+            return
+        given = None
+        if self._settings.teacher is not None:
+            given = teacher_solutions(
+                self._config,
+                self._settings.teacher,
+                base=self._base,
+                tasks=self._settings.tasks,
+                min_score=least,
+                out=self._out / "teacher",
+                console=console,
+            )
+        watched(
+            console,
+            lambda progress: record_solutions(
+                self._config,
+                base=self._base,
+                tasks=self._settings.tasks,
+                out=out,
+                progress=progress,
+                solutions=given,
+            ),
+            stopped=_STOPPED,
+        )
+        text = require_paid(out, min_score=least, own=own, parser=parser)
+        console.print(text, markup=False, soft_wrap=True)
+
+    def _calls_tools(self) -> bool:
+        """True if the solutions call tools."""
+        return measured(self._out / "solutions", policy="solutions", kind="train").calls > 0
+
+    def _measured(self, console: Console, name: str, *, model: str | None) -> Measured:
+        """The held-out tasks, with the model of the run or another."""
+        from agentrl.data.run.paths import RunPaths
+        from agentrl.runtime.sampling.sample import evaluate
+
+        out = self._out / name
+        if not RunPaths(out).evaluation_file.is_file():
+            data: dict[str, Any] = self._config.model_dump(mode="json")
+            data["eval"]["n_samples"] = self._settings.n
+            data["train"]["steps"] = 0
+            for section in data["eval"]["datasets"].values():
+                section["limit"] = self._settings.limit or section["limit"]
+            config = parse_config(data, where="coldstart")
+            watched(
+                console,
+                lambda progress: evaluate(
+                    config, base=self._base, model_path=model, out=out, progress=progress
+                ),
+                stopped=_STOPPED,
+            )
+        return measured(out, policy=name)
+
+    def _fit(self) -> int:
+        """The model that learned the solutions, in `fit`; gives the exit status of the fit."""
+        file, done = self._out / "fit.yaml", self._out / "fitted"
+        if done.exists():
+            return 0
+        write_whole(file, dump_yaml(self._fit_file()).encode())
+        status = run_fit(file, [], resume=True, dry_run=False)
+        if not status:
+            done.touch()
+        return status
+
+    def _fit_file(self) -> Mapping[str, Any]:
+        run = self._config.model_dump(mode="json", exclude_unset=True)
+        train = {k: v for k, v in run.get("train", {}).items() if k not in _OWN_OF_RL}
+        return {
+            "run": {"name": "fit", "dir": str(self._out), "seed": self._config.run.seed},
+            "model": run.get("model", {}) | {"path": self._config.model.path},
+            "chat": run.get("chat", {}),
+            "data": {
+                "source": f"run:{self._out / 'solutions'}",
+                "min_score": self._settings.min_score,
+                "examples_per_step": _EXAMPLES_PER_STEP,
+                "epochs": self._settings.epochs,
+            },
+            "objective": "sft",
+            "train": train | {"learning_rate": self._settings.learning_rate},
+            "checkpoint": {"every_steps": 4, "keep_last": 1},
+        }
+
+    def _write_run(self, fitted: Path) -> Path:
+        """The run file that begins with the fitted model; paths in it are absolute."""
+        data = self._config.model_dump(mode="json", exclude_unset=True)
+        data["run"] = data.get("run", {}) | {"name": f"{self._config.run.name}-rl"}
+        data["run"]["dir"] = str(Path(self._config.run.dir).expanduser().absolute())
+        data["model"] = data.get("model", {}) | {"path": str(fitted)}
+        file = self._out / f"{self._config.run.name}-rl.yaml"
+        head = f"# Goes on with RL where the cold start in {self._out} ended.\n"
+        write_whole(file, (head + dump_yaml(data)).encode())
+        return file
