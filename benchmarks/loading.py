@@ -13,6 +13,7 @@ parts is above it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from harness import measured_with, options, process_bytes, show_table
 
 GIB = 2**30
 LIMIT_S = 900.0
+_MODULES = ("agentrl.models.parts", "agentrl.train.backends.choose", "agentrl.train.backends.fsdp")
+"""What takes a rank seconds to import."""
 
 
 def write_model(folder: Path, *, width: int, layers: int) -> int:
@@ -59,8 +63,25 @@ def write_model(folder: Path, *, width: int, layers: int) -> int:
     return sum(math.prod(shape) for shape in shards["model-0.safetensors"].values())
 
 
-def load(folder: str, kind: str, in_parts: bool, address: str, rank: int, size: int) -> Any:
-    """Start one rank; [seconds, its peak, what it held before, numbers of the model]."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """What one rank measured while it loaded."""
+
+    seconds: float
+    peak: int
+    """Bytes of private pages of the process at their peak."""
+    device_peak: int
+    """Bytes of its GPU that torch held at the peak; 0 on a CPU."""
+    numbers: int
+    """Numbers of the whole model."""
+    digest: str
+    """Of the weights that the rank keeps."""
+
+
+def load(
+    folder: str, kind: str, in_parts: bool, on: str, address: str, rank: int, size: int
+) -> RankLoad:
+    """Start one rank, on the CPU or on the GPU of its number."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -71,9 +92,11 @@ def load(folder: str, kind: str, in_parts: bool, address: str, rank: int, size: 
 
     torch.set_num_threads(1)
     backend: Any = {"kind": "deepspeed", "zero_stage": 3} if kind == "zero3" else kind
-    device = torch.device("cpu")
+    device = torch.device(on, rank) if on == "cuda" else torch.device(on)
+    if on == "cuda":
+        torch.cuda.set_device(device)
     ranks = Ranks(address, rank=rank, world_size=size, device=device, timeout_s=LIMIT_S)
-    before = peak = process_bytes("RssAnon")
+    peak = process_bytes("RssAnon")
     done = threading.Event()
 
     def watch() -> None:
@@ -97,13 +120,35 @@ def load(folder: str, kind: str, in_parts: bool, address: str, rank: int, size: 
     made = make_backend(
         model, train=TrainSection(backend=backend), gradient_checkpointing=False, ranks=ranks
     )
+    if on == "cuda":
+        torch.cuda.synchronize(device)
     ranks.gather(None)
     seconds = time.perf_counter() - began
     done.set()
     watching.join()
+    found = RankLoad(
+        seconds=seconds,
+        peak=peak,
+        device_peak=torch.cuda.max_memory_allocated(device) if on == "cuda" else 0,
+        numbers=numbers,
+        digest=digest_of(model),
+    )
     del made
     ranks.close()
-    return seconds, peak, before, numbers
+    return found
+
+
+def digest_of(model: Any) -> str:
+    """Digest of a rank's own share of the weights, tensor by tensor."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, param in model.named_parameters():
+        share = getattr(param, "ds_tensor", param)  # of ZeRO-3
+        share = share.to_local() if hasattr(share, "to_local") else share
+        digest.update(f"{name} {tuple(share.shape)}".encode())
+        digest.update(share.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _rank(pipe: Any, *args: Any) -> None:
@@ -112,27 +157,42 @@ def _rank(pipe: Any, *args: Any) -> None:
     pipe.send(load(*args))
 
 
-def measure(folder: str, kind: str, in_parts: bool, size: int) -> tuple[float, int, int]:
-    """(seconds, the largest peak of a rank, numbers of the model)."""
+def _context(on: str) -> Any:
+    """How ranks are started; those of a CPU are forked off one process with all modules."""
+    if on == "cuda":
+        return multiprocessing.get_context("spawn")  # a fork of a process that met CUDA is refused
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers.models.llama.modeling_llama", *_MODULES])
+    return context
+
+
+def measure(
+    folder: str, kind: str, in_parts: bool, size: int, *, on: str = "cpu"
+) -> list[RankLoad]:
+    """What each rank measured; `on` is `cpu`, or `cuda` for a GPU each."""
     from agentrl.train.backends.ranks import Meeting
 
-    meeting, context = Meeting(), multiprocessing.get_context("spawn")
+    meeting, context = Meeting(), _context(on)
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        args = (theirs, folder, kind, in_parts, meeting.address, rank, size)
+        args = (theirs, folder, kind, in_parts, on, meeting.address, rank, size)
         processes.append(context.Process(target=_rank, args=args))
         processes[-1].start()
         theirs.close()
         pipes.append(ours)
     try:
-        found = [pipe.recv() for pipe in pipes]
+        return [pipe.recv() for pipe in pipes]
     finally:
         for process in processes:
             process.join(30)
             process.kill()
         meeting.close()
-    return max(one[0] for one in found), max(one[1] for one in found), found[0][3]
+
+
+def limit_bytes(numbers: int, layer: int, size: int) -> float:
+    """A rank's share of weights, masters and moments, one layer in float32, and 0.7 GiB."""
+    return 14 * numbers / size + 4 * layer + 0.7 * GIB
 
 
 def main() -> int:
@@ -146,24 +206,27 @@ def main() -> int:
         size_gb = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) / 1e9
         for kind in chosen.kinds:
             for size in chosen.ranks:
-                whole = None if chosen.parts_only else measure(folder, kind, False, size)
+                whole = [] if chosen.parts_only else measure(folder, kind, False, size)
                 parts = measure(folder, kind, True, size)
-                limit = 14 * parts[2] / size + 4 * layer + 0.7 * GIB
-                above += parts[1] > limit
+                numbers = parts[0].numbers
+                limit = limit_bytes(numbers, layer, size)
+                peak = max(one.peak for one in parts)
+                peak_whole = max((one.peak for one in whole), default=0)
+                above += peak > limit
                 rows.append(
                     (
                         kind,
                         size,
-                        f"{parts[1] / GIB:.2f}",
+                        f"{peak / GIB:.2f}",
                         f"{limit / GIB:.2f}",
-                        f"{whole[1] / GIB:.2f}" if whole else "",
-                        f"{parts[1] / whole[1]:.2f}" if whole else "",
-                        f"{parts[0]:.1f}",
-                        f"{whole[0]:.1f}" if whole else "",
+                        f"{peak_whole / GIB:.2f}" if whole else "",
+                        f"{peak / peak_whole:.2f}" if whole else "",
+                        f"{max(one.seconds for one in parts):.1f}",
+                        f"{max(one.seconds for one in whole):.1f}" if whole else "",
                     )
                 )
     peaks = ("peak GiB", "limit GiB", "whole: peak GiB", "ratio")
-    title = f"a rank of {parts[2] / 1e6:.0f}M parameters, {size_gb:.1f} GB on the disk"
+    title = f"a rank of {numbers / 1e6:.0f}M parameters, {size_gb:.1f} GB on the disk"
     show_table(title, ("kind", "ranks", *peaks, "seconds", "whole: seconds"), rows)
     print(measured_with())
     return 1 if above else 0

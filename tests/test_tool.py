@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.plugins.docstrings import parts_of_docstring
 from agentrl.tool import FunctionTool
 
 
@@ -186,3 +187,57 @@ def test_a_function_without_a_schema_is_refused(function, message):
     with pytest.raises(ConfigError) as caught:
         FunctionTool(function)
     assert message in str(caught.value)
+
+
+GOOGLE = """Add.
+
+Parameters:
+    a (int): the first
+        one
+    b: the second
+
+Returns:
+    c: no
+"""
+NUMPY = """Add.
+
+Parameters
+----------
+a : int
+    the first
+    one
+b
+    the second
+
+Returns
+-------
+c : int
+    no
+"""
+SPHINX = """Add.
+
+:param int a: the first
+    one
+:parameter b: the second
+:type b: int
+:returns: no
+"""
+
+
+@pytest.mark.parametrize("doc", [GOOGLE, NUMPY, SPHINX])
+def test_docstrings_of_each_style_describe_the_parameters(doc: str) -> None:
+    def add(a: int, b: int) -> str:
+        return ""
+
+    add.__doc__ = doc
+    tool = FunctionTool(add)
+    assert tool.description == "Add."
+    described = {name: of["description"] for name, of in tool.parameters["properties"].items()}
+    assert described == {"a": "the first one", "b": "the second"}
+
+
+def test_several_names_of_numpy_style_share_their_words():
+    text = "Do.\n\nParameters\n----------\na, *b : int, optional\n    both\n\n    of them\n"
+    assert parts_of_docstring(text) == ("Do.", {"a": "both of them", "b": "both of them"})
+    assert parts_of_docstring(":returns: a") == ("", {})
+    assert parts_of_docstring("Arguments: none") == ("Arguments: none", {})

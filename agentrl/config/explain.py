@@ -117,6 +117,7 @@ _OTHER_NAMES: tuple[tuple[str, str, str], ...] = (
     ("model.path critic.path", "", "model_name_or_path pretrain hf_checkpoint"),
     ("model.dtype", "", "torch_dtype bf16 param_dtype"),
     ("model.gradient_checkpointing", "", "enable_gradient_checkpointing"),
+    ("model.attention", "", "attn_implementation"),
     ("dataset.source data.source", "",
      "train_files train_file train_data prompt_data dataset_name"),
     ("eval.datasets.NAME.source", "NAME is of your choice",

@@ -76,6 +76,12 @@ class ModelSection(Section):
     yarn, factor: 4.0}}`. Nested keys are merged. A model of the hub is then fetched whole."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
+    attention: Literal["auto", "torch_varlen", "flash", "flex", "sdpa"] = "auto"
+    """Kernel of attention over packed rows in the trainer. `auto`: on a GPU `flex`, or `sdpa` for
+    what that does not compute; on a CPU a softmax that is written out, where `sdpa` alone can be
+    asked for instead. `torch_varlen` (torch's own) and `flash` (package flash-attn) are flash
+    attention: a GPU and `bfloat16`. What a kernel does not compute is refused, and the proof in
+    `run.json` names the one that was used."""
     gradient_checkpointing: bool | Annotated[int, Field(ge=2)] = False
     """Recompute activations in the backward pass: less memory, about a third more time. A number
     from 2 on does so in that many layers, the first ones, and costs their share of the time."""

@@ -31,13 +31,14 @@ def proof_lines(identity: Mapping[str, Any]) -> list[str]:
 
 
 def _in_words(proof: Mapping[str, Any]) -> str:
-    """As in `in bfloat16 packed off by 0.004 on average, 0.02 at most (0.3 and 5 are allowed)`."""
+    """As in `in bfloat16 by flex packed off by 0.004 on average, 0.02 at most (...)`."""
     worst = proof.get("worst") or {}
     forms = [
         f"{form} off by {mean:.2g} on average"
         + (f", {worst[form]:.2g} at most" if form in worst else "")
         for form, mean in proof["forms"].items()
     ]
+    by = f" by {proof['attention']}" if proof.get("attention") else ""
     limit = proof["tolerance"]
     allowed = f"{limit:.2g} on average and {_WORST * limit:.2g} at most"
-    return f"in {proof['dtype']} {'; '.join(forms)} (rounding explains {allowed})"
+    return f"in {proof['dtype']}{by} {'; '.join(forms)} (rounding explains {allowed})"

@@ -47,7 +47,7 @@ from agentrl.fit.updates import FitUpdates
 from agentrl.machine.compute_threads import reserve_cores, run_computing
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics.run_clock import RunClock
-from agentrl.models.source import load_tokenizer, refuse_scoring_model
+from agentrl.models.source import check_language_model, load_tokenizer
 from agentrl.models.vision.checks import check_seeing_fit
 
 logger = logging.getLogger(__name__)
@@ -66,13 +66,14 @@ def load_fit_sets(
     Raises:
         AgentrlError: whatever does not fit, named.
     """
+    from agentrl.models.stored import check_files
     from agentrl.models.vision.reader import load_reader
 
     check_fit(config, base=base, scorer=scorer)
+    source, scores = model_source(config.model), config.objective.kind == "rm"
+    check_language_model(source, scores=scores)
     tokenizer = _tokenizer(config.model)
-    if config.objective.kind != "rm":
-        refuse_scoring_model(model_source(config.model))
-    images = load_reader(model_source(config.model), tokenizer)
+    images = load_reader(source, tokenizer)
     if images is not None:
         check_seeing_fit(config)
     objective = config.objective
@@ -81,7 +82,7 @@ def load_fit_sets(
         train=config.train,
         chat=build_chat(tokenizer, config.chat, images=images),
         base=base,
-        vocabulary=vocabulary_of(model_source(config.model)),
+        vocabulary=vocabulary_of(source),
     )
     sets = FitSets(
         train=with_head_weights(load_fit_data(config.data, encoding), config),
@@ -98,10 +99,14 @@ def load_fit_sets(
             f"example {doubled[0]!r} is twice in data and eval.datasets; ids must be unique, with "
             "the name of a dataset before those of eval.datasets"
         )
+    if not scores:
+        check_files(source, who=f"model.path {config.model.path!r}")
     reference = reference_section(config, base=base)
     if reference is not None and reference.path != config.model.path:
         key = "objective.reference"
-        refuse_scoring_model(model_source(reference, key=key), key=key)
+        beside = model_source(reference, key=key)
+        check_language_model(beside, key=key)
+        check_files(beside, who=f"{key} {reference.path!r}")
         check_same_tokens(tokenizer, _tokenizer(reference), sets.every, path=reference.path)
     return sets
 

@@ -7,7 +7,6 @@ The backend that divides the weights reads them.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,8 +25,8 @@ from agentrl.models.source import stored_config
 from agentrl.models.whole import (
     REMEDY,
     TORN,
-    WHOLE,
     checked_files,
+    checkpoint_folder,
     class_for,
     load_checked,
     load_whole,
@@ -160,12 +159,9 @@ def load_in_parts(
         ConfigError: as `load_whole`, but that a number is not finite shows when it is read; or
             files that cannot be read in parts.
     """
-    folder = Path(source).expanduser()
+    folder = checkpoint_folder(source, who=who)
+    names = checked_files(folder, who)
     try:
-        folder = folder if folder.is_dir() else _fetched(source)
-        names = checked_files(folder, who)
-        if not names:
-            raise FileNotFoundError("it has no weights in a form that transformers loads")
         config = stored_config(source)
         refused: list[str] = []
         promised = _promises(folder, names, refused, who=who)
@@ -212,23 +208,6 @@ def _promises(
                 "safetensors), or set train.backend: torch"
             ) from None
     return {name: Promised(StoredTensor(name, part, refused)) for name, part in found.items()}
-
-
-def _fetched(source: str) -> Path:
-    """The folder of the hub's cache with a checkpoint, fetched if need be."""
-    from transformers.utils.hub import cached_file
-
-    def get(name: str) -> str | None:
-        return cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-
-    for whole in WHOLE:
-        if (found := get(whole)) is not None:
-            return Path(found).parent
-        if (index := get(f"{whole}.index.json")) is not None:
-            for shard in sorted(set(json.loads(Path(index).read_text())["weight_map"].values())):
-                get(shard)
-            return Path(index).parent
-    return Path(source)
 
 
 def _leave_stored(model: Any, *, who: str, device: torch.device) -> None:

@@ -50,6 +50,8 @@ class ModelProof:
     """Tokens that were compared."""
     seconds: float
     """Time that it took."""
+    attention: str = ""
+    """Kernels of attention that computed the passes; empty where the model's own did."""
     widened: ModelProof | None = None
     """The same model with its 16-bit weights in float32, where a fault is far above rounding; None
     for one of wider weights, or too large for a copy, or divided among ranks."""
@@ -64,8 +66,8 @@ class ModelProof:
     def _text(self) -> str:
         *others, last = self.forms
         names = f"{', '.join(others)} and {last}" if others else last
-        most = max(self.forms.values())
-        return f"{names} as its own forward (within {most:.1g}, at most {self.tolerance:.1g})"
+        most, by = max(self.forms.values()), f" by {self.attention}" if self.attention else ""
+        return f"{names}{by} as its own forward (within {most:.1g}, at most {self.tolerance:.1g})"
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of `run.json`."""
@@ -143,6 +145,7 @@ def judged(
     who: str,
     instead: str,
     began: float,
+    attention: str = "",
 ) -> ModelProof:
     """The proof of a model whose numbers are its own, in every form.
 
@@ -153,6 +156,7 @@ def judged(
         who: names the model and its role at the beginning of a message.
         instead: advice at its end.
         began: `time.perf_counter()` at the beginning.
+        attention: kernels that computed the passes.
 
     Raises:
         ConfigError: a form in which they are not; with the numbers.
@@ -186,6 +190,7 @@ def judged(
         tolerance=tolerance,
         tokens=sum(len(each) for each in found.values()),
         seconds=round(time.perf_counter() - began, 3),
+        attention=attention,
     )
 
 

@@ -42,6 +42,12 @@ def stored_reader(source: str, tokenizer: Any) -> VisionReader | None:
         return None  # servers are given text only; what loads the model says what is wrong
 
 
+def check_files(source: str, *, who: str) -> None:
+    """`check_stored` of a folder; the files of a hub name are looked at when they are fetched."""
+    if (folder := Path(source).expanduser()).is_dir():
+        check_stored(folder, who=who)
+
+
 def check_stored(folder: Path, *, who: str, numbers: bool = False) -> None:
     """Refuse a folder that is not exactly one model of `transformers`, as `load_whole` does.
 

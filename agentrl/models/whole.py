@@ -11,7 +11,7 @@ import json
 import pickle
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from agentrl.errors import ConfigError, some_of
 from agentrl.models.finite import check_finite
 from agentrl.models.quickstart import quiet_loading
+from agentrl.models.source import last_line, refuse_quantised
 
 WHOLE = ("model.safetensors", "pytorch_model.bin")
 """Files that hold all of a checkpoint of `transformers`, the one before the other."""
@@ -29,6 +30,7 @@ REMEDY = "take another copy of the checkpoint, or the one before it"
 """Next step after a number that is not finite."""
 FILES = tuple(f"{whole}{end}" for whole in WHOLE for end in ("", ".index.json"))
 """Files of which one begins a checkpoint of `transformers`."""
+_KNOWN = f"{', '.join(WHOLE)} and an index of shards"
 _LEFT_ALONE = re.compile(
     r"(^|\.)mtp(_layers)?\.|(^|\.)v_head\.|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
 )
@@ -71,7 +73,7 @@ def load_whole(loader: Any, source: str, *, who: str, body: bool = False, **sett
         ConfigError: it cannot be read; tensors are missing, left over or of another shape; a number
             is not finite; or the folder holds two models.
     """
-    folder = Path(source).expanduser()
+    folder = checkpoint_folder(source, who=who)
     checked_files(folder, who)
     model = load_checked(loader, source, who=who, body=body, settings=settings, folder=folder)
     check_finite(
@@ -122,8 +124,6 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _heads(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Tensors without numbers by the names in the files that would be loaded."""
-    if not names:
-        raise FileNotFoundError(f"it has none of {', '.join(WHOLE)}, nor an index of shards")
     found: dict[str, Tensor] = {}
     for path in (folder / name for name in names):
         if path.suffix == ".safetensors":
@@ -214,30 +214,27 @@ def _remedy(missing: Collection[str], over: Collection[str]) -> str:
 
 
 def checked_files(folder: Path, who: str) -> list[str]:
-    """The files of a folder that are loaded; none of a folder that is not there.
+    """The files of a folder that are loaded.
 
     Raises:
-        ConfigError: one model hides another, or a shard is not there.
+        ConfigError: there are none; one model hides another; a shard is not there, or not whole; or
+            the index names what no shard holds.
     """
-    if not folder.is_dir():
-        return []
     if (folder / "adapter_config.json").is_file():
         raise ConfigError(
             f"{who} is a folder with adapter_config.json: an adapter of another model, which would "
             "be loaded in its place; give the folder of the merged model (merge_and_unload, then "
             "save_pretrained)"
         )
-    _refuse_quantised(folder, who)
+    refuse_quantised(str(folder), who=who)
     for whole in WHOLE:
         index = folder / f"{whole}.index.json"
         if not index.is_file():
             if (folder / whole).is_file():
                 return [whole]
             continue
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{who}: {index.name} is no index of shards: {error!r}") from None
+        places = _places(index, who)
+        shards = set(places.values())
         if (folder / whole).is_file() and shards != {whole}:
             raise ConfigError(
                 f"{who} holds two models: {whole}, and {len(shards)} shards of {index.name}; "
@@ -246,25 +243,70 @@ def checked_files(folder: Path, who: str) -> list[str]:
         if gone := sorted(shard for shard in shards if not (folder / shard).is_file()):
             raise ConfigError(
                 f"{who} lacks {len(gone)} of the {len(shards)} shards that {index.name} lists: "
-                f"{some_of(gone)}; copy the folder once more"
+                f"{some_of(gone)}; copy the folder, or fetch it, once more"
             )
+        try:
+            _refuse_ghosts(folder, index.name, places, who)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{who} cannot be loaded: {why_torn(folder, error)}") from None
         return sorted(shards)
-    return []
+    held = some_of(sorted(entry.name for entry in folder.iterdir()))
+    raise ConfigError(f"{who} cannot be loaded: it has none of {_KNOWN}; it holds: {held}")
 
 
-def _refuse_quantised(folder: Path, who: str) -> None:
-    """Refuse weights that a gradient cannot move."""
+def checkpoint_folder(source: str, *, who: str) -> Path:
+    """The folder of a checkpoint: that in the hub's cache for a name, fetched if need be.
+
+    Args:
+        source: folder or hub name.
+        who: names the model at the beginning of messages.
+
+    Raises:
+        ConfigError: it is quantised, or a file cannot be fetched.
+    """
+    folder = Path(source).expanduser()
+    refuse_quantised(source, who=who)
+    if folder.is_dir():
+        return folder
+    from transformers.utils.hub import cached_file
+
+    def get(name: str) -> str | None:
+        return cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+
     try:
-        settings = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return  # whatever reads the config says so
-    found = settings.get("quantization_config") if isinstance(settings, dict) else None
-    if found:
-        kind = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
+        for whole in WHOLE:
+            if (found := get(whole)) is not None:
+                return Path(found).parent
+            if (index := get(f"{whole}.index.json")) is not None:
+                for shard in sorted(set(_places(Path(index), who).values())):
+                    get(shard)
+                return Path(index).parent
+    except OSError as error:
+        raise ConfigError(f"{who} cannot be fetched: {last_line(error)}") from None
+    raise ConfigError(f"{who} cannot be loaded: the hub has none of {_KNOWN} under this name")
+
+
+def _places(index: Path, who: str) -> dict[str, str]:
+    """The file of each tensor, by an index of shards."""
+    try:
+        return dict(json.loads(index.read_text())["weight_map"].items())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{who}: {index.name} is no index of shards: {error!r}") from None
+
+
+def _refuse_ghosts(folder: Path, index: str, places: Mapping[str, str], who: str) -> None:
+    """Refuse an index that names tensors which their files do not hold."""
+    held = {
+        file: set(shapes_in(folder / file))
+        for file in set(places.values())
+        if file.endswith(".safetensors")
+    }
+    ghosts = sorted(name for name, file in places.items() if name not in held.get(file, places))
+    if ghosts:
         raise ConfigError(
-            f"{who} is quantised ({kind}, by quantization_config in its config.json), and such "
-            "weights cannot be trained; give the checkpoint that it was made from, which "
-            "train.lora.base: nf4 keeps in 4 bits"
+            f"{who}: {index} names {len(ghosts)} tensors that their files do not hold: "
+            f"{some_of([f'{name} ({places[name]})' for name in ghosts])}; take index and shards "
+            "from one copy of the checkpoint"
         )
 
 
@@ -289,4 +331,6 @@ def why_torn(folder: Path, error: Exception) -> str:
     ]
     if odd and isinstance(error, RuntimeError):  # tensors that could not be put together
         return f"{len(odd)} of another shape than their like: {some_of(odd)}"
-    return str(error) or repr(error)
+    if isinstance(error, KeyError):
+        return f"transformers knows no {error}, which its config.json names"
+    return last_line(error)

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.fit.reward_models.open import OpenRewardModels, open_reward_models
 from agentrl.fit.reward_models.versions import RewardModelUsers
 from agentrl.machine.compute_threads import reserve_cores, run_computing
-from agentrl.models.source import load_tokenizer
+from agentrl.models.source import check_language_model, load_tokenizer
 from agentrl.models.vision.checks import open_images
 from agentrl.runtime.assembly.engines import (
     UNKNOWN_VERSION,
@@ -112,6 +112,8 @@ async def open_policy(
             if train
             else model_source(engine.model, path=model_path)
         )
+        if embedded or train:
+            check_language_model(source)
         context = engine.rollout.max_context_tokens
         await run_computing(check_policy, source, engine.model, rollouts.chat, context=context)
         pretrained, tokenizer = await _load(

@@ -1,6 +1,6 @@
 """Families of causal language models, tiny and random: trainer and engine beside the model itself.
 
-    python benchmarks/families/sweep.py [--all] [KIND ...]
+    python benchmarks/families/sweep.py [--all] [--device cuda] [KIND ...]
 
 Log-probabilities and gradients of packed rows, and of prefix-shared ones with activations that are
 recomputed, and log-probabilities that the embedded engine decodes, are compared with the model's
@@ -75,11 +75,11 @@ class Found:
         return bool({self.trainer, self.engine} & {WRONG, ERROR})
 
 
-def look_at(kind: str) -> Found:
-    """Build a family and compare it."""
+def look_at(kind: str, device: str = "cpu") -> Found:
+    """Build a family and compare it on a device; its weights are drawn on the CPU."""
     found = Found(kind=kind)
     try:
-        model = build(kind)
+        model = build(kind).to(device)
     except Exception as error:
         found.trainer = found.engine = UNBUILT
         found.why = _words(error)
@@ -131,15 +131,16 @@ def exact_softmax() -> Iterator[None]:
 
 def own_log_probs(model: Any, row: Row) -> Tensor:
     """[R] Log-probabilities of the response tokens by the model's own forward."""
-    ids = torch.as_tensor(row.input_ids)
+    ids = torch.as_tensor(row.input_ids, device=model.device)
     logits = model(input_ids=ids[None], use_cache=False).logits[0]
-    at = torch.arange(row.prompt_length - 1, len(ids) - 1)
+    at = torch.arange(row.prompt_length - 1, len(ids) - 1, device=ids.device)
     return torch.log_softmax(logits.double(), -1)[at, ids[row.prompt_length :]]
 
 
-def _weights(count: int) -> Tensor:
-    """What each token counts in the sum whose gradient is compared."""
-    return torch.linspace(-1.0, 1.5, count, dtype=torch.float64)
+def _weighted(log_probs: Tensor) -> Tensor:
+    """The sum whose gradient is compared: each token counts otherwise."""
+    counts = torch.linspace(-1.0, 1.5, len(log_probs), dtype=torch.float64)
+    return (log_probs * counts.to(log_probs.device)).sum()
 
 
 def _look_at_trainer(model: Any, found: Found) -> None:
@@ -147,7 +148,7 @@ def _look_at_trainer(model: Any, found: Found) -> None:
     with exact_softmax():
         try:
             own = torch.cat([own_log_probs(model, row) for row in rows])
-            (own * _weights(len(own))).sum().backward()
+            _weighted(own).backward()
         except Exception as error:
             found.trainer, found.why = UNBUILT, "its own forward: " + _words(error)
             return
@@ -165,7 +166,7 @@ def _look_at_trainer(model: Any, found: Found) -> None:
                 micro = pack_micro_batch(rows, prefix_sharing=sharing)
                 with backend.running():
                     got = backend.log_probs(backend.to_tensors(micro)).log_probs_R
-                    backend.backward((got * _weights(len(got))).sum())
+                    backend.backward(_weighted(got))
                 off = float((got.detach() - own.detach()).abs().max())
                 setattr(found, "shared" if sharing else "packed", off)
                 off = _largest_difference(_take_gradients(model), gradients)
@@ -266,6 +267,7 @@ def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description="Compare families with themselves.")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--all", action="store_true", help="every causal family of transformers")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -275,7 +277,7 @@ def main() -> int:
     kinds = options.kinds or (every if options.all else list(TRAINED))
     found = []
     for kind in kinds:
-        one = look_at(kind)
+        one = look_at(kind, options.device)
         readings = {key: value for key, value in asdict(one).items() if value not in ("", None)}
         print(json.dumps(readings), flush=True)
         found.append(one)

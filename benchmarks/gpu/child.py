@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from children import CHECKPOINT
+from children import CHECKPOINT, end_with_parent
 from parts.readings import PartSkipped, Reading, Setting
 
 from agentrl.models.quickstart import dequantise
@@ -22,6 +22,7 @@ from agentrl.models.quickstart import dequantise
 
 def serve(options: argparse.Namespace) -> int:
     """Measure one part; its answer goes to `options.out`, which is rewritten by every reading."""
+    end_with_parent()
     if options.child == "facts":
         answers: Iterable[dict[str, Any]] = [facts(options)]
     elif options.child == "model":

@@ -93,6 +93,12 @@ class Results:
         """The fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
+    def save(self, path: Path) -> None:
+        """Write `to_json`, whole or not at all."""
+        beside = path.with_suffix(".part")
+        beside.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        beside.replace(path)
+
     @property
     def on_gpu(self) -> bool:
         """True for results of a GPU, at the sizes whose figures count."""

@@ -27,7 +27,6 @@ random weights: numbers and speeds are as good, and the quickstart shows no lear
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -39,8 +38,9 @@ from report import REPORT, Results, claim, markdown
 from wheels import WHEELS, download, install
 
 LIMITS_S = {
-    "trl": 90, "memory": 60, "quickstart": 120, "colocated": 180, "attention": 120, "embedded": 90,
-    "fsdp2": 60, "ipc": 60, "lm_head": 60, "prefix_tree": 60, "suite": 240,
+    "trl": 90, "memory": 60, "quickstart": 120, "families": 120, "loading": 90, "colocated": 180,
+    "attention": 120, "embedded": 90, "fsdp2": 60, "ipc": 60, "lm_head": 60, "prefix_tree": 60,
+    "suite": 240,
 }  # fmt: skip
 """Parts in the order of what they are worth, and the seconds each may take."""
 LEAST_S = dict.fromkeys(LIMITS_S, 30) | {"quickstart": 100, "colocated": 120}
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
                 limit = min(LIMITS_S[name], left)
                 found = run_child(name, options, limit_s=limit, folder=Path(scratch), path=path)
             results.parts[name] = found
-            options.out.write_text(json.dumps(results.to_json(), indent=1) + "\n")
+            results.save(options.out)
             print(results.part_text(name), flush=True)
     print(f"agentrl: results are in {options.out}")
     if results.on_gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_a_dry_run_reads_all_data_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
     text = call(tmp_path, "fit", path, "--dry-run", "data.source=none.jsonl", status=2)
     assert "none.jsonl" in text
+    settings = tmp_path / "model" / "config.json"
+    settings.write_text(
+        settings.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
+    )
+    text = call(tmp_path, "fit", path, "--dry-run", status=2)
+    assert re.search(r"error: model\.path .* 9 missing: model\.layers\.2", text)
 
 
 def test_a_mistake_leaves_nothing_behind(tmp_path: Path) -> None:

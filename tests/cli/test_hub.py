@@ -42,7 +42,7 @@ from agentrl.disk.model_source import model_source
 from agentrl.errors import AgentrlError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.fit.rating.reward_model import open_reward_model
-from agentrl.models.source import load_tokenizer, refuse_scoring_model, stored_config
+from agentrl.models.source import load_tokenizer, check_language_model, stored_config
 from agentrl.models.vision.reader import load_reader
 from agentrl.train.model.load import load_model
 from agentrl.train.model.value_head import _stored_heads
@@ -52,7 +52,7 @@ name = sys.argv[1]
 for ask in (
     vocabulary_of,
     open_reward_model,
-    refuse_scoring_model,
+    check_language_model,
     stored_config,
     lambda path: load_reader(path, None),
     lambda path: load_tokenizer(ModelSection(path=path)),

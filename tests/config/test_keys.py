@@ -5,9 +5,9 @@ from __future__ import annotations
 from agentrl.config import leaves
 from agentrl.config.keys import sections_at
 
-KEYS = 202
+KEYS = 203
 """Of all run files. It may fall."""
-STANDING = 131
+STANDING = 132
 """Of them those that a run file has whose kinds and optional sections are the default ones."""
 
 

@@ -26,9 +26,9 @@ from agentrl.errors import RunError
 from agentrl.gateway.program import ProgramAgent
 from agentrl.models.device import pick_device
 from agentrl.models.source import (
+    check_language_model,
     check_model_path,
     load_tokenizer,
-    refuse_scoring_model,
 )
 from agentrl.models.vision.checks import check_seeing
 from agentrl.preflight.checks.facts import PreflightFacts
@@ -50,7 +50,7 @@ async def model(section: ModelSection, found: PreflightFacts) -> Finding | str:
 
     path = named_source(section)
     check_model_path(path)
-    refuse_scoring_model(path)
+    check_language_model(path)
     device = pick_device(section.device)
     tokenizer = load_tokenizer(section.model_copy(update={"path": path}))
     found.tokenizer = tokenizer

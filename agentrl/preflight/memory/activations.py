@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _BEGUN = 2
 """Layers from which on each costs as much as the next: with one, the head may take more."""
-_KERNEL = "agentrl_counted_kernel"
+_KERNEL, _FUSED = "agentrl_counted_kernel", "agentrl_counted_fused_kernel"
 
 
 def measured(
@@ -58,6 +58,8 @@ def measured(
         on_gpu: take the way of a GPU.
     """
     layers = layer_kinds(config.get_text_config())
+    if not layers:
+        return None
     which = model.gradient_checkpointing
     again = len(layers) * which if isinstance(which, bool) else which
     # By whether they recompute. The backward pass comes to those that do when the others have freed
@@ -70,6 +72,7 @@ def measured(
         section = model.model_copy(update={"gradient_checkpointing": recomputed})
         return _book(_shortened(config, kind, layers), train, section, on_gpu=on_gpu, **options)
 
+    @cache
     def kept(kind: str, way: bool) -> int:
         # Rows are equal, and none sees another: a layer keeps as much of each.
         options: Any = {"lengths": (row,), "response": 1, "backward": False}
@@ -77,18 +80,16 @@ def measured(
         return (two - one) * count
 
     try:
-        each = {(kind, way): kept(kind, way) for way, kinds in ways.items() for kind in kinds}
-        total = {
-            way: sum(each[k, way] * n for k, n in kinds.items()) for way, kinds in ways.items()
-        }
+        left = {(kind, way): n for way, kinds in ways.items() for kind, n in kinds.items()}
         most = late = 0
         for way, kinds in ways.items():
             ((kind, number),) = kinds.most_common(1)
             begun = min(_BEGUN, number)
             found = book(kind, begun, way, lengths=(row,) * count, response=response)
-            rest = sum(total.values()) - begun * each[kind, way]
+            left[kind, way] -= begun
+            rest = sum(kept(*each) * n for each, n in left.items() if n)
             most, late = max(most, found.forward + rest, found.early + rest), found.late
-            total[way] = 0
+            left = {each: n for each, n in left.items() if each[1] is not way}
     except Exception as error:  # a model of anyone may look at numbers anywhere
         logger.debug("activations were not counted: %s: %s", type(error).__name__, error)
         return None
@@ -141,9 +142,10 @@ def _book(
         batch = _batch(lengths, response=response, device=device)
         live = stack.enter_context(_LiveBytes(model))
         stack.enter_context(exact_passes(model, checkpointing=section.gradient_checkpointing))
+        kernel = _KERNEL if section.attention == "auto" else _FUSED
         for module in model.modules():
             if getattr(module, "config", None) is not None:
-                module.config._attn_implementation = _KERNEL
+                module.config._attn_implementation = kernel
         out = packed_log_probs(
             model, batch, loss_of=lambda found: (found.log_probs_R * batch.weights_R).sum()
         )
@@ -211,10 +213,10 @@ class _Kernel(torch.autograd.Function):
     """Keeps what one fused kernel keeps for its backward pass, and computes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, again: bool) -> Tensor:
         """Keys and values stay as they are, however many query heads share them."""
         _, heads, tokens, _ = query.shape
-        if query.device.type == "cpu":  # the backward pass computes it again
+        if again:  # the backward pass computes it again
             ctx.save_for_backward(query, key, value)
             return query.new_empty((1, tokens, heads, value.shape[-1]))
         out = query.new_empty((1, heads, tokens, value.shape[-1]))
@@ -224,16 +226,23 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Three gradients of the shapes of the inputs."""
-        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+        return *(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3]), None
 
 
 def _kernel(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    return _Kernel.apply(query, key, value), None
+    return _Kernel.apply(query, key, value, query.device.type == "cpu"), None
+
+
+def _fused_kernel(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    return _Kernel.apply(query, key, value, False), None
 
 
 AttentionInterface.register(_KERNEL, _kernel)
+AttentionInterface.register(_FUSED, _fused_kernel)
 
 
 def _batch(lengths: tuple[int, ...], *, response: int, device: torch.device) -> TensorBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.chat import ChatFormat, build_chat
@@ -31,7 +30,7 @@ def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context
             the positions of others.
         ChatError: as `build_chat`.
     """
-    from agentrl.models.stored import check_stored, stored_reader
+    from agentrl.models.stored import check_files, stored_reader
 
     config, who = read_config(source), f"model.path {source!r}"
     if config is None:
@@ -42,8 +41,7 @@ def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context
     check_marks(
         build_chat(tokenizer, chat, images=images), config.get_text_config().vocab_size, who=who
     )
-    if (folder := Path(source)).is_dir():
-        check_stored(folder, who=who)
+    check_files(source, who=who)
 
 
 def check_marks(chat: ChatFormat, rows: int, *, who: str) -> None:

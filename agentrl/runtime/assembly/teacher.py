@@ -17,7 +17,7 @@ from agentrl.disk.other_models import (
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.models.rotary import check_row_length
-from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model, stored_config
+from agentrl.models.source import check_language_model, load_tokenizer, loadable, stored_config
 from agentrl.models.vision.sizes import model_sizes
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _check_checkpoint(
 ) -> None:
     source = loadable(other_model_source(teacher.path, plan.base), key=f"{KEY}.path")
     source = source_beside(plan.model, source)
-    refuse_scoring_model(source, key=f"{KEY}.path")
+    check_language_model(source, key=f"{KEY}.path")
     try:
         shape = stored_config(source)
     except (OSError, ValueError) as error:

@@ -136,15 +136,17 @@ def check_learner(plan: TrainerPlan) -> str:
         Who trains what, in words.
 
     Raises:
-        ConfigError: a backend that does not fit the optimizer, adapters without peft, or a critic
-            from a path that is no checkpoint.
+        ConfigError: a backend that does not fit the optimizer, adapters without peft, a kernel of
+            attention that cannot run here, or a critic from a path that is no checkpoint.
     """
     train = plan.train
     if train.steps == 0:
         return "train.steps is 0: nothing is trained"
-    from agentrl.train.backends.choose import check_backend
+    from agentrl.train.backends.choose import check_backend, check_kernel
 
     check_backend(train, dtype=plan.model.dtype)
+    if plan.runtime.kind == "local":
+        check_kernel(plan.model.attention, device=plan.model.device, dtype=plan.model.dtype)
     valued = plan.algorithm.needs_values
     for key, section in (
         ("train.lora", train.lora),

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from agentrl.models.attention_layers import ScoreChanges, Window, first_seen, window_size
 from agentrl.models.fused_attention import formed_attention
@@ -315,11 +315,13 @@ class DecodeAttention:
         return self._masks[made]
 
 
-class PaddingAttention:
-    """Tokens of no row, whose results nobody reads."""
+class PaddedAttention:
+    """The tokens of a part, and behind them some of no row, whose results nobody reads."""
 
-    def __init__(self, count: int) -> None:
-        self.positions = torch.zeros(count, dtype=torch.long)
+    def __init__(self, part: CacheAttention, missing: int) -> None:
+        self._part, self._missing = part, missing
+        self._count = len(part.positions)
+        self.positions = pad(part.positions, (0, missing))
 
     def attend(
         self,
@@ -332,16 +334,15 @@ class PaddingAttention:
         changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        _, heads, length, _ = query.shape
-        return value.new_zeros(1, length, heads, value.shape[3])
+        query, key, value = (kept[:, :, : self._count] for kept in (query, key, value))
+        out = self._part.attend(layer, query, key, value, scale, window, changes)
+        return pad(out, (0, 0, 0, 0, 0, self._missing))
 
 
 class MixedAttention:
     """Decoded tokens and segments side by side."""
 
-    def __init__(
-        self, parts: Sequence[DecodeAttention | PrefillAttention | PaddingAttention]
-    ) -> None:
+    def __init__(self, parts: Sequence[DecodeAttention | PrefillAttention]) -> None:
         self._parts = parts
         self.positions = torch.cat([part.positions for part in parts])
         self._sizes = [len(part.positions) for part in parts]

@@ -39,7 +39,7 @@ from agentrl.serving.embedded.cache_attention import (
     CacheSegment,
     DecodeAttention,
     MixedAttention,
-    PaddingAttention,
+    PaddedAttention,
     PrefillAttention,
 )
 from agentrl.serving.embedded.kv_cache import KvCache
@@ -51,7 +51,7 @@ _WAYS = ((ATTENTION, "kv_step"), (ATTENTION, "attention_mask"), ("sdpa", "attent
 trial; the last is for layers that call torch's function by themselves."""
 _VECTOR = 64
 """Numbers that torch takes at once, in the narrowest dtype."""
-_ROWS = (FEW, 8, 16, 32)
+_ROWS = (2, FEW, 8, 16, 32)
 """Rows that are tried, smallest first, for the bits of a product of `_MANY`."""
 _MANY = 64
 """Rows of a product whose kernel is that of all larger ones."""
@@ -196,18 +196,17 @@ class RowModel:
         Returns:
             [N + segments, V] logits: after each of `ids_N`, then after each segment's last token.
         """
-        parts: list[DecodeAttention | PrefillAttention | PaddingAttention] = []
+        parts: list[DecodeAttention | PrefillAttention] = []
         if ids_N:
             parts.append(DecodeAttention(cache, len(ids_N)))
         if segments:
             parts.append(PrefillAttention(cache, segments))
         ids = [*ids_N, *(token for segment in segments for token in segment.ids)]
-        padded = max(len(ids), self._least)
-        if missing := padded + -padded % self._unit - len(ids):
-            parts.append(PaddingAttention(missing))
+        attention: CacheAttention = parts[0] if len(parts) == 1 else MixedAttention(parts)
+        if missing := self._padded(len(ids), self._unit) - len(ids):
+            attention = PaddedAttention(attention, missing)
             ids += [0] * missing
-        positions = torch.cat([part.positions for part in parts])
-        attention = parts[0] if len(parts) == 1 else MixedAttention(parts)
+        positions = attention.positions
         if self._reader is None:
             hidden = self._run(ids, positions, attention)
         else:
@@ -216,8 +215,15 @@ class RowModel:
             )
         lengths = [1] * len(ids_N) + [len(segment.ids) for segment in segments]
         last = torch.tensor(lengths, device=self.device).cumsum(0) - 1
-        missing = max(0, self._least - len(last))
+        missing = self._padded(len(last), min(self._unit, FEW)) - len(last)
         return self._logits(hidden[pad(last, (0, missing))])[: len(last)]
+
+    def _padded(self, count: int, unit: int) -> int:
+        """Rows that are computed for `count` of them, so that company changes no bit of any."""
+        if count <= self._least < FEW and unit <= FEW:
+            return self._least
+        padded = max(count, self._least)
+        return padded + -padded % unit
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = self._map.into_head(hidden)
@@ -326,7 +332,7 @@ def least_rows(model: Any) -> int:
 
     A library takes other kernels for few rows, and how few they are depends on the processor and
     on the shape: MKL in float32 was seen to change at 4, 6 and 16. So each shape of the model is
-    tried once. Returns a power of two from `FEW` to `_MANY`.
+    tried. Returns a power of two from 2 to `_MANY`.
     """
     head = model.get_output_embeddings()
     wide_head = has_float32_head(model) and is_narrow(head.weight)
@@ -339,22 +345,40 @@ def least_rows(model: Any) -> int:
             widened = wide_head and layer is head
             shapes.setdefault((layer.weight.shape, widened), layer.weight.detach())
     return max(
-        (
-            _least_rows_of(weight.float() if widened else weight)
-            for (_, widened), weight in shapes.items()
-        ),
+        (_least_rows_of(weight, wide) for (_, wide), weight in shapes.items()),
         default=FEW,
     )
 
 
-def _least_rows_of(weight: torch.Tensor) -> int:
+def _least_rows_of(weight: torch.Tensor, wide: bool) -> int:
+    return next((count for count in _ROWS if _same_bits(weight, count, wide=wide)), _MANY)
+
+
+def _same_bits(weight: torch.Tensor, count: int, *, wide: bool = False) -> bool:
+    """True if products of so many rows have the bits that the rows have among `_MANY`.
+
+    Sums that cancel leave only what was rounded on the way, which a narrow result hides otherwise:
+    of a bfloat16 product, another order of adding changes one number in 5000.
+
+    Args:
+        weight: its shape and dtype are tried, and some of its numbers.
+        count: of rows.
+        wide: whether the product is that of a float32 head.
+    """
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(_MANY, weight.shape[1], generator=draw).to(weight.dtype)
-    whole = torch.nn.functional.linear(rows, weight)
-    for count in _ROWS:
-        if torch.equal(torch.nn.functional.linear(rows[:count], weight), whole[:count]):
-            return count
-    return _MANY
+    width, half = weight.shape[1], weight.shape[1] // 2
+    rows = torch.randn(_MANY, width, generator=draw).to(weight.dtype)
+    rows[:, half : 2 * half] = -rows[:, :half]
+    layer = torch.nn.Linear(width, weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    layer.weight[:, half : 2 * half] = weight[:, :half]
+
+    def product(part: torch.Tensor) -> torch.Tensor:
+        return float32_logits(part, layer) if wide else layer(part)
+
+    with torch.no_grad():
+        parts = [product(part) for part in rows.split(count)]
+        return torch.equal(torch.cat(parts), product(rows))
 
 
 def check_supported(model: Any) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from agentrl.config.schema import TrainSection
 from agentrl.errors import ConfigError
 from agentrl.models.bits import EIGHT_BITS, FOUR_BITS, load_bitsandbytes
+from agentrl.models.device import pick_device
 from agentrl.models.parts import is_in_parts
 from agentrl.train.backends.lockstep import LockstepBackend
 from agentrl.train.backends.torch_backend import RESPONSE_MASK, TorchBackend
+from agentrl.train.model.kernels.choose import AttentionCall, chosen
 from agentrl.train.model.lora import has_adapters
 from agentrl.train.model.proof import find_reading, prove
 
@@ -48,6 +52,20 @@ def check_backend(train: TrainSection, *, dtype: str) -> None:
             )
     if wrong:
         raise ConfigError(f"train.backend is {backend.kind}: {wrong}")
+
+
+def check_kernel(kernel: str, *, device: str, dtype: str) -> None:
+    """Refuse a kernel of attention for its device or dtype; the proof of a model finds the rest.
+
+    Args:
+        kernel: `model.attention`.
+        device: `model.device`.
+        dtype: of the model, as `bfloat16`.
+
+    Raises:
+        ConfigError: it does not compute there.
+    """
+    chosen(kernel, AttentionCall(device=pick_device(device), dtype=getattr(torch, dtype)))
 
 
 def make_backend(

@@ -4,9 +4,9 @@ Tokens of an image attend to each other in both directions where the model reads
 
 Registered with transformers' `AttentionInterface` under a name of our own, so that no model file is
 touched. Rows are distinguished by their segments, not by a [T, T] mask; rows with a common prefix
-share its keys and values. On a GPU all rows go through FlexAttention in one kernel, and where it
-has none for them one by one through torch's fused kernels; on a CPU through plain batched matrix
-products (`cpu_rows.py`).
+share its keys and values. `model.attention` says which kernel computes it; `auto` takes on a GPU
+FlexAttention, all rows in one kernel, and where it has none torch's fused kernels, row by row; on a
+CPU plain batched matrix products (`cpu_rows.py`).
 
 Legend: `H` query heads, `K` key heads, `T` packed tokens, `D` head dimension.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agentrl.errors import TrainError
+from agentrl.errors import ConfigError, TrainError
 from agentrl.models.attention_layers import (
     CarryingMask,
     ScoreChanges,
@@ -37,7 +37,16 @@ from agentrl.models.fused_attention import formed_attention, without_plans
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.cpu_rows import CpuRows
-from agentrl.train.model.flex import flexible_attention, is_flexible
+from agentrl.train.model.flex import flexible_attention
+from agentrl.train.model.kernels.choose import (
+    AUTO,
+    WRITTEN_OUT,
+    AttentionCall,
+    chosen,
+    kernel_of,
+    note_used,
+)
+from agentrl.train.model.kernels.varlen import flash_rows, torch_rows, varlen_attention
 from agentrl.train.model.reading import ATTENTION, Reading, layout_in, reading_of
 from agentrl.train.model.segments import (
     Segments,
@@ -48,6 +57,7 @@ from agentrl.train.model.segments import (
 )
 
 _NO_CHANGES = ScoreChanges()
+_ROWS_KERNELS = {"torch_varlen": torch_rows, "flash": flash_rows}
 
 
 @contextmanager
@@ -56,8 +66,16 @@ def packed_attention(model: Any) -> Iterator[None]:
 
     Forward and backward both belong inside: with gradient checkpointing the backward pass runs the
     attention again. A model that reads its rows one by one does so with its own attention.
+
+    Raises:
+        ConfigError: `model.attention` names a kernel, and that of the model itself is used.
     """
     reading = reading_of_model(model)
+    if reading is Reading.ROWS and kernel_of(model) != AUTO:
+        raise ConfigError(
+            f"model.attention is {kernel_of(model)}, but {type(model).__name__} reads its rows one "
+            "by one, with an attention of its own; valid here: auto"
+        )
     if reading is not Reading.ROWS:
         with _switched(model, reading.implementation):
             yield
@@ -152,14 +170,27 @@ def _packed_rows(
     window = layer_window(module, sliding_window)
     if window is not None and window_size(window) >= segments.num_tokens:
         window = None
-    if query.device.type == "cpu":
-        out = CpuRows.apply(query, key, value, segments, window, scale, softcap, s_aux)
-        return out, None
+    call = AttentionCall(
+        device=query.device,
+        dtype=query.dtype,
+        key_width=query.shape[-1],
+        value_width=value.shape[-1],
+        softcap=softcap is not None,
+        sinks=s_aux is not None,
+        mutual=bool(segments.mutual),
+    )
+    kernel = chosen(segments.kernel, call)
+    note_used(kernel)
+    given = (query, key, value, segments, window, scale)
+    if kernel == WRITTEN_OUT:
+        return CpuRows.apply(*given, softcap, s_aux), None
+    if kernel in _ROWS_KERNELS:
+        return varlen_attention(_ROWS_KERNELS[kernel], *given, softcap), None
     changes = ScoreChanges(softcap=softcap, sinks=s_aux)
-    if is_flexible(query, value):
-        return flexible_attention(query, key, value, segments, window, scale, changes), None
+    if kernel == "flex":
+        return flexible_attention(*given, changes), None
     without_plans(query.device)
-    return fused_attention(query, key, value, segments, window, scale, changes), None
+    return fused_attention(*given, changes), None
 
 
 AttentionInterface.register(ATTENTION, _packed_rows)

@@ -8,7 +8,6 @@ Legend: `_T` packed tokens, `_K` key blocks, `_B` tokens of a block.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -20,32 +19,14 @@ from torch.nn.functional import pad
 from agentrl.models.attention_layers import ScoreChanges, Window, first_seen
 from agentrl.train.model.segments import Segments, positions, reach
 
-_NARROWEST_HEAD = 16
-"""Head dimension below which its kernel has no product."""
 _MOST_KERNELS = 64
 """Kernels that are compiled before torch gives up; its own limit is 8."""
 _BLOCK = 128
 """Queries and keys of a block of the mask; torch's own default."""
 _NO_CHANGES = ScoreChanges()
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """`(batch, head, query, key)`, all indices, to whether the query sees the key."""
-
-
-def is_flexible(query: Tensor, value: Tensor) -> bool:
-    """True if the kernel exists: on a GPU, with Triton, for these heads and this dtype.
-
-    It sums in float32, so float64 is left to torch's own kernels.
-    """
-    narrowest = min(query.shape[-1], value.shape[-1])
-    fits = narrowest >= _NARROWEST_HEAD and query.dtype in _DTYPES
-    return query.device.type == "cuda" and fits and _has_triton()
-
-
-@lru_cache(maxsize=1)
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def flexible_attention(

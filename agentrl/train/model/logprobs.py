@@ -23,6 +23,7 @@ from agentrl.models.vision.embed import language_model
 from agentrl.train.model.attention import reading_of_model
 from agentrl.train.model.head_logprobs import GradientOf, head_numbers
 from agentrl.train.model.image_rows import image_arguments
+from agentrl.train.model.kernels.choose import kernel_of
 from agentrl.train.model.reading import Reading, arguments
 from agentrl.train.model.segments import Segments, path_ranges, starts
 
@@ -157,7 +158,7 @@ def hidden_states(model: Any, batch: TensorBatch) -> Tensor:
             f"{type(body).__name__} has other frequencies for all rows beyond {limit}; keep rows "
             f"at {limit} tokens or below"
         )
-    segments = Segments(lengths=batch.lengths, parents=batch.parents)
+    segments = Segments(lengths=batch.lengths, parents=batch.parents, kernel=kernel_of(model))
     if batch.images or batch.blank_passes:
         return _read_with_images(model, batch, segments)
     reading = reading_of_model(model)

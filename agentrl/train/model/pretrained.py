@@ -12,8 +12,9 @@ from agentrl.errors import ConfigError
 from agentrl.models.device import pick_device
 from agentrl.models.lm_head import use_float32_head
 from agentrl.models.parts import load_weights
-from agentrl.models.source import load_tokenizer, loadable, refuse_scoring_model
+from agentrl.models.source import check_language_model, load_tokenizer, loadable
 from agentrl.models.vision.reader import VisionReader, attach_reader, load_reader
+from agentrl.train.model.kernels.choose import use_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,8 @@ def load_pretrained(section: ModelSection, *, in_parts: bool = False) -> Pretrai
 
     device = pick_device(section.device)
     source = loadable(section.path)
+    check_language_model(source)
     tokenizer = load_tokenizer(section)
-    refuse_scoring_model(source)
     images = load_reader(source, tokenizer)
     loader = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
     who = f"model.path {section.path!r}"
@@ -72,6 +73,7 @@ def load_pretrained(section: ModelSection, *, in_parts: bool = False) -> Pretrai
     else:
         _check_head_dtype(model, section.path)
     model.eval()
+    use_kernel(model, section.attention)
     if images is not None:
         attach_reader(model, images)
     return Pretrained(

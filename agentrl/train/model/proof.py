@@ -9,7 +9,7 @@ than the rows, and with an image where the model reads them.
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ from agentrl.models.proof import (
 )
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.attention import reading_of_model
+from agentrl.train.model.kernels.choose import kernels_used, widened_kernel
 from agentrl.train.model.logprobs import hidden_states, packed_log_probs
 from agentrl.types import ImageSpan
 
@@ -139,7 +140,10 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
 
 def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelProof:
     work = _Proving(passes, model, who, again=again)
-    with refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD):
+    with (
+        refused_by_name(model, who=who, form=lambda: work.form, instead=_INSTEAD),
+        widened_kernel(model) if again else nullcontext(),
+    ):
         work.text()
         if hides_nothing(model, work.length):
             work.text(window=NARROW)
@@ -152,6 +156,7 @@ def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelP
         who=who,
         instead=_INSTEAD,
         began=work.began,
+        attention=", ".join(sorted(work.kernels)),
     )
 
 
@@ -163,6 +168,7 @@ class _Proving:
         self.form = ""
         self.found: dict[str, Tensor] = {}
         self.tolerance = 0.0
+        self.kernels: set[str] = set()
         self._again = again
         self._passes, self._model, self._who = passes, model, who
         self._ids: IntArray = probe_ids(model)
@@ -224,7 +230,9 @@ class _Proving:
         micro = pack_micro_batch(named, prefix_sharing=sharing)
         with self._passes.running():
             batch = self._passes.to_tensors(micro)
-            answer = self._passes.probe(ProofRows(batch=batch, window=window))
+            with kernels_used() as used:
+                answer = self._passes.probe(ProofRows(batch=batch, window=window))
+        self.kernels |= used
         self.found[form] = gaps(answer, want)
 
 

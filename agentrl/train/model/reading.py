@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -20,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.errors import TrainError
+from agentrl.errors import ConfigError, TrainError
 from agentrl.models.attention_layers import CarryingMask, reach_own_attention
 from agentrl.models.logit_map import body_of
 from agentrl.models.vision.reader import reader_of
+from agentrl.train.model.kernels.choose import kernel_of
 from agentrl.train.model.segments import Segments
 from agentrl.train.model.stateful_layers import other_layers
 
@@ -119,7 +121,7 @@ def reading_of(model: Any, switched: Switched) -> Reading:
 @torch.no_grad()
 def _tried(model: Any, body: Any, switched: Switched) -> Reading:
     device = next(body.parameters()).device
-    segments = Segments.of_rows(_LENGTHS)
+    segments = replace(Segments.of_rows(_LENGTHS), kernel=kernel_of(model))
     ids_T = torch.arange(1, 1 + segments.num_tokens, device=device)
     positions_T = torch.cat([torch.arange(length, device=device) for length in _LENGTHS])
     # What a family does to its scores stands in its plain attention; a fused one may leave it out.
@@ -139,6 +141,8 @@ def _tried(model: Any, body: Any, switched: Switched) -> Reading:
         try:
             with switched(model, reading.implementation):
                 out = body(**arguments(reading, ids_T, positions_T, segments))
+        except ConfigError:
+            raise  # the kernel that was asked for does not compute this model
         except Exception as error:  # any code of any model, with arguments that it may not know
             why = str(error).partition(", ")[0] if isinstance(error, TrainError) else why
             continue

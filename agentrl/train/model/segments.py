@@ -41,6 +41,8 @@ class Segments:
     mutual: tuple[tuple[int, int], ...] = ()
     """Packed positions `[start, end)`, ascending, whose tokens all see each other: images of models
     that read them as a whole. Each lies in one segment."""
+    kernel: str = "auto"
+    """`model.attention`: what computes it."""
 
     @classmethod
     def of_rows(cls, lengths: Sequence[int]) -> Segments:
@@ -175,7 +177,7 @@ def _span(
     blocks: list[Block] = []
     stretches = _query_stretches(length, query_block, mutual)
     if isinstance(window, Chunk):
-        stretches = _within_chunks(stretches, depth, window.size)
+        stretches = within_chunks(stretches, depth, window.size)
     for offset, end in stretches:
         first = 0 if window is None else max(0, first_seen(depth + offset, window))
         blocks.append(
@@ -207,7 +209,7 @@ def _query_stretches(
         begin = end
 
 
-def _within_chunks(
+def within_chunks(
     stretches: Iterator[tuple[int, int]], depth: int, size: int
 ) -> Iterator[tuple[int, int]]:
     """The same stretches of queries, ended where a chunk of their row ends."""

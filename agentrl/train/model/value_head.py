@@ -24,6 +24,7 @@ from agentrl.models.parts import device_of, fill, load_weights
 from agentrl.models.source import SCORED, check_model_path, loadable, stored_config
 from agentrl.models.vision.reader import VisionReader, reader_of, share_reader
 from agentrl.reward.scale import SCALE_FILE, RewardScale, load_scales
+from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.logprobs import hidden_states
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.proof import ProofRows, probe_numbers
@@ -281,6 +282,7 @@ def load_value_model(
         )
     body = loaded.base_model if scored else loaded
     head = _unrounded(source, *next(iter(found.items()))) if scored else None
+    use_kernel(body, model.attention)
     return ValueModel(body.eval(), head, outputs=outputs, heads=heads).eval()
 
 

@@ -1,8 +1,8 @@
 """Attention over packed rows and trees of prefixes: numbers against float64 on the CPU, and speed.
 
-`kernels` names what a device computes with: the fused kernel row by row, and FlexAttention. Both
-are compared with the fused kernel in float64 on the CPU, output and gradients. On the CPU the
-written-out softmax is compared, too, so that the code of the comparison runs everywhere.
+`kernels` names what a device computes with: the values of `model.attention` that it does not
+refuse. All are compared with the fused kernel in float64 on the CPU, output and gradients. On the
+CPU the written-out softmax is compared, too, so that the code of the comparison runs everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from agentrl.train.model.attention import fused_attention
 from agentrl.train.model.cpu_rows import CpuRows
 from agentrl.train.model.flex import flexible_attention
+from agentrl.train.model.kernels.choose import AttentionCall, refusal
+from agentrl.train.model.kernels.varlen import flash_rows, torch_rows, varlen_attention
 from agentrl.train.model.segments import Segments
 from parts.readings import Reading, Setting, peak_bytes, relative_error, seconds_of
 
@@ -101,18 +103,24 @@ def attention_error(
     return max(relative_error(mine, other) for mine, other in zip(found, wanted, strict=True))
 
 
-def kernels(device: torch.device) -> dict[str, Kernel]:
-    """The kernels of a device by name; FlexAttention has no backward pass on a CPU."""
-    if device.type == "cuda":
-        return {"fused": fused_attention, "flex": flexible_attention}
-    return {"fused": fused_attention, "written out": CpuRows.apply}
+def kernels(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> dict[str, Kernel]:
+    """The kernels that compute heads of 64 in a dtype on a device, by name."""
+    known: dict[str, Kernel] = {
+        "sdpa": fused_attention,
+        "flex": flexible_attention,
+        "torch_varlen": partial(varlen_attention, torch_rows),
+        "flash": partial(varlen_attention, flash_rows),
+    }
+    call = AttentionCall(device=device, dtype=dtype)
+    found = {name: kernel for name, kernel in known.items() if not refusal(name, call)}
+    return found if device.type == "cuda" else {**found, "written out": CpuRows.apply}
 
 
 def measure(setting: Setting) -> Iterator[Reading]:
     """Errors of all kernels and cases, then speed and memory on a GPU."""
-    for name, kernel in kernels(setting.device).items():
-        for case in CASES:
-            for dtype, bound in BOUNDS.items():
+    for dtype, bound in BOUNDS.items():
+        for name, kernel in kernels(setting.device, dtype).items():
+            for case in CASES:
                 error = attention_error(kernel, case, dtype, setting.device)
                 label = f"{name}, {case.name}, {str(dtype).removeprefix('torch.')}: error"
                 yield Reading(name=label, value=error, bound=bound)

@@ -32,6 +32,7 @@ from agentrl.preflight.memory.shape import model_shape, shape_of
 from agentrl.serving.embedded.batch import make_cache
 from agentrl.serving.embedded.forward import RowModel
 from agentrl.train.model.attention import packed_attention
+from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.optim.choose import make_optimizer
@@ -265,11 +266,19 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
 
 
-def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path) -> None:
+def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:
+    config, none = load_config(project), LlamaConfig(num_hidden_layers=0)
+    options: Any = {"row": 8, "response": 4, "on_gpu": False}
+    assert measured(none, config.train, config.model, **options) is None
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path, attention: str) -> None:
     """Tensors that a real model saves for its backward pass, each storage once, on this CPU."""
     from agentrl.preflight.memory import activations as module
 
-    config, model = load_config(project), real_llama()
+    config, model = load_config(project, [f"model.attention={attention}"]), real_llama()
+    use_kernel(model, attention)
     batch = module._batch((128,) * 4, response=64, device=torch.device("cpu"))
     saved: dict[int, tuple[torch.Tensor, int]] = {}
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}

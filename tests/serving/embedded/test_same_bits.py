@@ -10,8 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.config.fleet import EmbeddedServing
-from agentrl.serving.embedded import EmbeddedEngine
-from agentrl.serving.embedded.forward import least_rows
+from agentrl.serving.embedded import EmbeddedEngine, forward
+from agentrl.serving.embedded.cache_attention import CacheSegment
+from agentrl.serving.embedded.forward import RowModel, least_rows
+from agentrl.serving.embedded.kv_cache import KvCache
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import SamplingParams
 
@@ -108,6 +110,92 @@ def test_products_of_the_least_rows_have_the_bits_of_all_larger_ones(dtype: torc
         whole = layer(rows)
         for count in range(least, 200, 4):
             assert torch.equal(layer(rows[:count]), whole[:count]), (layer, count, least)
+
+
+def tokens_of_passes(model: RowModel) -> tuple[list[int], torch.Tensor]:
+    """How many tokens the body reads in a prefill and a decoding step, and the last logits."""
+    cache = KvCache(
+        num_layers=model.num_layers, num_rows=1, num_heads=model.num_kv_heads, max_tokens=64,
+        head_dim=model.head_dim, dtype=model.dtype, device=model.device,
+    )  # fmt: skip
+    cache.claim("only")
+    counts: list[int] = []
+    hook = model.model.model.embed_tokens.register_forward_hook(
+        lambda _module, args, _output: counts.append(args[0].numel())
+    )
+    with torch.no_grad():
+        model.prefill(cache, [CacheSegment(row=0, start=0, ids=[1, 2, 3])])
+        cache.append_ids(0, (1, 2, 3))
+        logits = model.decode(cache, [4])
+    hook.remove()
+    return counts, logits
+
+
+def test_a_single_row_costs_two_only_where_two_have_the_bits_of_many(monkeypatch) -> None:
+    """Fails if one row costs the products of four where it need not, or a kernel that rounds
+    otherwise is taken for two rows."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products of bfloat16")
+    net = llama(torch.bfloat16, hidden=128, heads=2, kv_heads=1)
+    least = least_rows(net)
+    counts, logits = tokens_of_passes(RowModel(net))
+    assert counts == [4, least]
+    same_bits = forward._same_bits
+    monkeypatch.setattr(
+        forward, "_same_bits", lambda *args, **more: args[1] > 2 and same_bits(*args, **more)
+    )
+    counts, padded = tokens_of_passes(RowModel(net))
+    assert counts == [4, max(4, least)]
+    assert torch.equal(logits, padded)
+    # Sines and exponentials of a remainder, which need more than two tokens.
+    monkeypatch.setattr(forward, "_same_bits", same_bits)
+    narrow = llama(torch.bfloat16, hidden=48, heads=6, kv_heads=2)
+    assert tokens_of_passes(RowModel(narrow))[0][1] == 16
+
+
+def test_a_trial_sees_what_a_narrow_result_hides() -> None:
+    """A kernel of one row adds long sums in another order: 7 of 36864 numbers that come at random
+    differ by it, and most of those whose sums cancel."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products of bfloat16")
+    weight = torch.randn(8, 1536, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    rows = torch.randn(64, 1536, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+
+    def halves(part: torch.Tensor, weight: torch.Tensor, bias: object = None) -> torch.Tensor:
+        wide, both = part.float(), weight.float()
+        if len(part) >= 4:
+            return (wide @ both.T).to(part.dtype)
+        return (wide[:, ::2] @ both[:, ::2].T + wide[:, 1::2] @ both[:, 1::2].T).to(part.dtype)
+
+    found = torch.cat([halves(part, weight) for part in rows.split(2)])
+    assert (found != halves(rows, weight)).float().mean() < 0.02
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", halves)
+        assert not forward._same_bits(weight, 2)
+
+
+@pytest.mark.parametrize("count", [5, 6, 7, 9])
+def test_threads_that_share_a_head_change_no_bit(count: int) -> None:
+    """Fails if the head computes five rows: of two threads of MKL one takes another kernel."""
+    net = llama(torch.float32, hidden=128, heads=2, kv_heads=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        model = RowModel(net)
+
+        def decoded(rows: int) -> torch.Tensor:
+            cache = KvCache(
+                num_layers=model.num_layers, num_rows=rows, num_heads=model.num_kv_heads,
+                max_tokens=64, head_dim=model.head_dim, dtype=model.dtype, device=model.device,
+            )  # fmt: skip
+            for row in range(rows):
+                cache.claim(str(row))
+            with torch.no_grad():
+                return model.decode(cache, [row + 1 for row in range(rows)])
+
+        assert torch.equal(decoded(count), decoded(16)[:count])
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])

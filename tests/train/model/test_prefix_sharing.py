@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agentrl.batch.packing import pack_micro_batch, padding_micro_batch, unpack
 from agentrl.batch.records import LossNeeds, Row, RowKey
@@ -20,7 +19,7 @@ from agentrl.errors import DataError
 from agentrl.train.model import reading
 from agentrl.train.model.attention import fused_attention, packed_attention
 from agentrl.train.model.cpu_rows import CpuRows
-from agentrl.train.model.flex import block_mask, is_flexible, visible
+from agentrl.train.model.flex import block_mask, visible
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.segments import Segments, attention_plan
 from tests.train.test_same_gradient import split_rows
@@ -144,23 +143,6 @@ def test_the_mask_of_the_gpu_kernel_captures_tensors_alone():
         kinds = [isinstance(found, torch.Tensor) for found in captured(mask)]
         assert kinds
         assert all(kinds)
-
-
-@pytest.mark.parametrize(
-    ("device", "dim", "dtype", "flexible"),
-    [
-        ("cuda", 64, torch.bfloat16, True),
-        ("cuda", 16, torch.float32, True),
-        ("cuda", 8, torch.bfloat16, False),
-        ("cuda", 64, torch.float64, False),
-        ("cpu", 64, torch.bfloat16, False),
-    ],
-)
-def test_trees_go_to_the_compiled_kernel_where_it_has_one(device, dim, dtype, flexible):
-    """Its kernel for a GPU refuses heads narrower than 16, and sums float64 in float32."""
-    with FakeTensorMode():
-        query = torch.empty(1, 4, 32, dim, dtype=dtype, device=device)
-    assert is_flexible(query, query) is flexible
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
