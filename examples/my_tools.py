@@ -37,8 +37,7 @@ class CityQuestions(AgentInstance):
     def solution(self, task: Task) -> Solution:  # what an expert does, for `agentrl coldstart`
         names = tuple(name for name in CITIES if name in task.prompt)
         query = f"select sum(thousands) from cities where name in {names}"
-        call = ToolCall(id="", name="run_sql", arguments={"query": query}, raw="")
-        return [call, f"Together {task.label}"]
+        return [ToolCall("run_sql", {"query": query}), f"Together {task.label}"]
 
 
 def tasks(split: str = "train", n: int = 64) -> list[Task]:

@@ -19,6 +19,7 @@ from rich.console import Console
 from agentrl.cli.coldstart.measure import Measured, measured
 from agentrl.cli.coldstart.solutions import Teacher, require_paid, teacher_solutions
 from agentrl.cli.console.options import watched
+from agentrl.cli.console.owner import owned
 from agentrl.cli.fit import run_fit
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.keys import dotted
@@ -81,6 +82,10 @@ class ColdStart:
             AgentrlError: whatever does not fit, or solutions that are not paid.
             typer.Exit: stopped by a signal; what is done is kept.
         """
+        with owned(self._out):
+            return self._run(console)
+
+    def _run(self, console: Console) -> int:
         self._adopt()
         say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
         say(f"coldstart {self._out}; the same command goes on with it")

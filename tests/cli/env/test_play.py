@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.cli.env.play.typed import TypedWord, TypedWrong, call_of, read_typed
+from agentrl.cli.env.play.typed import TypedWord, TypedWrong, read_typed
 from agentrl.tool import FunctionTool
+from agentrl.types import ToolCall
 
 TOLD = '''
 from agentrl import AgentInstance, Explanation, FunctionTool, Observation, StepResult, ToolError
@@ -55,7 +56,7 @@ class Told(AgentInstance):
     def solution(self, task):
         if self.fails == "solution":
             return 1 / 0
-        return [ToolCall(id="", name="add", arguments={"a": 2, "b": 2}, raw=""), task.label]
+        return [ToolCall("add", {"a": 2, "b": 2}), task.label]
 '''
 ROWS = "".join(
     json.dumps({"id": name, "prompt": f"Say {name}.", "label": name}) + "\n" for name in "xyz"
@@ -187,8 +188,8 @@ def test_typed_calls():
         return query
 
     tools = {"find": FunctionTool(find)}
-    assert read_typed("find('a', 2)", tools) == call_of("find", {"query": "a", "most": 2})
-    assert read_typed("find(most=-1)", tools) == call_of("find", {"most": -1})
+    assert read_typed("find('a', 2)", tools) == ToolCall("find", {"query": "a", "most": 2})
+    assert read_typed("find(most=-1)", tools) == ToolCall("find", {"most": -1})
     assert read_typed("other('a')", tools) == "other('a')"
     assert read_typed("", tools) == ""
     assert read_typed("/quit now", tools) == TypedWord(name="quit")

@@ -52,7 +52,7 @@ def read_typed(line: str, tools: Mapping[str, Tool]) -> str | ToolCall | TypedWo
             return rest
         if word == "call":
             name, _, arguments = rest.strip().partition(" ")
-            return call_of(_known(name, tools), _json_object(arguments))
+            return ToolCall(_known(name, tools), _json_object(arguments))
         words = ("call", "help", "quit", "say", "solution", "tools")
         if word not in words:
             raise TypedWrong(f"/{word}: {choices(word, words)}; /say TEXT says it as text")
@@ -60,12 +60,7 @@ def read_typed(line: str, tools: Mapping[str, Tool]) -> str | ToolCall | TypedWo
     found = _CALL.fullmatch(line)
     if found is None or found[1] not in tools:
         return line
-    return call_of(found[1], _python_arguments(line.strip(), tools[found[1]]))
-
-
-def call_of(name: str, arguments: Mapping[str, Any]) -> ToolCall:
-    """A call that was not read from text of a model."""
-    return ToolCall(id="", name=name, arguments=arguments, raw="")
+    return ToolCall(found[1], _python_arguments(line.strip(), tools[found[1]]))
 
 
 def _known(name: str, tools: Mapping[str, Tool]) -> str:
