@@ -84,7 +84,7 @@ def _name_in(owner: Any) -> str | None:
 
 
 def _gives_tasks(value: Any) -> bool:
-    """Whether it is a sequence of rows, or a function that can be called with `split` alone."""
+    """True for a sequence of rows, and a function that can be called with `split` alone."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return len(cast("Sequence[Any]", value)) > 0
     if not callable(value) or inspect.isclass(value):

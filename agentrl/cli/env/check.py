@@ -136,7 +136,7 @@ def _plain(found: EnvTarget, dataset: Any) -> dict[str, Any]:
 async def _samples(
     env: OpenedEnv, limits: CheckLimits
 ) -> tuple[Sequence[Task], str, list[Finding]]:
-    """Built-in tasks with a label that the environment can do with, a note that says so, findings.
+    """Built-in tasks whose label the environment can do with, a note about it, and findings.
 
     Of an environment whose tasks are unknown, nothing is wrong if a made-up label is none.
     """

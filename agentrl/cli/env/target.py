@@ -34,7 +34,7 @@ class EnvTarget:
 def target_of(
     target: str, args: Sequence[str], dataset: str | None, tools: Sequence[str], sandbox: str
 ) -> EnvTarget:
-    """What the arguments of a command name, which a run file may name as well."""
+    """The environment that the arguments of a command name, directly or by a run file."""
     base = Path.cwd()
     chosen = None if sandbox == "none" else sandbox_section(sandbox)
     source = None if dataset is None else DatasetSection(source=dataset)

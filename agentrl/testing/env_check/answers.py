@@ -32,7 +32,7 @@ _EXCERPT = 40
 async def check_shown(
     setting: Setting, tasks: Sequence[Task], solo: Sequence[Played], grading: Grading
 ) -> None:
-    """Report the first place at which an episode shows what the label or a hidden test says."""
+    """Report the first place at which an episode shows its label or a hidden test."""
     for one in solo:
         task = tasks[one.script.task]
         used = {f"what the tool {t.name} returns" for t in _calls(grading, one.script.task)}
@@ -85,7 +85,7 @@ def _stands(secret: str, text: str) -> bool:
 
 
 def _is_answer(secret: str, text: str, one: Played, grading: Grading) -> bool:
-    """Whether what is shown is what earns the reward, or is announced as that."""
+    """True if what is shown earns the reward, or is announced as the answer."""
     right = grading.right.get(one.script.task)
     if right is not None:
         return any(secret in turn for turn in right.script.turns if isinstance(turn, str))
@@ -96,7 +96,7 @@ def _is_answer(secret: str, text: str, one: Played, grading: Grading) -> bool:
 async def _follows(
     setting: Setting, tasks: Sequence[Task], one: Played, place: str, secret: str
 ) -> bool:
-    """Whether the same place shows another label where the task has that."""
+    """True if the same place shows another label where the task has that."""
     task = tasks[one.script.task]
     others = [o.label for o in tasks if type(o.label) is type(task.label) and o.label != task.label]
     for label in (*others[:1], *_changed(task.label)):
@@ -116,7 +116,7 @@ async def _follows(
 
 
 def _changed(label: Any) -> Iterator[Any]:
-    """A label of the same kind that says something else."""
+    """Another label of the same kind."""
     if isinstance(label, int) and not isinstance(label, bool):
         yield label + 1
     elif isinstance(label, float):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def shift_clock(seconds: float) -> None:
-    """Have `time` and `datetime` of this process say another time; durations stay as they are."""
+    """Shift the time of `time` and `datetime` in this process; durations stay as they are."""
     if not seconds:
         return
     delta = datetime.timedelta(seconds=seconds)

@@ -31,7 +31,7 @@ _PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Conditions:
     """One way in which a process may differ."""
 
     code: str = "E105"
@@ -42,25 +42,25 @@ class _Place:
     reversed: bool = False
 
 
-_HERE = _Place()
+_HERE = _Conditions()
 # Noon lies between two of them, by local time and by UTC, at whatever hour a check begins.
 _FIRST = (
     _HERE,
-    _Place(hash_seed=1, zone="AAA-14", clock_s=200.5 * _DAY_S, reversed=True),
-    _Place(hash_seed=2, zone="BBB+12", clock_s=-100 * _DAY_S),
+    _Conditions(hash_seed=1, zone="AAA-14", clock_s=200.5 * _DAY_S, reversed=True),
+    _Conditions(hash_seed=2, zone="BBB+12", clock_s=-100 * _DAY_S),
 )
 _HASH = "with another PYTHONHASHSEED the same seed and actions gave"
 _ZONE = "in another time zone the same seed and actions gave"
 _CLOCK = "at another time of the clock the same seed and actions gave"
 _SECOND = (
     _HERE,
-    _Place(code="E106", what=_HASH, hash_seed=1),
-    _Place(code="E106", what=_HASH, hash_seed=2),
-    _Place(code="E107", what=_ZONE, zone="AAA-14"),
-    _Place(code="E107", what=_ZONE, zone="BBB+12"),
-    _Place(code="E107", what=_CLOCK, clock_s=200.5 * _DAY_S),
-    _Place(code="E107", what=_CLOCK, clock_s=-100 * _DAY_S),
-    _Place(code="E104", what="with the episodes in another order one gave", reversed=True),
+    _Conditions(code="E106", what=_HASH, hash_seed=1),
+    _Conditions(code="E106", what=_HASH, hash_seed=2),
+    _Conditions(code="E107", what=_ZONE, zone="AAA-14"),
+    _Conditions(code="E107", what=_ZONE, zone="BBB+12"),
+    _Conditions(code="E107", what=_CLOCK, clock_s=200.5 * _DAY_S),
+    _Conditions(code="E107", what=_CLOCK, clock_s=-100 * _DAY_S),
+    _Conditions(code="E104", what="with the episodes in another order one gave", reversed=True),
 )
 
 
@@ -68,7 +68,7 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
     """Processes that play what a check has played; they begin at once, and end with the block."""
 
     def __init__(self, target: Mapping[str, Any]) -> None:
-        """Begin.
+        """Start the first processes at once.
 
         Args:
             target: `env`, `dataset`, `sandbox` (sections as plain data) and `base`.
@@ -77,7 +77,7 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
         self._started = [self._start(place) for place in _FIRST]
 
     def __exit__(self, *error: object) -> None:
-        """End all of them."""
+        """End all processes that were started."""
         for process in self._started:
             process.kill()
             process.communicate()
@@ -127,7 +127,7 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
     async def _answers(
         self,
         setting: Setting,
-        places: Sequence[_Place],
+        places: Sequence[_Conditions],
         request: Mapping[str, Any],
         started: Sequence[subprocess.Popen[bytes]] = (),
     ) -> list[dict[str, Any] | None]:
@@ -142,7 +142,7 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
             )
         )
 
-    def _start(self, place: _Place) -> subprocess.Popen[bytes]:
+    def _start(self, place: _Conditions) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "PYTHONHASHSEED": str(place.hash_seed),
@@ -165,7 +165,7 @@ class _Difference:
 
 
 def _asked(
-    process: subprocess.Popen[bytes], place: _Place, request: Mapping[str, Any]
+    process: subprocess.Popen[bytes], place: _Conditions, request: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The answer of a process; None if it gave none."""
     told = {**request, "clock_s": place.clock_s, "reversed": place.reversed}

@@ -23,7 +23,7 @@ from agentrl.rollout.coerce import (
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.sandboxes import EpisodeSandboxes
-from agentrl.testing.env_check.script import Played, Script, Shown, Turn
+from agentrl.testing.env_check.script import EpisodeScript, Played, Shown, Turn
 from agentrl.testing.env_check.values import (
     check_observation,
     check_result,
@@ -36,7 +36,7 @@ from agentrl.testing.env_check.values import (
     text_of,
 )
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch, NoCoroutine
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolContext
 from agentrl.types import Message, Task, ToolResult, ToolStatus
 from agentrl.types.finding import Finding
 
@@ -150,6 +150,10 @@ class Episode:
         self._task, self._given = setting.fresh(task), task
         self._comparable = _same(self._task, task)
         self._tools: dict[str, Tool] = {}
+        context = env.context
+        self._rollout = ToolContext(
+            task=self._task, seed=context.seed, rollout_id=context.rollout_id, state=context.state
+        )
         self._history = ""
         self._messages: tuple[Message, ...] = ()
 
@@ -182,6 +186,7 @@ class Episode:
             finally:
                 for tool in episode._tools.values():
                     await tool.close()
+                episode._rollout.close()
                 if sandboxes is not None:
                     setting.tried.sandbox |= sandboxes.used
                     await sandboxes.close()
@@ -260,7 +265,7 @@ class Episode:
         if self.done and not wrong:
             self._check_range()
 
-    async def play(self, script: Script) -> Played:
+    async def play(self, script: EpisodeScript) -> Played:
         """Send the turns of a script, the last of them again and again until done.
 
         Raises:
@@ -300,14 +305,15 @@ class Episode:
     async def call_tool(
         self, tool: Tool, arguments: Mapping[str, Any], *, code: str = "E601"
     ) -> ToolResult:
-        """What a tool gives for arguments, as the loop calls it; an error of its own is a text."""
+        """Call a tool as the loop does; a `ToolError` becomes its text."""
         self._setting.tried.calls += 1
 
         async def run() -> Any:
             sandbox = await self.env.context.open_sandbox() if tool.needs_sandbox else None
             await tool.make_ready()
             try:
-                return await tool.call(tool.validate(arguments), sandbox)
+                with self._rollout.entered():
+                    return await tool.call(tool.validate(arguments), sandbox)
             except ToolError as error:
                 return ToolResult(text=str(error), status=ToolStatus.ERROR)
 
@@ -424,7 +430,7 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
 
 
 def _same(task: Task, other: Task) -> bool:
-    """Whether two tasks are equal; a label whose values do not compare counts by its text."""
+    """True for equal tasks; a label whose values do not compare counts by its text."""
     try:
         return bool(task == other) or repr(task) == repr(other)
     except Exception:  # a label may be anything, as an array that has no truth

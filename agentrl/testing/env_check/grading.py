@@ -1,4 +1,4 @@
-"""Whether an environment pays its own solution, and nothing that is no answer."""
+"""Checks that an environment pays its own solution, and nothing that is no answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.testing.env_check.episode import (
 )
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.repeat import at_once
-from agentrl.testing.env_check.script import Played, Script, Turn
+from agentrl.testing.env_check.script import EpisodeScript, Played, Turn
 from agentrl.testing.env_check.values import shown
 from agentrl.types import Task
 from agentrl.types.solved import is_solved, reaches
@@ -35,7 +35,7 @@ _SHORT = 200
 
 
 class Grading:
-    """What the episodes of some tasks earn, against what is known of the right answers."""
+    """Judge of what the episodes of some tasks earn, by what is known of the right answers."""
 
     def __init__(self, setting: Setting, tasks: Sequence[Task]) -> None:
         self._setting, self._tasks = setting, tasks
@@ -46,7 +46,7 @@ class Grading:
         self.given: dict[int, Sequence[Turn]] = {}
         """Turns of the solutions, by the index of their task."""
 
-    async def scripts(self) -> list[Script]:
+    async def scripts(self) -> list[EpisodeScript]:
         """The solution of each task that has one."""
         for index, task in enumerate(self._tasks):
             try:
@@ -56,7 +56,8 @@ class Grading:
             if turns is not None:
                 self.given[index] = turns or ("",)
         return [
-            Script(task=index, turns=turns, kind="solution") for index, turns in self.given.items()
+            EpisodeScript(task=index, turns=turns, kind="solution")
+            for index, turns in self.given.items()
         ]
 
     async def _asked(self, task: Task) -> Sequence[Turn] | None:
@@ -123,14 +124,14 @@ class Grading:
             return None
 
     def _is_full(self, one: Played) -> bool:
-        """Whether an episode surely earned all that there is."""
+        """True for an episode that surely earned all that there is."""
         if one.score is not None:
             return is_solved(one.score)
         top = self._top()
         return reaches(one.total, 1.0 if top is None or top > 1e6 else top) and one.total > 0
 
     def _check_agreement(self, index: int, mine: Sequence[Played]) -> None:
-        """What is solved earns most."""
+        """Report a task of which not the solved episode earns most."""
         solved = [one for one in mine if one.score is not None and is_solved(one.score)]
         others = [one for one in mine if one.score is not None and not is_solved(one.score)]
         best = max(others, key=lambda one: one.total, default=None)
@@ -148,7 +149,7 @@ class Grading:
     async def _check_wrong(
         self, index: int, right: Played, mine: Sequence[Played], most: int
     ) -> bool:
-        """Whether something that is no answer is paid as the right one is."""
+        """True if something that is no answer is paid as the right one is."""
         task = self._tasks[index]
         wrong = dict.fromkeys(wrong_answers(task, self._tasks, right.script))
         strange = [one for one in self.strange if index == 0 and _is_wrong(one, task, right)]
@@ -175,7 +176,7 @@ class Grading:
 
     async def _play(self, index: int, right: Played, text: str) -> Played | None:
         before = right.script.turns[:-1] if isinstance(right.script.turns[-1], str) else ()
-        script = Script(task=index, turns=(*before, text))
+        script = EpisodeScript(task=index, turns=(*before, text))
         quiet = replace(self._setting, add=lambda finding: None)  # other phases look for errors
         async with AsyncExitStack() as stack:
             try:
@@ -192,13 +193,13 @@ def _pays_alike(one: Played, right: Played) -> bool:
 
 
 def _is_wrong(one: Played, task: Task, right: Played) -> bool:
-    """Whether a turn that no model should write says nothing of the right answer."""
+    """True for a turn that holds nothing of the right answer."""
     said = str(one.script.turns[-1])
     answer = label_text(task) or str(right.script.turns[-1])
     return answer.strip() not in said
 
 
-def wrong_answers(task: Task, tasks: Sequence[Task], right: Script) -> Iterator[str]:
+def wrong_answers(task: Task, tasks: Sequence[Task], right: EpisodeScript) -> Iterator[str]:
     """Texts that surely are no answer to a task.
 
     Args:
@@ -235,7 +236,7 @@ def _near(label: str) -> Iterator[str]:
 
 
 def _equal(text: str, label: str | None) -> bool:
-    """Whether two texts are one number."""
+    """True for two texts of one number."""
     try:
         return label is not None and float(text) == float(label)
     except ValueError:

@@ -50,7 +50,7 @@ def process_changes(add: Callable[[Finding], None]) -> Iterator[None]:
 
 
 def _folder() -> Path | str:
-    """The working folder."""
+    """The present working folder."""
     with suppress(FileNotFoundError):
         return Path.cwd()
     return "one that is gone"

@@ -154,7 +154,7 @@ async def at_once(works: Iterable[Coroutine[Any, Any, T]], *, most: int = 0) -> 
 
 
 def within(solo: Sequence[Played], seconds: float) -> list[Played]:
-    """What is played again, as long as the time lasts: of each task first what earns most."""
+    """Episodes to play again, as long as the time lasts: of each task first the best paid."""
     order = [*_spread(solo), *solo]
     chosen: list[Played] = []
     for one in {id(one): one for one in order}.values():

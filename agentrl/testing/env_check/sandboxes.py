@@ -35,14 +35,14 @@ class EpisodeSandboxes:
         return self._sandbox is not None or bool(self._others)
 
     async def open(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """The shared one."""
+        """The sandbox that the whole episode shares."""
         async with self._opening:
             if self._sandbox is None:
                 self._sandbox = await self._make(spec)
         return self._sandbox
 
     async def fresh(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """Another one."""
+        """Another sandbox, which nothing has touched."""
         sandbox = await self._make(spec)
         self._others.append(sandbox)
         return sandbox

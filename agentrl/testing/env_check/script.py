@@ -1,4 +1,4 @@
-"""What an episode is made to say, and what it then showed."""
+"""The turns that an episode is given, and the record of what it showed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shown = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class EpisodeScript:
     """Turns of a model for one task, of which the last is repeated until the episode is over."""
 
     task: int
@@ -31,10 +31,10 @@ class Script:
         return {"task": self.task, "turns": turns, "kind": self.kind}
 
 
-def script_from(data: Mapping[str, Any]) -> Script:
-    """A script from what `Script.as_json` gave."""
+def script_from(data: Mapping[str, Any]) -> EpisodeScript:
+    """A script from what `EpisodeScript.as_json` gave."""
     turns = tuple(t if isinstance(t, str) else call_of(*t) for t in data["turns"])
-    return Script(task=data["task"], turns=turns, kind=data["kind"])
+    return EpisodeScript(task=data["task"], turns=turns, kind=data["kind"])
 
 
 def call_of(name: str, arguments: Mapping[str, Any]) -> ToolCall:
@@ -46,7 +46,7 @@ def call_of(name: str, arguments: Mapping[str, Any]) -> ToolCall:
 class Played:
     """An episode that was played to its end."""
 
-    script: Script
+    script: EpisodeScript
     """Turns that it was given."""
     lines: tuple[str, ...]
     """Everything that it showed and paid, as comparable text."""

@@ -32,7 +32,7 @@ from agentrl.testing.env_check.episode import (
     close,
 )
 from agentrl.testing.env_check.findings import broken
-from agentrl.testing.env_check.grading import Grading
+from agentrl.testing.env_check.grading import Grading, label_text
 from agentrl.testing.env_check.intrusion import check_cancelled, check_code
 from agentrl.testing.env_check.process import process_changes
 from agentrl.testing.env_check.repeat import (
@@ -41,7 +41,7 @@ from agentrl.testing.env_check.repeat import (
     check_neighbours,
     check_second_reset,
 )
-from agentrl.testing.env_check.script import Played, Script
+from agentrl.testing.env_check.script import EpisodeScript, Played
 from agentrl.testing.env_check.stays import Belongings, clear_away, made_files
 from agentrl.testing.env_check.tool_calls import check_tools, scripts_of_calls
 from agentrl.testing.env_check.watch import BlockingWatch
@@ -60,6 +60,7 @@ _PLAY_S = 3.0
 _HOPELESS = frozenset({"E101", "E205", "E206", "E209"})
 """After these every further episode would only fail, or wait, in the same way."""
 
+_STAYS = frozenset({"E404", "E405", "E406"})
 _BAD_TOOLS = frozenset({"E601", "E602"})
 
 
@@ -116,26 +117,25 @@ async def check_env(
     try:
         with watch.armed(), made_files(), process_changes(setting.add):
             kept = await _run(setting, tasks[: limits.tasks], findings, labelled, elsewhere)
-        # One process for all episodes, started by the first, is not left behind by any of them.
-        leaks = await _left_behind(kept or before)
-        for finding in leaks:
-            setting.add(finding)
-        if leaks:
+        if kept is None:
+            await _report_left(setting, before)
+        if _STAYS & findings.keys():
             kept = None
     finally:
         await clear_away(kept or before)
     return sorted(findings.values(), key=lambda finding: finding.name)
 
 
-async def _left_behind(before: Belongings) -> list[Finding]:
-    """Findings about what stays after a while."""
+async def _report_left(setting: Setting, before: Belongings) -> None:
+    """Report what stays after a while."""
     leaks: list[Finding] = []
     for _ in range(round(_GRACE_S / _LOOK_S)):
         await asyncio.sleep(_LOOK_S)
         leaks = list(Belongings.now().leaked_since(before))
         if not leaks:
             break
-    return leaks
+    for finding in leaks:
+        setting.add(finding)
 
 
 async def _run(
@@ -160,11 +160,12 @@ async def _run(
         unlike = await check_again(setting, tasks, solo)
         if _HOPELESS & findings.keys():
             return kept
+        # What all episodes share, made by the first, is left behind by none of them; and an
+        # instance of a run has one reset, so what a second one leaves says nothing.
+        await _report_left(setting, kept)
         if not unlike:
             await check_second_reset(setting, tasks, solo)
             await check_neighbours(setting, tasks, solo)
-        for finding in await _left_behind(kept):
-            setting.add(finding)
     # One that disturbs its neighbours has none from here on.
     most = 1 if "E104" in findings or unlike else _AT_ONCE
     await check_tools(setting, tasks[0])
@@ -187,18 +188,22 @@ async def _run(
 async def play_all(
     setting: Setting,
     tasks: Sequence[Task],
-    solutions: Sequence[Script],
+    solutions: Sequence[EpisodeScript],
     findings: Mapping[str, Finding],
 ) -> list[Played]:
-    """Play for each task what a model may say, the tools it may call, and its solution."""
+    """Play for each task ordinary turns, calls of its tools, and its solution."""
     solo: list[Played] = []
     for index, task in enumerate(tasks):
         setting.tried.tasks += 1
-        scripts = [Script(task=index, turns=(text,)) for text in dict.fromkeys(ordinary(task))]
+        scripts = [
+            EpisodeScript(task=index, turns=(text,)) for text in dict.fromkeys(ordinary(task))
+        ]
+        if (label := label_text(task)) is not None:
+            scripts.append(EpisodeScript(task=index, turns=("I do not know.", label)))
         scripts += [script for script in solutions if script.task == index]
         if index and sum(one.seconds for one in solo) > _PLAY_S:
             scripts = scripts[-1:]
-        calls: Sequence[Script] | None = None
+        calls: Sequence[EpisodeScript] | None = None
         while scripts:
             script = scripts.pop(0)
             async with AsyncExitStack() as stack:
@@ -221,7 +226,12 @@ async def play_all(
                     if _HOPELESS & findings.keys():
                         return []
                     continue
-                if episode.done and isinstance(text := script.turns[-1], str):
+                # The same turn again: another one may be worth something else by rights.
+                if (
+                    episode.done
+                    and len(script.turns) == 1
+                    and isinstance(text := script.turns[0], str)
+                ):
                     await episode.step_after_done(text)
     return solo
 
@@ -240,7 +250,7 @@ async def check_fuzz(setting: Setting, task: Task, *, most: int) -> list[Played]
             with suppress(Failed):
                 episode = await Episode.begin(setting, stack, task)
                 await episode.step(action, code=code)
-                script = Script(task=0, turns=(action.text,))
+                script = EpisodeScript(task=0, turns=(action.text,))
                 score = episode.score
                 earned.append(Played(script=script, lines=(), total=episode.total, score=score))
                 if not episode.done:

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.env import Action
 from agentrl.testing.env_check.episode import Episode, Failed, Setting
 from agentrl.testing.env_check.findings import broken
-from agentrl.testing.env_check.script import Script, call_of
+from agentrl.testing.env_check.script import EpisodeScript, call_of
 from agentrl.testing.env_check.values import shown
 from agentrl.tool import Tool
 from agentrl.types import Task
@@ -23,12 +23,12 @@ _DEEPEST = 4
 _OBJECT_AT = re.compile(r"<[\w.<> ]+ at 0x[0-9a-f]+>")
 
 
-def scripts_of_calls(task: int, tools: Sequence[Tool]) -> list[Script]:
+def scripts_of_calls(task: int, tools: Sequence[Tool]) -> list[EpisodeScript]:
     """One script for each tool: its well-formed calls one after another, then an answer."""
-    scripts: list[Script] = []
+    scripts: list[EpisodeScript] = []
     for tool in tools[:_TOOLS]:
         calls = [call_of(tool.name, given) for given in arguments_of(tool.parameters)]
-        scripts.append(Script(task=task, turns=(*calls, "I do not know."), kind="calls"))
+        scripts.append(EpisodeScript(task=task, turns=(*calls, "I do not know."), kind="calls"))
     return scripts
 
 

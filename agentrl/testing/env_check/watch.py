@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from agentrl.plugins.loop_watch import Stretches
+from agentrl.plugins.process_state import note, restore
 from agentrl.plugins.user_code import call_limit, place_in, user_code
 
 _TICK_S = 0.1
@@ -126,8 +127,10 @@ class _Guarded(Stretches):
 
     def resume(self, way: Callable[..., Any], *given: Any) -> Any:
         """Run it up to its next await, under the watch."""
+        before = note()
         self._watch.enter()
         try:
             return way(*given)
         finally:
             self._watch.leave()
+            restore(before, "user code")

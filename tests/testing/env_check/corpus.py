@@ -4,6 +4,8 @@ Each is the same environment with other lines in a few places, so that a pair di
 alone. Some sound ones look odd on purpose.
 """
 
+# ruff: noqa: E501 - one line says what differs
+
 from __future__ import annotations
 
 import textwrap
@@ -35,7 +37,7 @@ class Env(AgentInstance):
         self.tries += 1
         {step}
         right = float({right})
-        if right or self.tries >= 3 or action.last:
+        if right or self.tries >= {turns} or action.last:
             return StepResult(rewards={reward}, scores={score}, done={done}, {more})
         return StepResult(rewards={partial}, environment_feedback={feedback})
 
@@ -53,6 +55,7 @@ _DEFAULTS = {
     "prompt": "task.prompt",
     "tools": "",
     "step": "",
+    "turns": "3",
     "right": "action.text.strip() == self.label",
     "reward": "right",
     "score": "right",
@@ -186,18 +189,18 @@ PAIRS = [
          {"top": "class Add(Tool):\n    name, description = 'add', 'Add two numbers.'\n    parameters = {'type': 'object', 'properties': {'a': {'type': 'integer'}, 'b': {'type': 'integer'}}, 'required': ['a', 'b']}\n    async def call(self, arguments, sandbox):\n        try:\n            return ToolResult(text=str(arguments['a'] + arguments['b']))\n        except (KeyError, TypeError):\n            return ToolResult(text='error: give the numbers a and b')", "tools": "Add(),"}),
     Pair("tool_returns_nothing", "E603", look_up("self.seen = thing"), look_up("self.seen = thing\nreturn 'seen'")),
     Pair("tool_not_awaited", "E603", {**ADDS, "methods": "async def _sum(self, a, b):\n    return a + b\n\nasync def add(self, a: int, b: int) -> str:\n    \"\"\"Add.\"\"\"\n    made = self._sum(a, b)\n    made.close()\n    return f'sum: {made}'".replace("made.close()\n    return f'sum: {made}'", "text = f'sum: {made}'\n    made.close()\n    return text")}, ADDS),
-    Pair("tool_blocks", "E206", look_up("time.sleep(0.3)\nreturn thing"), look_up("await asyncio.sleep(0.3)\nreturn thing")),
+    Pair("tool_blocks", "E206", look_up("time.sleep(0.2)\nreturn thing"), look_up("await asyncio.sleep(0.2)\nreturn thing")),
     Pair("eval_of_tool", "E211", look_up("try:\n    return str(eval(thing))\nexcept Exception as error:\n    return f'error: {error}'"), look_up("import ast\ntry:\n    return str(ast.literal_eval(thing))\nexcept Exception as error:\n    return 'error: no literal'")),
     # Time.
-    Pair("step_blocks", "E206", {"step": "time.sleep(0.25)"}, {"step": "await asyncio.sleep(0.25)"}),
-    Pair("program_waits", "E206", {"step": "subprocess.run(['sleep', '0.3'])"}, {"step": "await asyncio.to_thread(subprocess.run, ['sleep', '0.1'])"}),
+    Pair("step_blocks", "E206", {"step": "time.sleep(0.2)", "turns": "1"}, {"step": "await asyncio.sleep(0.2)", "turns": "1"}),
+    Pair("program_waits", "E206", {"step": "subprocess.run(['sleep', '0.2'])", "turns": "1"}, {"step": "await asyncio.to_thread(subprocess.run, ['sleep', '0.1'])", "turns": "1"}),
     Pair("never_done", "E207", {"done": "right > 0", "feedback": "'Again.'"}, {"done": "bool(right or action.last or self.tries >= 9)", "feedback": "'Again.'"}),
     Pair("goes_on_after_done", "E401", {"step": "if self.tries > 3: return StepResult()"}, {"step": "if self.tries > 3: raise RuntimeError('the episode is over')"}),
-    Pair("cancel_swallowed", "E210", {"step": "try:\n    await asyncio.sleep(0.05)\nexcept BaseException:\n    pass"}, {"step": "try:\n    await asyncio.sleep(0.05)\nexcept Exception:\n    pass"}),
+    Pair("cancel_swallowed", "E210", {"step": "try:\n    await asyncio.sleep(0.05)\nexcept BaseException:\n    pass", "turns": "1"}, {"step": "try:\n    await asyncio.sleep(0.05)\nexcept Exception:\n    pass", "turns": "1"}),
     # What stays.
     Pair("file_stays", "E408", {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)"}, {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)", "close": "if hasattr(self, 'path'): Path(self.path).unlink(missing_ok=True)"}),
     Pair("folder_stays", "E408", {"reset": "self.folder = tempfile.mkdtemp()"}, {"reset": "self.folder = tempfile.TemporaryDirectory()", "close": "if hasattr(self, 'folder'): self.folder.cleanup()"}),
-    Pair("file_open", "E409", {"reset": "self.file = open(__file__)"}, {"reset": "self.text = open(__file__).read()"}),
+    Pair("file_open", "E409", {"reset": "self.file = open(__file__)"}, {"reset": "self.text = Path(__file__).read_text()"}),
     Pair("socket_open", "E409", {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))"}, {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))", "close": "if hasattr(self, 'socket'): self.socket.close()"}),
     Pair("shared_file", "E104", {"top": "PATH = Path(tempfile.gettempdir()) / f'state-{os.getpid()}.txt'", "reset": "PATH.write_text(self.label)", "right": "action.text.strip() == PATH.read_text()", "close": "PATH.unlink(missing_ok=True)"},
          {"top": "CACHE = Path(tempfile.mkdtemp())", "reset": "(CACHE / f'{task.id}.txt').write_text(self.label)", "right": "action.text.strip() == (CACHE / f'{self.task.id}.txt').read_text()"}),

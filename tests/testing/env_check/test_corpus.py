@@ -15,6 +15,10 @@ from agentrl.testing.env_check.opened import opened_env
 from agentrl.testing.env_check.suite import check_env
 from tests.testing.env_check.corpus import PAIRS, source
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what the faults leave open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 HERE = [pair for pair in PAIRS if not pair.elsewhere]
 THERE = [pair for pair in PAIRS if pair.elsewhere]
 LIMITS = CheckLimits(repeat_s=0.1)
