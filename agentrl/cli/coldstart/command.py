@@ -76,5 +76,5 @@ def command(
         limit=limit,
         teacher=asked,
     )
-    start = ColdStart(run, base=base, out=folder.absolute(), settings=settings)
+    start = ColdStart(config=run, base=base, out=folder.absolute(), settings=settings)
     raise typer.Exit(start.run(open_console()))

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.cli.console.options import watched
-from agentrl.config import RunConfig
-from agentrl.config.plan import plan_run
+from agentrl.config.plan import Plan
 from agentrl.data import TrajectoryStore
 from agentrl.disk.stored_groups import stored_groups
 from agentrl.env import Solution
@@ -108,10 +107,9 @@ def _is_paid(row: Trajectory, min_score: float) -> bool:
 
 
 def teacher_solutions(
-    config: RunConfig,
+    plan: Plan,
     teacher: Teacher,
     *,
-    base: Path,
     tasks: int | None,
     min_score: float,
     out: Path,
@@ -128,7 +126,7 @@ def teacher_solutions(
     """
     watched(
         console,
-        lambda progress: _ask(config, teacher, base=base, tasks=tasks, out=out, progress=progress),
+        lambda progress: _ask(plan, teacher, tasks=tasks, out=out, progress=progress),
         stopped="stopped; the same command goes on, and asks nothing again that is there",
     )
     solved: dict[str, Solution] = {}
@@ -158,10 +156,9 @@ def solution_of(row: Trajectory) -> Solution:
 
 
 async def _ask(
-    config: RunConfig,
+    plan: Plan,
     teacher: Teacher,
     *,
-    base: Path,
     tasks: int | None,
     out: Path,
     progress: Progress,
@@ -178,7 +175,6 @@ async def _ask(
     stop, settings = StopSwitch(), teacher.settings()
     store = TrajectoryStore(out / "trajectories")
     with stop.on_signals():
-        plan = plan_run(config, base)
         check_parts(plan)
         there = store.steps() if "train" in store.kinds() else []
         done = {stored.trajectory.task_id for stored in store.read("train")} if there else set()
@@ -193,7 +189,7 @@ async def _ask(
             store.write(number, "train", [group.group], None)
             progress.advance(teacher.attempts, group.report.tokens)
 
-        seed = config.run.seed
+        seed, section = plan.schedule.run.seed, plan.rollouts.rollout
         opened = open_api_policy(plan.rollouts, settings, native_tools=True)
         async with logged(opened, out) as policy:
             progress.phase(f"teacher {teacher.model}", len(left) * teacher.attempts)
@@ -203,7 +199,7 @@ async def _ask(
                     left,
                     name="teacher",
                     n=teacher.attempts,
-                    sampling=policy_sampling(config.rollout, policy, config.rollout.temperature),
+                    sampling=policy_sampling(section, policy, section.temperature),
                     seed=lambda task: stable_seed(seed, "teacher", task.id),
                     limit=RolloutLimit(2 * settings.max_in_flight),
                     on_group=keep,

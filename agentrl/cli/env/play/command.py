@@ -15,6 +15,7 @@ from rich.console import Console
 
 from agentrl.cli.env.target import EnvTarget, target_of
 from agentrl.config import load_config
+from agentrl.config.plan import RolloutPlan, plan_run
 from agentrl.config.schema import RolloutSection
 from agentrl.errors import DataError
 from agentrl.plugins.leaving import ends_alone
@@ -23,7 +24,6 @@ from agentrl.types import Task
 
 if TYPE_CHECKING:
     from agentrl.cli.env.play.view import View
-    from agentrl.config import RunConfig
     from agentrl.types import Trajectory
 
 
@@ -64,10 +64,12 @@ def play(
     from agentrl.cli.env.play.view import ending, json_view, text_view
 
     found = target_of(target, args or (), dataset, tools or (), sandbox)
-    config = load_config(Path(target)) if target.endswith((".yaml", ".yml")) else None
+    plan = None
+    if target.endswith((".yaml", ".yml")):
+        plan = plan_run(load_config(Path(target)), found.base).rollouts
     view = json_view if as_json else text_view(Console(highlight=False))
     logging.getLogger("agentrl").setLevel(logging.ERROR)  # the end says what is logged, too
-    row = asyncio.run(ends_alone(_play(found, config, _task(found, task), view, solution=solution)))
+    row = asyncio.run(ends_alone(_play(found, plan, _task(found, task), view, solution=solution)))
     view("end", **ending(row))
     if not row.rule.reward_trusted and row.termination != "aborted":
         raise typer.Exit(1)
@@ -95,7 +97,7 @@ def _task(found: EnvTarget, wanted: str) -> Task:
 
 
 async def _play(
-    found: EnvTarget, config: RunConfig | None, task: Task, view: View, *, solution: bool
+    found: EnvTarget, plan: RolloutPlan | None, task: Task, view: View, *, solution: bool
 ) -> Trajectory:
     from agentrl.chat import build_parser
     from agentrl.cli.env.play.session import PlaySession
@@ -103,14 +105,14 @@ async def _play(
     from agentrl.runtime.assembly.parts import make_env_factory, open_sandboxes, sandbox_limits
     from agentrl.runtime.assembly.tools import open_tools
 
-    section = config.rollout if config else RolloutSection(max_assistant_turns=64)
+    section = plan.rollout if plan else RolloutSection(max_assistant_turns=64)
     parser, grade = "hermes", None
-    if config is not None:
+    if plan is not None:
         # Of a run only a syntax without names of tools is kept: any other call is typed as one.
-        own = build_parser(config.chat.tool_parser, base=found.base)
-        parser = parser if own is None or own.names_tools else config.chat.tool_parser
+        own = build_parser(plan.chat.tool_parser, base=found.base)
+        parser = parser if own is None or own.names_tools else plan.chat.tool_parser
         grade = load_reward_functions(
-            config.reward, base=found.base, timeout_s=section.env_timeout_s, models=()
+            plan.reward, base=found.base, timeout_s=section.env_timeout_s, models=()
         )
     make_env = make_env_factory(found.env, base=found.base)
     session = PlaySession(
