@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.coldstart.measure import Measured
+from agentrl.cli.coldstart.measure import HeldOutMeasure
 from agentrl.config import load_config
 from agentrl.data import TrajectoryStore
 from agentrl.disk.checkpoint import latest_checkpoint
@@ -183,13 +183,13 @@ def interval(mean: float) -> Interval:
     return Interval(mean=mean, low=0.0, high=1.0, n=4)
 
 
-def measure(calls: int, mixed: int, score: float) -> Measured:
+def measure(calls: int, mixed: int, score: float) -> HeldOutMeasure:
     summary = EvalSummary(
         name="held", step=0, score=interval(score), passed={1: interval(score)}, k=8, rollouts=32,
         untrusted=0, mean_tokens=9.0, truncated=0.0, by_task={}, tasks=4,
     )  # fmt: skip
     scores = PolicyScores(policy="after", by_dataset={"held": summary})
-    return Measured(scores=scores, rollouts=32, calls=calls, tasks=4, mixed=mixed)
+    return HeldOutMeasure(scores=scores, rollouts=32, calls=calls, tasks=4, mixed=mixed)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`agentrl coldstart`."""
+"""The command `agentrl coldstart`."""
 
 from agentrl.cli.coldstart.command import command
 

@@ -59,15 +59,17 @@ def command(
     The model is measured on `eval.datasets` before and after. Exit status 1 if it still calls no
     tools, or no longer varies. The same command again goes on after Ctrl-C or kill -9.
     """
-    from agentrl.cli.coldstart.course import ColdStart, Settings, Teacher
+    from agentrl.cli.coldstart.course import ColdStart, ColdStartSettings, ColdStartTeacher
 
     prepare()
     asked = None
     if teacher is not None or teacher_model is not None:
-        asked = Teacher.named(teacher, teacher_model, attempts=teacher_n, key_env=api_key_env)
+        asked = ColdStartTeacher.named(
+            teacher, teacher_model, attempts=teacher_n, key_env=api_key_env
+        )
     run, base = read_config(config, overrides or [], with_models=True)
     folder = out or Path(run.run.dir).expanduser() / f"{run.run.name}-coldstart"
-    settings = Settings(
+    settings = ColdStartSettings(
         tasks=tasks,
         epochs=epochs,
         learning_rate=learning_rate,

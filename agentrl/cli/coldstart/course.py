@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.cli.coldstart.measure import Measured, measured
-from agentrl.cli.coldstart.solutions import Teacher, require_paid, teacher_solutions
+from agentrl.cli.coldstart.measure import HeldOutMeasure, measured
+from agentrl.cli.coldstart.solutions import ColdStartTeacher, require_paid, teacher_solutions
 from agentrl.cli.console.options import watched
 from agentrl.cli.console.owner import owned
 from agentrl.cli.fit import run_fit
@@ -29,7 +29,7 @@ from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.errors import ConfigError, RunError
 from agentrl.machine.files import write_whole
 
-__all__ = ["ColdStart", "Settings", "Teacher"]
+__all__ = ["ColdStart", "ColdStartSettings", "ColdStartTeacher"]
 
 _EXAMPLES_PER_STEP = 8
 _KEPT = ("teacher", "before", "fit")
@@ -40,8 +40,8 @@ _OWN_OF_RL = {"steps", "max_minutes", "epochs_per_batch", "minibatches", "learni
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a cold start was asked for, beside the run file."""
+class ColdStartSettings:
+    """Options of a cold start, beside the run file."""
 
     tasks: int | None
     """Training tasks that are solved; None for all."""
@@ -55,7 +55,7 @@ class Settings:
     """Rollouts of each held-out task."""
     limit: int | None
     """Tasks of each held-out set that are measured; None for all."""
-    teacher: Teacher | None
+    teacher: ColdStartTeacher | None
     """A served model whose episodes are learned from; None for the environment's solutions."""
 
 
@@ -69,7 +69,7 @@ class ColdStart:
     """Folder that its relative paths start from."""
     out: Path
     """Folder of everything; absolute."""
-    settings: Settings
+    settings: ColdStartSettings
     """What was asked for beside the run file."""
 
     def run(self, console: Console) -> int:
@@ -179,7 +179,7 @@ class ColdStart:
         """True if the solutions call tools."""
         return measured(self.out / "solutions", policy="solutions", kind="train").calls > 0
 
-    def _measured(self, console: Console, name: str, *, model: str | None) -> Measured:
+    def _measured(self, console: Console, name: str, *, model: str | None) -> HeldOutMeasure:
         """The held-out tasks, with the model of the run or another."""
         from agentrl.data.run.paths import RunPaths
         from agentrl.runtime.sampling.sample import evaluate

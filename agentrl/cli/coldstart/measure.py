@@ -1,4 +1,4 @@
-"""What a policy does on held-out tasks: how often it calls tools, solves, and varies."""
+"""Measure of a policy on held-out tasks: how often it calls tools, solves, and varies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.types import CallStatus, ToolStatus, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class HeldOutMeasure:
     """A policy on the held-out tasks."""
 
     scores: PolicyScores
@@ -30,7 +30,7 @@ class Measured:
     mixed: int
     """Tasks of them whose rollouts were not all paid the same: only these teach."""
 
-    def doubts(self, before: Measured, *, calls: bool) -> Iterator[str]:
+    def doubts(self, before: HeldOutMeasure, *, calls: bool) -> Iterator[str]:
         """Reasons why RL would not learn from here.
 
         Args:
@@ -52,7 +52,7 @@ class Measured:
                 "is high, and more if it is 0"
             )
 
-    def report(self, before: Measured, console: Console) -> None:
+    def report(self, before: HeldOutMeasure, console: Console) -> None:
         """Print both side by side."""
         console.print(beside_table(self.scores, [before.scores]))
         for name, found in {"before": before, "after": self}.items():
@@ -63,13 +63,13 @@ class Measured:
             console.print(text, markup=False, soft_wrap=True)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `result.json`."""
+        """Numbers for `result.json`."""
         counts = {name: getattr(self, name) for name in ("rollouts", "calls", "tasks", "mixed")}
         scores = {name: found.metrics() for name, found in self.scores.by_dataset.items()}
         return {**counts, "scores": scores}
 
 
-def measured(folder: Path, *, policy: str, kind: str | None = None) -> Measured:
+def measured(folder: Path, *, policy: str, kind: str | None = None) -> HeldOutMeasure:
     """Read what a folder of `agentrl eval` stores, or with `kind` the rollouts of that kind."""
     store = TrajectoryStore(folder / "trajectories")
     called: dict[str, bool] = {}
@@ -81,7 +81,7 @@ def measured(folder: Path, *, policy: str, kind: str | None = None) -> Measured:
                 called[row.rollout_id] = called.get(row.rollout_id, False) or calls_of(row)
                 paid.setdefault(f"{name} {row.task_id}", {})[row.rollout_id] = row.reward
     scores: Mapping[str, Any] = {} if kind else read_scores(folder).by_dataset
-    return Measured(
+    return HeldOutMeasure(
         scores=PolicyScores(policy=policy, by_dataset=scores),
         rollouts=len(called),
         calls=sum(called.values()),

@@ -22,7 +22,7 @@ from agentrl.types.solved import reaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teacher:
+class ColdStartTeacher:
     """A served model whose episodes are learned from."""
 
     url: str
@@ -35,7 +35,9 @@ class Teacher:
     """Variable that holds the key; empty for none."""
 
     @classmethod
-    def named(cls, url: str | None, model: str | None, *, attempts: int, key_env: str) -> Teacher:
+    def named(
+        cls, url: str | None, model: str | None, *, attempts: int, key_env: str
+    ) -> ColdStartTeacher:
         """The teacher that the options name.
 
         Raises:
@@ -51,7 +53,7 @@ class Teacher:
         return teacher
 
     def settings(self) -> ServedSettings:
-        """How it is asked."""
+        """Bounds within which its server is asked."""
         values = {"url": self.url, "model": self.model, "api_key_env": self.key_env}
         return read_settings(values, "--teacher")
 
@@ -108,14 +110,14 @@ def _is_paid(row: Trajectory, min_score: float) -> bool:
 
 def teacher_solutions(
     plan: Plan,
-    teacher: Teacher,
+    teacher: ColdStartTeacher,
     *,
     tasks: int | None,
     min_score: float,
     out: Path,
     console: Console,
 ) -> Mapping[str, Solution]:
-    """What a served model said where it was paid, by task id.
+    """Turns of a served model where it was paid, by task id.
 
     Each task's attempts are on disk as soon as they have ended; those that are there are not made
     again.
@@ -157,7 +159,7 @@ def solution_of(row: Trajectory) -> Solution:
 
 async def _ask(
     plan: Plan,
-    teacher: Teacher,
+    teacher: ColdStartTeacher,
     *,
     tasks: int | None,
     out: Path,

@@ -1,4 +1,4 @@
-"""`agentrl env play`."""
+"""The command `agentrl env play`."""
 
 from agentrl.cli.env.play.command import play
 

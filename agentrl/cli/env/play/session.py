@@ -142,7 +142,7 @@ class PlaySession:
         )
 
     async def end_session(self, session_id: str) -> None:
-        """Nothing is kept."""
+        """Forget nothing: no state is kept for a session."""
 
     def _watched(self) -> AgentInstance:
         """A fresh environment that tells the view what it does."""

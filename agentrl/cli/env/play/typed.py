@@ -1,4 +1,4 @@
-"""What a player types: text of the model, calls of tools, and words to the game itself."""
+"""The lines of a player: text of the model, calls of tools, and words to the game itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TypedWord:
 
 
 class TypedWrong(Exception):
-    """What was typed cannot be read; the message says what to type."""
+    """A line that cannot be read; the message has the right form."""
 
 
 def read_typed(line: str, tools: Mapping[str, Tool]) -> str | ToolCall | TypedWord:
