@@ -63,7 +63,7 @@ class HeldOutMeasure:
             console.print(text, markup=False, soft_wrap=True)
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers for `result.json`."""
+        """Counts and scores for `result.json`."""
         counts = {name: getattr(self, name) for name in ("rollouts", "calls", "tasks", "mixed")}
         scores = {name: found.metrics() for name, found in self.scores.by_dataset.items()}
         return {**counts, "scores": scores}

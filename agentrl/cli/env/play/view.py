@@ -1,4 +1,4 @@
-"""The view of a player: events as lines for a person, or as one JSON object a line for a program."""
+"""The view of a player: lines for a person, or one JSON object a line for a program."""
 
 from __future__ import annotations
 
