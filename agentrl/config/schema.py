@@ -209,7 +209,9 @@ class DatasetSection(Section):
 
     source: Annotated[str, Names.SOURCE]
     """A `.jsonl`, `.json`, `.csv` or `.parquet` file, a directory of them, `hf:NAME` for a
-    Hugging Face dataset, or the import string of a function that returns tasks."""
+    Hugging Face dataset, or the import string of a function that returns tasks, or of a list of
+    them. A run file may leave it out of `dataset`: then it is what stands beside `env.target` (a
+    function `tasks` or `make_tasks`, a list `TASKS`, a file `tasks.jsonl`)."""
     split: str = "train"
     """Split to take, where the source has splits."""
     columns: dict[str, str] = Field(default_factory=dict)

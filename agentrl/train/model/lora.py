@@ -31,6 +31,7 @@ from agentrl.models.recipes import Promised, StoredTensor
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
+from agentrl.train.model.adapters.added import add_in_one_product
 from agentrl.train.model.adapters.dropout import put_dropout
 
 ADAPTER_FOLDER = "adapter"
@@ -105,8 +106,10 @@ def add_adapters(
             f"linear layers, which are called {', '.join(_linear_names(model))}"
         ) from error
     _check_targets(model, targets, key)
+    layers = [layer for _, layer in adapted_layers(model)]
+    add_in_one_product(layers, _NAME)
     if section.dropout:
-        put_dropout([layer for _, layer in adapted_layers(model)], _NAME, section.dropout)
+        put_dropout(layers, _NAME, section.dropout)
 
 
 def _outside_language(model: Any) -> str | None:

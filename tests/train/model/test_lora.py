@@ -221,7 +221,7 @@ def test_a_checkpoint_is_the_merged_model_with_the_adapters_beside_it(tmp_path: 
     assert torch.allclose(logits(whole), logits(model), atol=1e-5)
     # What other tools make of the adapters alone; fails if a name, the scale or A and B are off.
     alone = PeftModel.from_pretrained(tiny_model(torch.float32), tmp_path / "adapter")
-    assert torch.equal(logits(alone), logits(model))
+    assert torch.allclose(logits(alone), logits(model), atol=1e-6)  # peft rounds twice
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["r"]) == ("org/base", 3)
 
