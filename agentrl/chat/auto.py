@@ -108,7 +108,7 @@ class AutoParser(ToolCallParser):
         self._chosen = chosen or FencedJsonParser()
 
     def for_chat(self, chat: ChatFormat) -> ToolCallParser:
-        """See `ToolCallParser.for_chat`."""
+        """The parser of the chosen format; see `ToolCallParser.for_chat`."""
         syntax = chat.syntax
         return AutoParser(syntax) if isinstance(syntax, ToolCallParser) else self
 

@@ -29,7 +29,7 @@ class _BrokenCall(Exception):
 
 
 class GemmaParser(ToolCallParser):
-    """Reads `<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:3}<tool_call|>`."""
+    """Reads calls as `<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:3}<tool_call|>`."""
 
     name = "gemma4"
     between_calls = ""

@@ -37,7 +37,7 @@ class MarkedJsonParser(ToolCallParser):
 
     @abstractmethod
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """What ends a call that was opened so, space before it apart."""
+        """Pattern of the end of a call that was opened so, without the space before it."""
 
     def found_call(self, opening: re.Match[str], read: JsonValue, end: int) -> Found:
         """The call of an object that was read."""
@@ -126,7 +126,7 @@ class DeepSeekParser(MarkedJsonParser):
     _fenced = re.compile(rf"```\s*+{re.escape(_end)}")
 
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """See `MarkedJsonParser.closing`."""
+        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
         return self._fenced if opening["fence"] else self._plain
 
     def write(self, call: ToolCall) -> str:
@@ -155,7 +155,7 @@ class KimiParser(MarkedJsonParser):
     _close = re.compile(r"<\|tool_call_end\|>")
 
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """See `MarkedJsonParser.closing`."""
+        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
         return self._close
 
     def write(self, call: ToolCall) -> str:
@@ -191,7 +191,7 @@ class HarmonyParser(MarkedJsonParser):
     """A turn ends with the mark, which is not part of what is read."""
 
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """See `MarkedJsonParser.closing`."""
+        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
         return self._close
 
     def write(self, call: ToolCall) -> str:
@@ -222,12 +222,12 @@ class FencedJsonParser(MarkedJsonParser):
     closing_name = "the closing fence"
 
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """See `MarkedJsonParser.closing`."""
+        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
         fence = opening["fence"]
         return re.compile(rf"{re.escape(fence[0])}{{{len(fence)},}}+[ \t]*+(?:\n|\Z)")
 
     def found_call(self, opening: re.Match[str], read: JsonValue, end: int) -> Found:
-        """See `MarkedJsonParser.found_call`."""
+        """The call of an object; see `MarkedJsonParser.found_call`."""
         return read_call(read.value, opening.start(), end, ("arguments", "parameters"))
 
     def write(self, call: ToolCall) -> str:

@@ -146,7 +146,7 @@ def _reads(
 
 
 async def weather(place: str, days: int, units: list[str]) -> str:
-    """Forecast the weather.
+    """Forecast the weather of some days.
 
     Args:
         place: city and region
