@@ -12,6 +12,7 @@ from agentrl.env import Action
 from agentrl.errors import SandboxError
 from agentrl.testing.env_check.episode import Episode, Failed, Setting
 from agentrl.testing.env_check.findings import broken
+from agentrl.testing.env_check.tool_calls import arguments_of
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Blocked, NoCoroutine
 from agentrl.types import Task
@@ -39,7 +40,8 @@ async def check_code(setting: Setting, task: Task, *, calls: bool) -> None:
             for tool in episode.tools:
                 for name, entry in (tool.parameters.get("properties") or {}).items():
                     if isinstance(entry, dict) and entry.get("type") == "string":
-                        await episode.call_tool(tool, {name: _CODE}, code="E602")
+                        given = arguments_of(tool.parameters)[0] | {name: _CODE}
+                        await episode.call_tool(tool, given)
                         _report(setting, f"the tool {tool.name} ran {shown(_CODE)}")
 
 
