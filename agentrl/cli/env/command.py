@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -42,11 +43,12 @@ def new(
 ) -> None:
     """Write a small working environment with tasks, held-out tasks, an expert's solution, tests and
     a run file, and print what to do next."""
-    taken = {"agentrl", "pytest", *sys.stdlib_module_names}  # what its files import
-    if not name.isidentifier() or keyword.iskeyword(name) or name in taken:
+    taken = {"agentrl", "pytest", "__main__", *sys.stdlib_module_names}  # what its files import
+    wrong = not name.isidentifier() or keyword.iskeyword(name)
+    if wrong or name in taken or find_spec(name) is not None:
         raise ConfigError(
-            f"env name {name!r}: expected a Python name that no module of Python or agentrl has, "
-            "such as price_questions"
+            f"env name {name!r}: expected a Python name that no installed module has, such as "
+            "price_questions"
         )
     asked = dict(zip(KINDS, (tools, single_turn, multi_turn, sandbox), strict=True))
     chosen = [kind for kind, wanted in asked.items() if wanted] or ["tools"]
