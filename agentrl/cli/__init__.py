@@ -47,6 +47,7 @@ of the overview; the docstring of the function is the help of the command itself
 
 _GROUPS = {
     "config": (_BEFORE, "Show the keys and values of run files."),
+    "chat": (_BEFORE, "See how conversations and tool calls become the ids of a model."),
     "judge": (_BEFORE, "Measure a judge, or any reward function, against labels."),
     "traj": (_AFTER, "Look at stored trajectories."),
     "prefs": (_AFTER, "Make preference pairs of stored rollouts; check and balance pairs."),
