@@ -7,12 +7,13 @@ from agentrl.engine import Engine, Generator
 from agentrl.env import Action, AgentInstance, EnvContext, Observation, StepResult
 from agentrl.errors import AgentrlError, ToolError
 from agentrl.sandbox import ExecResult, Outcome, Sandbox, SandboxBackend, SandboxLimits
-from agentrl.tool import FunctionTool, Tool
+from agentrl.tool import FunctionTool, Tool, ToolContext
 from agentrl.types import (
     Explanation,
     Message,
     Task,
     Termination,
+    ToolCall,
     ToolResult,
     Trajectory,
     TrajectoryGroup,
@@ -21,8 +22,8 @@ from agentrl.types import (
 __all__ = [
     "Action", "AgentInstance", "AgentrlError", "Engine", "EnvContext", "ExecResult", "Explanation",
     "FunctionTool", "Generator", "Message", "Observation", "Outcome", "Sandbox", "SandboxBackend",
-    "SandboxLimits", "StepResult", "Task", "Termination", "Tool", "ToolError", "ToolResult",
-    "Trajectory", "TrajectoryGroup",
+    "SandboxLimits", "StepResult", "Task", "Termination", "Tool", "ToolCall", "ToolContext",
+    "ToolError", "ToolResult", "Trajectory", "TrajectoryGroup",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

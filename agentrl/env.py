@@ -8,15 +8,18 @@ rollout, not the run. Tokens, masks and log-probabilities are none of its busine
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
-from agentrl.errors import EnvError
+from agentrl.errors import ConfigError, EnvError
 from agentrl.sandbox import MakeProtocol, Sandbox, SandboxSpec
-from agentrl.tool import Tool
+from agentrl.tool import Tool, as_tool
 from agentrl.types import (
     Explanation,
     Message,
@@ -36,10 +39,15 @@ class Observation:
     content: str | tuple[Message, ...]
     """Text (becomes one user message) or chat messages."""
     tools: tuple[Tool, ...] = ()
-    """Tools offered in this rollout, beside those of the config."""
+    """Tools offered in this rollout, beside those of the config. Functions and methods with a
+    docstring may stand here; they become tools."""
     raw: bool = False
     """Text that goes to the tokenizer as it is, without the chat template; so does all feedback
     of this rollout. For environments that write their own markers."""
+
+    def __post_init__(self) -> None:
+        """Turn functions among the tools into tools."""
+        object.__setattr__(self, "tools", tuple(map(as_tool, self.tools)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +140,13 @@ class StepResult:
     """Of the last step: kept for readers, beside the data of the last tool result; JSON. The
     inspector shows text called `patch` or `diff`. Lost where no tool was called."""
 
+    def __post_init__(self) -> None:
+        """Turn functions among the tools into tools."""
+        if self.tools:
+            object.__setattr__(self, "tools", tuple(map(as_tool, self.tools)))
+        if self.history_tools:
+            object.__setattr__(self, "history_tools", tuple(map(as_tool, self.history_tools)))
+
 
 def _no_sandbox(spec: SandboxSpec | None = None) -> Awaitable[Sandbox]:
     raise EnvError("this environment asked for a sandbox, but the config has no 'sandbox' section")
@@ -162,6 +177,8 @@ class EnvContext:
     """`env.args` of the config, for environments that do not take them in their constructor."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """How turns are sampled unless `StepResult.sampling_params` overrides it."""
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Kept between the calls of this rollout's tools, which have it as `ToolContext.state`."""
 
 
 Solution = str | Sequence[str | ToolCall]
@@ -201,8 +218,21 @@ class AgentInstance(ABC):
         ...         return StepResult(rewards=float(action.text == self.label), done=True)
     """
 
-    context: EnvContext = EnvContext()
-    """Set by the worker before `reset`."""
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    """Tools of every rollout, beside those of the config and of `reset`: functions with a
+    docstring, methods of this class among them (`tools = [run_sql]` below `async def run_sql(self,
+    ...)`), which are called on the instance of the rollout."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have `reset` offer the tools of the class."""
+        super().__init_subclass__(**kwargs)
+        if {"tools", "reset"} & vars(cls).keys() and _class_tools(cls):
+            cls.reset = _offering(cls.reset)
+
+    @functools.cached_property
+    def context(self) -> EnvContext:
+        """Facts of the rollout; the worker sets them before `reset`."""
+        return EnvContext()
 
     wants_observation_text: bool = False
     """Whether `Action.observation_text` is filled; decoding everything each turn costs time."""
@@ -236,6 +266,61 @@ class AgentInstance(ABC):
 
     async def close(self) -> None:  # noqa: B027 - optional by design
         """Free what `reset` and `step` hold. Always called once, even after an error."""
+
+
+def _class_tools(cls: type[AgentInstance]) -> Sequence[Any]:
+    """The tools of a class, checked; none where a class has something else of this name.
+
+    Raises:
+        ConfigError: no list, or what is no tool in it.
+    """
+    tools: Any = cls.tools
+    if callable(tools) or isinstance(tools, property | functools.cached_property):
+        return ()
+    if not isinstance(tools, list | tuple):
+        raise ConfigError(
+            f"{cls.__name__}.tools is {ascii(tools)[:80]}; expected a list of functions, methods "
+            "and Tools, as [run_sql]"
+        )
+    found: list[Any] = list(tools)  # pyright: ignore[reportUnknownArgumentType]
+    for value in found:
+        as_tool(MethodType(value, object()) if _is_method(cls, value) else value)
+    return found
+
+
+def _is_method(cls: type, value: Any) -> bool:
+    name = getattr(value, "__name__", "")
+    return inspect.isfunction(value) and any(vars(c).get(name) is value for c in cls.__mro__)
+
+
+def _offering(reset: Callable[..., Any]) -> Callable[..., Any]:
+    """`reset` of a class, whose observation offers the tools of the class as well."""
+    if not inspect.iscoroutinefunction(reset):
+        return reset  # refused where it is asked
+
+    @functools.wraps(reset)
+    async def offering(self: AgentInstance, task: Task) -> Any:
+        value: Any = await reset(self, task)
+        if isinstance(value, str | tuple):
+            value = Observation(content=value)  # pyright: ignore[reportUnknownArgumentType]
+        if not isinstance(value, Observation):
+            raise EnvError(
+                f"reset returned {type(value).__name__}; a class that has tools returns text, "
+                "messages or an Observation"
+            )
+        known = {tool.name for tool in value.tools}
+        # The `reset` of a parent has offered its own.
+        more = [tool for tool in map(as_tool, _own_tools(self)) if tool.name not in known]
+        return dataclasses.replace(value, tools=(*value.tools, *more))
+
+    return offering
+
+
+def _own_tools(env: AgentInstance) -> Iterator[Any]:
+    """The tools of the class, its methods bound to the instance, as a subclass has them."""
+    for value in type(env).tools:
+        method = _is_method(type(env), value)
+        yield getattr(env, value.__name__) if method else value
 
 
 async def asked(method: Callable[..., Any], *given: Any) -> Any:

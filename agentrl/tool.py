@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -21,8 +24,62 @@ from pydantic.json_schema import PydanticJsonSchemaWarning
 from pydantic_core import to_json
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.plugins.docstrings import parts_of_docstring
+from agentrl.plugins.own_threads import OwnThread
 from agentrl.sandbox import Sandbox
-from agentrl.types import ToolResult
+from agentrl.types import Task, ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The rollout that a call belongs to; a function that is a tool asks for it by its type.
+
+    Example:
+        >>> async def note(text: str, rollout: ToolContext) -> str:
+        ...     '''Write a note.'''
+        ...     notes = rollout.state.setdefault("notes", [])
+        ...     notes.append(text)
+        ...     return f"{len(notes)} notes"
+        >>> list(FunctionTool(note).parameters["properties"])
+        ['text']
+    """
+
+    task: Task | None = None
+    """What the rollout is to do; None outside of a rollout."""
+    seed: int = 0
+    """The same for the same task and sample index in every run with the same `run.seed`."""
+    rollout_id: str = ""
+    """Id of the rollout, for logs."""
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever the tools of this rollout keep; its environment has the same as `context.state`."""
+    _threads: list[OwnThread] = field(default_factory=lambda: [OwnThread()], repr=False)
+
+    async def run(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Call a function that is no coroutine, in the thread of this rollout.
+
+        Calls of a rollout share it, one after the other, so that what a tool opens belongs to it. A
+        call that hangs is left behind and ended, and those after it get a new thread.
+        """
+        if self._threads[-1].hangs:
+            self._threads.append(OwnThread())
+        return await self._threads[-1].call(function, **arguments)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make this the rollout of the calls in the block."""
+        before = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(before)
+
+    def close(self) -> None:
+        """End the threads behind their last calls. Idempotent."""
+        for thread in self._threads:
+            thread.close()
+
+
+_current: ContextVar[ToolContext | None] = ContextVar("_current", default=None)
 
 
 class Tool(ABC):
@@ -110,9 +167,10 @@ class ToolSet(ABC):
 class FunctionTool(Tool):
     """A Python function as a tool: schema from its signature, text from its docstring.
 
-    A parameter named `sandbox` receives the sandbox of the rollout and is hidden from the model.
-    Google-style `Args:` lines become the descriptions of the parameters. A function that is not a
-    coroutine function runs in the event loop, so it must not wait for anything.
+    A parameter named `sandbox` receives the sandbox of the rollout, one of the type `ToolContext`
+    the rollout itself; both are hidden from the model. A method is called on its object. Docstrings
+    of Google, NumPy and Sphinx style describe the parameters. A function that is not a coroutine
+    function runs in a thread of the rollout: it may wait, and is left behind when its time is over.
 
     Example:
         >>> async def add(a: float, b: float) -> str:
@@ -145,19 +203,12 @@ class FunctionTool(Tool):
         """
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self._function = function
-        doc = inspect.getdoc(function) or ""
-        if not doc:
-            raise ConfigError(
-                f"tool {self.name!r} has no docstring; the model is told what it says, so write "
-                "one sentence and an 'Args:' section"
-            )
-        self.description, notes = _split_docstring(doc)
-        fields = _fields(self.name, function)
-        self.needs_sandbox = fields.pop("sandbox", None) is not None
+        found = _signature(self.name, function)
+        self.description, self.parameters = found.description, found.parameters
+        self.needs_sandbox = found.takes_sandbox
         unset = math.inf if self.needs_sandbox else Tool.timeout_s
         self.timeout_s = unset if timeout_s is None else timeout_s
-        self._model, self.parameters = _arguments_model(self.name, fields, notes)
-        self._names = tuple(fields)
+        self._signature = found
 
     def validate(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check against the signature; see `Tool.validate`.
@@ -173,11 +224,11 @@ class FunctionTool(Tool):
                 for item in error.errors()
             ]
             raise ToolError(f"Invalid arguments for {self.name}: {'; '.join(lines)}") from None
-        return {name: getattr(model, f"p{at}") for at, name in enumerate(self._names)}
+        return {name: getattr(model, f"p{at}") for at, name in enumerate(self._signature.names)}
 
     def _validated(self, arguments: dict[str, Any]) -> BaseModel:
         try:
-            return self._model.model_validate(arguments)
+            return self._signature.model.model_validate(arguments)
         except ValidationError as error:
             # Whole arguments only: a text inside a list must not take the place of the list.
             wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
@@ -190,18 +241,40 @@ class FunctionTool(Tool):
             if not read:
                 raise
             try:
-                return self._model.model_validate({**arguments, **read})
+                return self._signature.model.model_validate({**arguments, **read})
             except ValidationError:
                 # Said of what the model wrote, not of what it might have meant.
                 raise error from None
 
     async def call(self, arguments: Mapping[str, Any], sandbox: Sandbox | None) -> ToolResult:
-        """Await the function (or call it, if it is not a coroutine function)."""
-        extra = {"sandbox": sandbox} if self.needs_sandbox else {}
-        value = self._function(**arguments, **extra)
-        if inspect.isawaitable(value):
-            value = await value
+        """Await the function, or call it in the thread of the rollout."""
+        rollout = _current.get() or ToolContext()
+        given = dict(arguments)
+        if self._signature.takes_sandbox:
+            given["sandbox"] = sandbox
+        if self._signature.rollout:
+            given[self._signature.rollout] = rollout
+        if inspect.iscoroutinefunction(self._function):
+            value = await self._function(**given)
+        else:
+            value = await rollout.run(self._function, **given)
         return value if isinstance(value, ToolResult) else ToolResult(text=as_text(value))
+
+
+def as_tool(value: Any) -> Tool:
+    """A tool as it is, and a function or method as one.
+
+    Raises:
+        ConfigError: it is neither, or as `FunctionTool`.
+    """
+    if isinstance(value, Tool):
+        return value
+    if inspect.isfunction(value) or inspect.ismethod(value):
+        return FunctionTool(value)
+    raise ConfigError(
+        f"a tool is {ascii(value)[:80]} ({type(value).__name__}); expected a Tool, or a function "
+        "or method with a docstring"
+    )
 
 
 def _list_or_object(text: str) -> Any:
@@ -218,6 +291,64 @@ def as_text(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple | BaseModel):
         return to_json(value, fallback=str).decode()
     return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature:
+    """A function as a model sees it."""
+
+    description: str
+    parameters: Mapping[str, Any]
+    model: type[BaseModel]
+    """Checks arguments."""
+    names: tuple[str, ...]
+    """Parameters that the model gives, in order."""
+    takes_sandbox: bool
+    rollout: str
+    """Parameter that takes the `ToolContext`; empty for none."""
+
+
+_known: WeakKeyDictionary[Any, _Signature] = WeakKeyDictionary()
+"""By function: a method is made a tool again in each rollout, and describing it takes 1 ms."""
+
+
+def _signature(tool: str, function: Callable[..., Any]) -> _Signature:
+    """Describe a function; one that is called by its own name is described once."""
+    plain = getattr(function, "__func__", function)
+    own = inspect.isfunction(plain) and plain.__name__ == tool
+    if own and plain in _known:
+        return _known[plain]
+    doc = inspect.getdoc(function) or ""
+    if not doc:
+        raise ConfigError(
+            f"tool {tool!r} has no docstring; the model is told what it says, so write one "
+            "sentence and an 'Args:' section"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"tool {tool!r} yields, and the model is given one result; return it instead, as a "
+            "text or a list"
+        )
+    description, notes = parts_of_docstring(doc)
+    fields = _fields(tool, function)
+    takes_sandbox = fields.pop("sandbox", None) is not None
+    rollouts = [name for name, (hint, _) in fields.items() if hint is ToolContext]
+    if len(rollouts) > 1:
+        raise ConfigError(f"tool {tool!r}: {rollouts} are of the type ToolContext; keep one")
+    for name in rollouts:
+        del fields[name]
+    model, parameters = _arguments_model(tool, fields, notes)
+    found = _Signature(
+        description=description,
+        parameters=parameters,
+        model=model,
+        names=tuple(fields),
+        takes_sandbox=takes_sandbox,
+        rollout=next(iter(rollouts), ""),
+    )
+    if own:
+        _known[plain] = found
+    return found
 
 
 def _fields(tool: str, function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
@@ -312,24 +443,3 @@ def _plain(schema: Any, defs: Mapping[str, Any], inside: tuple[str, ...] = ()) -
         for key, value in schema.items()
         if key != "title"
     }
-
-
-_ARGUMENT = re.compile(r"^(\s+)(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
-
-
-def _split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """The text before `Args:` and the description of each argument."""
-    head, _, tail = doc.partition("\nArgs:")
-    notes: dict[str, str] = {}
-    current, indent = "", 0
-    for line in tail.splitlines():
-        match = _ARGUMENT.match(line)
-        # What is deeper than the first argument goes on with the one above it.
-        if match and (not current or len(match[1]) <= indent):
-            current, indent = match[2].lstrip("*"), len(match[1])
-            notes[current] = match[3].strip()
-        elif line and not line.startswith(" "):
-            break
-        elif current and line.strip():
-            notes[current] = f"{notes[current]} {line.strip()}".strip()
-    return head.strip(), notes

@@ -26,19 +26,19 @@ OFF = 0.15
 """Largest error of an estimate."""
 GIB = 2**30
 SHAPES = {
-    "tiny": (49152, 192, 512, 8, 3, 3), "30M": (16384, 384, 1024, 12, 6, 2),
-    "135M": (49152, 576, 1536, 30, 9, 3), "360M": (49152, 960, 2560, 32, 15, 5),
-    "0.5B": (65536, 1024, 3072, 24, 16, 8),
-    "1B": (65536, 1536, 6144, 24, 12, 4),
+    "tiny": (49152, 192, 512, 8, 3, 3, 4), "30M": (16384, 384, 1024, 12, 6, 2, 4),
+    "135M": (49152, 576, 1536, 30, 9, 3, 4), "360M": (49152, 960, 2560, 32, 15, 5, 2),
+    "0.5B": (65536, 1024, 3072, 24, 16, 8, 1), "1B": (65536, 1536, 6144, 24, 12, 4, 1),
 }  # fmt: skip
-"""Vocabulary, width, width of the MLP, layers, heads and key heads."""
+"""Vocabulary, width, width of the MLP, layers, heads, key heads, and rows of a micro-batch."""
 CASES = (
-    "tiny,float32", "30M,float32", "30M,bfloat16", "135M,float32", "135M,float32,checkpointing",
-    "135M,bfloat16", "135M,float32,lora", "360M,bfloat16", "360M,bfloat16,lora",
-    "0.5B,float32,checkpointing", "0.5B,bfloat16,lora",
-    "1B,bfloat16,lora,checkpointing",
+    "tiny,float32", "tiny,bfloat16,lora", "30M,float32", "30M,bfloat16", "30M,float32,lora",
+    "30M,bfloat16,lora", "135M,float32", "135M,float32,saving", "135M,float32,checkpointing",
+    "135M,bfloat16", "135M,float32,lora", "135M,bfloat16,nf4", "360M,float32", "360M,bfloat16",
+    "360M,float32,lora", "360M,bfloat16,lora", "360M,bfloat16,nf4", "0.5B,float32,checkpointing",
+    "0.5B,bfloat16,lora", "1B,bfloat16,lora,checkpointing", "1B,bfloat16,nf4,checkpointing",
 )  # fmt: skip
-PROMPT, ANSWER, ROWS = 128, 384, 4
+PROMPT, ANSWER = 128, 384
 
 
 def main(*words: str) -> int:
@@ -74,53 +74,73 @@ def _step(case: str) -> tuple[int, int, int]:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from agentrl.batch import StepSettings, build_step
-    from agentrl.config.schema import ModelSection
-    from agentrl.config.training import LoraSection, TrainSection
-    from agentrl.preflight.memory.activations import measured
-    from agentrl.preflight.memory.estimate import PROCESS, trained_bytes
-    from agentrl.preflight.memory.shape import shape_of
+    from agentrl.config import parse_config
+    from agentrl.config.plan import plan_run
+    from agentrl.preflight.memory.estimate import Room, estimate
+    from agentrl.preflight.memory.shape import demand_of
     from agentrl.train.backends.choose import make_backend
+    from agentrl.train.model.adapters.four_bit import keep_in_four_bits
     from agentrl.train.model.lora import add_adapters
+    from agentrl.train.saving.snapshot import StateSnapshot
     from agentrl.train.trainer import Trainer
 
     name, dtype, *more = case.split(",")
-    vocabulary, hidden, inner, layers, heads, keys = SHAPES[name]
-    config = LlamaConfig(
+    vocabulary, hidden, inner, layers, heads, keys, rows = SHAPES[name]
+    shape = LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=inner,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=keys,
         max_position_embeddings=2048, tie_word_embeddings=True,
     )  # fmt: skip
     row = PROMPT + ANSWER
-    train = TrainSection.model_validate({
-        "micro_batch_tokens": ROWS * row, "backend": {"kind": "torch", "lanes": 1},
-        "lora": LoraSection(rank=16) if "lora" in more else None,
-    })  # fmt: skip
-    checkpointing = "checkpointing" in more
-    section = ModelSection(dtype=dtype, gradient_checkpointing=checkpointing)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-    shape = shape_of(model)
-    if train.lora is not None:
-        add_adapters(model, train.lora, base="")
-    backend = make_backend(model, train=train, gradient_checkpointing=checkpointing, ranks=None)
-    trainer = Trainer(model, train=train, algorithm=algorithm(), backend=backend)
-    answers = [[ANSWER] * ROWS, [ANSWER] * ROWS]
+    lora = {"rank": 16, "base": "nf4" if "nf4" in more else None}
+    run = plan_run(
+        parse_config({
+            "env": {"target": "x:Y"}, "dataset": {"source": "x.jsonl"},
+            "serving": {"engine": "external", "urls": ["http://10.0.0.1:8000"]},
+            "model": {"dtype": dtype, "gradient_checkpointing": "checkpointing" in more},
+            "rollout": {"max_context_tokens": row, "max_response_tokens": ANSWER,
+                        "max_turn_tokens": ANSWER},
+            "train": {
+                "micro_batch_tokens": rows * row, "backend": {"kind": "torch", "lanes": 1},
+                "lora": lora if {"lora", "nf4"} & set(more) else None,
+            },
+        }),
+        Path(),
+    )  # fmt: skip
+    plan = run.trainer
+    demand = demand_of(plan, shape, on_gpu=False)
+    model: Any = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, dtype)).eval()
+    if plan.train.lora is not None:
+        add_adapters(model, plan.train.lora, base="")
+    if plan.train.lora is not None and plan.train.lora.base:
+        keep_in_four_bits(model, torch.device("cpu"))
+    backend = make_backend(
+        model,
+        train=plan.train,
+        gradient_checkpointing=plan.model.gradient_checkpointing,
+        ranks=None,
+    )
+    trainer = Trainer(model, train=plan.train, algorithm=algorithm(), backend=backend)
+    answers = [[ANSWER] * rows, [ANSWER] * rows]
     groups = random_groups(
         vocabulary, [PROMPT] * 2, answers, sampled=lambda _, answer: (-2.0,) * len(answer)
     )
     settings = StepSettings(
-        algorithm=algorithm(), micro_batch_tokens=ROWS * row, seed=0, prefix_sharing=False
+        algorithm=algorithm(), micro_batch_tokens=rows * row, seed=0, prefix_sharing=False
     )
     batch = build_step(groups, settings)
     for _ in range(2):
         trainer.step(batch)
+        if "saving" in more:  # a save that nobody has begun to write when the next update comes
+            held = StateSnapshot()
+            trainer.hold(held)
+            for name, weight in trainer.weights():
+                held.keep(name, weight)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    moving = shape.parameters if train.lora is None else shape.adapters * train.lora.rank
-    state, sums = trained_bytes(train, section, moving, kept=1)
-    width = 2 if dtype == "bfloat16" else 4
-    passes = measured(config, train, section, row=row, response=ANSWER, on_gpu=False)
-    assert passes is not None
-    held = shape.parameters * width + (4 * moving if train.lora else 0)
-    return peak, PROCESS + held + state + sums + passes, passes
+    (process, *_) = estimate(
+        plan, run.engines.serving, demand, on_gpu=False, room=Room(), saves="saving" in more
+    )
+    return peak, process.size, demand.activations
 
 
 def _run(file: str, *overrides: str) -> int:

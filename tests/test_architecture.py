@@ -77,7 +77,7 @@ PUBLIC = {
         "Action", "AgentInstance", "AgentrlError", "Engine", "EnvContext", "ExecResult",
         "Explanation", "FunctionTool", "Generator", "Message", "Observation", "Outcome", "Sandbox",
         "SandboxBackend", "SandboxLimits", "StepResult", "Task", "Termination", "Tool",
-        "ToolError", "ToolResult", "Trajectory", "TrajectoryGroup",
+        "ToolCall", "ToolContext", "ToolError", "ToolResult", "Trajectory", "TrajectoryGroup",
     ],
     "agentrl.config": [
         "RunConfig", "dump_config", "leaves", "load_config", "load_module", "parse_config",

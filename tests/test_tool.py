@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.plugins.docstrings import parts_of_docstring
 from agentrl.tool import FunctionTool
 
 
@@ -164,6 +165,16 @@ def test_methods_are_tools():
 def no_docstring(x: int) -> None: ...
 
 
+def lines_of(x: str):
+    """Give its lines."""
+    yield from x.splitlines()
+
+
+async def pages_of(x: str):
+    """Give its pages."""
+    yield x
+
+
 def _made(source: str):
     scope: dict = {}
     exec(f"def bad({source}):\n  'Doc.'", scope)
@@ -175,6 +186,8 @@ def _made(source: str):
     [
         (no_docstring, "tool 'no_docstring' has no docstring"),
         (_made("x"), "tool 'bad': parameter 'x' has no type"),
+        (lines_of, "tool 'lines_of' yields, and the model is given one result; return it"),
+        (pages_of, "tool 'pages_of' yields"),
         (_made("*x: int"), "parameter 'x' takes any number of values"),
         (_made("x: int, /"), "parameter 'x' is positional-only"),
         (_made("x: type"), "parameter 'x' of type type has no JSON schema"),
@@ -186,3 +199,57 @@ def test_a_function_without_a_schema_is_refused(function, message):
     with pytest.raises(ConfigError) as caught:
         FunctionTool(function)
     assert message in str(caught.value)
+
+
+GOOGLE = """Add.
+
+Parameters:
+    a (int): the first
+        one
+    b: the second
+
+Returns:
+    c: no
+"""
+NUMPY = """Add.
+
+Parameters
+----------
+a : int
+    the first
+    one
+b
+    the second
+
+Returns
+-------
+c : int
+    no
+"""
+SPHINX = """Add.
+
+:param int a: the first
+    one
+:parameter b: the second
+:type b: int
+:returns: no
+"""
+
+
+@pytest.mark.parametrize("doc", [GOOGLE, NUMPY, SPHINX])
+def test_docstrings_of_each_style_describe_the_parameters(doc: str) -> None:
+    def add(a: int, b: int) -> str:
+        return ""
+
+    add.__doc__ = doc
+    tool = FunctionTool(add)
+    assert tool.description == "Add."
+    described = {name: of["description"] for name, of in tool.parameters["properties"].items()}
+    assert described == {"a": "the first one", "b": "the second"}
+
+
+def test_several_names_of_numpy_style_share_their_words():
+    text = "Do.\n\nParameters\n----------\na, *b : int, optional\n    both\n\n    of them\n"
+    assert parts_of_docstring(text) == ("Do.", {"a": "both of them", "b": "both of them"})
+    assert parts_of_docstring(":returns: a") == ("", {})
+    assert parts_of_docstring("Arguments: none") == ("Arguments: none", {})

@@ -19,6 +19,7 @@ from agentrl.config.schema import RunConfig, RunSection
 from agentrl.config.stored import lost_settings, translate
 from agentrl.config.yaml_text import dump_yaml, load_yaml
 from agentrl.errors import ConfigError, choices
+from agentrl.plugins.tasks_beside import require_tasks
 
 Config = TypeVar("Config", bound=Section)
 
@@ -105,6 +106,7 @@ class ConfigFile(Generic[Config]):
         self._require_own(merged, where)
         if base is not None:
             self._begin_runs_here(merged)
+            self._find_tasks(merged)
         old = [f"  {text}" for text in old_keys(merged)]
         if old:
             raise ConfigError(f"{where} is written for an older agentrl:\n" + "\n".join(old))
@@ -162,6 +164,15 @@ class ConfigFile(Generic[Config]):
         run = data.setdefault("run", {})
         if isinstance(run, dict) and "dir" not in run:
             run["dir"] = PathStart(base=Path.cwd()).folder(RunSection().dir)
+
+    def _find_tasks(self, data: dict[str, Any]) -> None:
+        """Where a run file names no source of tasks, they are those beside its environment."""
+        env, dataset = data.get("env"), data.get("dataset") or {}
+        target = env.get("target") if isinstance(env, Mapping) else None
+        if self.root is not RunConfig or not isinstance(target, str):
+            return
+        if isinstance(dataset, Mapping) and "source" not in dataset:
+            data["dataset"] = {**dataset, "source": require_tasks(target)}
 
     def _kinds_first(self, overrides: Iterable[Override]) -> list[Override]:
         """In their order, but for those that name a kind: they decide which others are valid."""

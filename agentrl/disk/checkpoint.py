@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from agentrl.config.schema import CheckpointSection
-from agentrl.errors import RunError
+from agentrl.errors import RunError, some_of
 from agentrl.machine.files import flush, write_whole
 from agentrl.machine.inside import within
 
@@ -36,6 +36,7 @@ ROUNDED_FOLDER = "trainer-rounded"
 STATE_FILE = "state.json"
 """File that makes a folder a checkpoint; written last."""
 _MAKING = ".making-"
+_AGAIN = "copy the folder once more, whole"
 _DELETING = ".deleting-"
 
 
@@ -400,7 +401,7 @@ def resolve_model_path(path: str) -> str:
         return path
     latest = latest_checkpoint(root)
     if latest is None:
-        raise RunError(f"run {path} has no complete checkpoint below {root} yet")
+        raise none_complete(path, root)
     return str(latest.path)
 
 
@@ -414,19 +415,42 @@ def sweep(root: Path) -> None:
 
 
 def _read_state(path: Path) -> CheckpointState | None:
+    found = _state_or_fault(path)
+    if isinstance(found, str):
+        logger.warning("checkpoint %s is not complete and is passed over: %s", path, found)
+        return None
+    return found
+
+
+def _state_or_fault(path: Path) -> CheckpointState | str:
+    """The state of a checkpoint, or why it is none."""
     try:
         document = json.loads((path / STATE_FILE).read_bytes())
-        sizes = document.pop("files")
+        sizes: dict[str, int] = document.pop("files")
         state = CheckpointState(**document)
         files = {name: within(path.parent, path / name) for name in sizes}
-        wrong = [name for name, size in sizes.items() if files[name].stat().st_size != size]
+        if gone := [name for name, file in files.items() if not file.exists()]:
+            return f"of its {len(files)} files {len(gone)} are missing ({some_of(gone)}); {_AGAIN}"
+        found = {name: file.stat().st_size for name, file in files.items()}
+        if other := [name for name in sizes if found[name] != sizes[name]]:
+            first = f"{other[0]} has {found[other[0]]} bytes, expected {sizes[other[0]]}"
+            return f"{len(other)} of its {len(files)} files changed size ({first}); {_AGAIN}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        logger.warning("checkpoint %s is not complete and is passed over: %s", path, error)
-        return None
-    if wrong:
-        logger.warning("checkpoint %s is passed over: %s changed size", path, ", ".join(wrong))
-        return None
+        return f"{STATE_FILE} or a file in it cannot be read ({error}); {_AGAIN}"
     return state
+
+
+def none_complete(run: str | Path, root: Path) -> RunError:
+    """The error of a run of which no checkpoint is complete, with what is wrong with each."""
+    names = sorted(path for path in root.glob("*") if _NAME.match(path.name))
+    faults = [f"of {path.name}: {fault}" for path in names if (fault := _fault(path))]
+    why = f": {some_of(faults)}" if faults else " yet"
+    return RunError(f"run {run} has no complete checkpoint below {root}{why}")
+
+
+def _fault(path: Path) -> str:
+    found = _state_or_fault(path)
+    return found if isinstance(found, str) else ""
 
 
 def _remove(path: Path) -> None:

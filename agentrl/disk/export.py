@@ -14,6 +14,7 @@ from agentrl.disk.checkpoint import (
     flush_tree,
     list_checkpoints,
     make_folder,
+    none_complete,
 )
 from agentrl.disk.run_directory import read_any_identity
 from agentrl.errors import RunError
@@ -95,7 +96,7 @@ def _choose(run: Path, *, step: int | None, best: bool, best_by: str) -> Checkpo
     root = run / "checkpoints"
     found = list_checkpoints(root)
     if not found:
-        raise RunError(f"run {run} has no complete checkpoint below {root} yet")
+        raise none_complete(run, root)
     if step is not None and best:
         raise RunError("a step and the best step were asked for; give --step or --best, not both")
     if best:

@@ -65,7 +65,7 @@ class FitModel:
         """
         from agentrl.train.model.reward_checkpoint import hold_value_model
         from agentrl.train.model.value_head import ValueModel
-        from agentrl.train.saving.held_policy import hold_policy, keeper
+        from agentrl.train.saving.held_policy import hold_policy, keeper, weights_to_hold
         from agentrl.train.saving.snapshot import StateSnapshot
 
         backend, snapshot = self.fitter.backend, StateSnapshot()
@@ -73,8 +73,8 @@ class FitModel:
             held: Any = hold_value_model(
                 self.model,
                 self.tokenizer,
-                backend.weights(),
-                keeper(snapshot, backend, self.model),
+                weights_to_hold(backend, self.model),
+                keeper(snapshot, backend),
                 rank=backend.rank,
                 world_size=1 if alone else backend.world_size,
             )

@@ -33,7 +33,8 @@ _LENGTHS = (1.0, 0.75, 0.4, 0.6)
 """Lengths of the rows that are packed, as parts of the longest; all but the last share a prefix."""
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 """Names under which configs and layers keep how far a layer looks back."""
-_NARROW_DTYPES = (torch.bfloat16, torch.float16)
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes whose rounding hides faults."""
 _MOST_WIDENED = 4 * 1024**3
 """Bytes of a model in float32, beside its own weights, up to which it is compared in it too."""
 _KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")
@@ -199,26 +200,34 @@ def _shaken(model: Any, *, on: bool) -> Iterator[None]:
         hook.remove()
 
 
-@contextmanager
-def widened(model: Any) -> Iterator[bool]:
-    """Inside, weights of 16 bits are float32, in copies; the same tensors are back afterwards.
+def is_widened(model: Any) -> bool:
+    """True if `widened` changes a model.
 
-    Yields False, and changes nothing, where there are none, or copies need more than
-    `_MOST_WIDENED` bytes or than a GPU has left, or a weight is quantised or divided among ranks.
+    Not where no weight has 16 bits, or copies need more than `_MOST_WIDENED` bytes or than a GPU
+    has left, or a weight is quantised or divided among ranks.
     """
-    weights = list(model.parameters())
-    narrow = [each for each in (*weights, *model.buffers()) if each.dtype in _NARROW_DTYPES]
+    weights, narrow = list(model.parameters()), _narrow_tensors(model)
     size = sum(4 * each.numel() for each in narrow)
     whole = all(type(each) is torch.nn.Parameter and each.is_floating_point() for each in weights)
     whole = whole and all(each.numel() and not each.is_meta for each in weights)
     on = bool(narrow) and whole and size <= _MOST_WIDENED
     if on and weights[0].is_cuda:
         on = size < torch.cuda.mem_get_info(weights[0].device)[0]
-    before = [(each, each.data) for each in narrow if on]
+    return on
+
+
+def _narrow_tensors(model: Any) -> list[Tensor]:
+    return [each for each in (*model.parameters(), *model.buffers()) if each.dtype in NARROW_DTYPES]
+
+
+@contextmanager
+def widened(model: Any) -> Iterator[None]:
+    """Inside, weights of 16 bits are float32, in copies; the same tensors are back afterwards."""
+    before = [(each, each.data) for each in _narrow_tensors(model)]
     try:
         for each, data in before:
             each.data = data.float()
-        yield on
+        yield
     finally:
         for each, data in before:
             each.data = data

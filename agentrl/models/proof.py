@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import AgentrlError, ConfigError, RanksParted
-from agentrl.models.own_forward import rounding, widened
+from agentrl.models.own_forward import is_widened, rounding, widened
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,9 @@ class ModelProof:
     attention: str = ""
     """Kernels of attention that computed the passes; empty where the model's own did."""
     widened: ModelProof | None = None
-    """The same model with its 16-bit weights in float32, where a fault is far above rounding; None
-    for one of wider weights, or too large for a copy, or divided among ranks."""
+    """The same model with its 16-bit weights in float32, where a fault is far above rounding. Of
+    one too large for a copy, or divided among ranks, the attention of the layer that differs most.
+    None for one of wider weights, or whose layers compute in 16 bits alone."""
 
     @property
     def text(self) -> str:
@@ -145,6 +146,8 @@ def judged(
     who: str,
     instead: str,
     began: float,
+    dtype: torch.dtype | None = None,
+    layers: bool = False,
     attention: str = "",
 ) -> ModelProof:
     """The proof of a model whose numbers are its own, in every form.
@@ -156,15 +159,19 @@ def judged(
         who: names the model and its role at the beginning of a message.
         instead: advice at its end.
         began: `time.perf_counter()` at the beginning.
+        dtype: that it computes in; default that of its weights.
+        layers: `found` is what layers give in that dtype, and not the model.
         attention: kernels that computed the passes.
 
     Raises:
         ConfigError: a form in which they are not; with the numbers.
     """
     part = model if not hasattr(model, "value_head") else model.body
-    dtype = str(next(part.parameters()).dtype).removeprefix("torch.")
+    named = str(dtype or next(part.parameters()).dtype).removeprefix("torch.")
     what, unit = "log-probabilities", "nats"
-    if part is not model:
+    if layers:
+        what, unit = "layers", "of their size"
+    elif part is not model:
         what, unit = "hidden states", "of their size"
     forms = {name: _steady(each) for name, each in found.items()}
     worst = {name: float(each.max()) for name, each in found.items()}
@@ -178,13 +185,13 @@ def judged(
         same = ", ".join(name for name in found if name not in wrong)
         raise ConfigError(
             f"{who}: {_named(part)} would be computed as another model: its {what} differ from "
-            f"those of its own forward pass: {', '.join(wrong.values())}; rounding in {dtype} "
+            f"those of its own forward pass: {', '.join(wrong.values())}; rounding in {named} "
             f"explains {tolerance:.2g}{f' ({same} agrees)' if same else ''}{_reason(part)}. "
             f"{instead}"
         )
     return ModelProof(
         model=type(part).__name__,
-        dtype=dtype,
+        dtype=named,
         forms=forms,
         worst=worst,
         tolerance=tolerance,
@@ -213,20 +220,24 @@ def proven(
     """
     began = time.perf_counter()
     found = judge(False)
-    with widened(model) if widen else nullcontext(False) as on:
+    if widen and is_widened(model):
         try:
-            if on:
+            with widened(model):
                 found = replace(found, widened=judge(True))
         except RanksParted:
             raise
         except Exception as error:
             if isinstance(error, ConfigError) and error.__cause__ is None:
                 raise  # numbers that differ
-            # Kernels of a family may know 16 bits alone; what it does in them is proven.
-            logger.warning("%s: not compared in float32: %s", who, str(error)[:300])
+            not_widened(who, error)
     found = replace(found, seconds=round(time.perf_counter() - began, 3))
     logger.info("%s: %s is %s", who, found.model, found.text)
     return found
+
+
+def not_widened(who: str, error: Exception) -> None:
+    """Note that a model is proven in 16 bits alone: kernels of a family may know no others."""
+    logger.warning("%s: not compared in float32: %s", who, str(error)[:300])
 
 
 @contextmanager

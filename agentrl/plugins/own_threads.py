@@ -232,6 +232,11 @@ class OwnThread:
         self._lock = threading.Lock()
         self._hung: _Call | None = None
 
+    @property
+    def hangs(self) -> bool:
+        """True while a call that was left behind goes on in it."""
+        return self._hung is not None and not self._hung.done()
+
     async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function`, and await what it returns where that can be awaited, in the loop.
 
@@ -240,7 +245,7 @@ class OwnThread:
         """
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
-        if self._hung is not None and not self._hung.done():
+        if self._hung is not None and self.hangs:
             raise UserCodeHung(f"{name_of(function)} was not called: {self._hung.who} still hangs")
         call = _Call(function, args, kwargs, self.take, computes=self._computes)
         try:

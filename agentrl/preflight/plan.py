@@ -171,7 +171,7 @@ class _Checks:
             ("run directory", lambda: parts.run_directory(plan.run, self.resume)),
             ("rules", lambda: parts.rules(plan.health, datasets=plan.eval.datasets)),
             ("metrics", lambda: parts.metrics(trainer.log)),
-            ("disk", lambda: machine.disk(plan, model)),
+            ("disk", lambda: machine.disk(plan, trainer)),
             ("context", lambda: machine.context(model, tokens)),
             ("memory", lambda: machine.memory(trainer, engines.serving, self.run.rewards)),
             ("budget", lambda: parts.budget(plan.rollout, plan.train, found)),

@@ -22,7 +22,7 @@ from agentrl.rollout.limits import RolloutLimits
 from agentrl.rollout.long_texts import LongTexts
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.watch import DeadlineWatch
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolContext
 from agentrl.types import CallStatus, ToolCall, ToolResult, ToolStatus
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class CallRunner:
     """Shortens long results beside the event loop."""
     watch: DeadlineWatch
     """The watch of the rollout's task, for a call that runs alone."""
+    rollout: ToolContext
+    """Given to tools that ask for it."""
 
     async def run(self, calls: Sequence[ToolCall], *, left_s: float) -> tuple[ToolResult, ...]:
         """Run what can be run, at the same time, and answer every call.
@@ -133,7 +135,8 @@ class CallRunner:
             left_s -= started - began
             limit_s = min(tool.timeout_s, left_s)
             with watch.limit(limit_s):
-                result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
+                with self.rollout.entered():
+                    result = await user_call(tool.call, arguments, sandbox, limit_s=limit_s)
         except ToolError as error:
             result = ToolResult(status=ToolStatus.ERROR, text=_words(error))
         except TimeoutError:

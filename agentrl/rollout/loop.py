@@ -35,7 +35,7 @@ from agentrl.rollout.records import AgentState, LoopParts, Rollout, SampledTurn
 from agentrl.rollout.sandbox import SharedSandbox
 from agentrl.rollout.seeds import turn_seed
 from agentrl.rollout.under_way.in_flight import Activity
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolContext
 from agentrl.types import (
     FinishReason,
     Generation,
@@ -69,6 +69,7 @@ class ToolAgentLoop:
     _recorder: Recorder
     _deltas: DeltaBuilder
     _calls: CallRunner
+    _rollout: ToolContext | None = None
     _history: LoopHistory | None = None
     _offered: tuple[Tool, ...]
     _own_tools: Mapping[str, Tool]
@@ -146,6 +147,8 @@ class ToolAgentLoop:
             result.ending = end.reached
         finally:
             self._guard.watch.close()
+            if self._rollout is not None:
+                self._rollout.close()
         if result.rows:
             self._finish()
         result.duration_s = in_ticks(self._clock.elapsed_s())
@@ -179,12 +182,14 @@ class ToolAgentLoop:
             prompt = await self._prompts.get(observation, tuple(tools.values()))
         except Exception as error:  # recording boundary: reset may have returned anything
             raise crash("reset", error, who=self._env.reset) from error
-        self._begin(prompt, tools, observation)
+        self._begin(task, prompt, tools, observation)
         if reached := parts.limits.prompt_too_long(len(prompt.ids)):
             return self._end(reached)
         return AgentState.GENERATING
 
-    def _begin(self, prompt: Prompt, tools: Mapping[str, Tool], observation: Observation) -> None:
+    def _begin(
+        self, task: Task, prompt: Prompt, tools: Mapping[str, Tool], observation: Observation
+    ) -> None:
         parts, raw = self._parts, observation.raw
         self._recorder = Recorder(
             prompt.ids, temperature=self._base.temperature, images=prompt.images
@@ -198,6 +203,10 @@ class ToolAgentLoop:
         self._deltas = DeltaBuilder(
             chat=parts.chat, limits=parts.limits, raw=raw, long_texts=parts.long_texts
         )
+        context = self._env.context
+        self._rollout = ToolContext(
+            task=task, seed=self._seed, rollout_id=context.rollout_id, state=context.state
+        )
         self._calls = CallRunner(
             tools=tools,
             sandbox=self._sandbox,
@@ -205,6 +214,7 @@ class ToolAgentLoop:
             limits=parts.limits,
             long_texts=parts.long_texts,
             watch=self._guard.watch,
+            rollout=self._rollout,
         )
         self._own_tools = tools
         self._offered = tuple(tools.values())

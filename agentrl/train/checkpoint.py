@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,21 @@ import torch
 from torch import Tensor
 
 from agentrl.disk.checkpoint import PARTS_FOLDER, ROUNDED_FOLDER
-from agentrl.errors import RunError, TrainError
+from agentrl.errors import RunError, TrainError, some_of
 from agentrl.machine.files import flush, write_whole
 from agentrl.models.files.tensor_file import WrittenTensor, map_tensors, write_tensors
 from agentrl.models.finite import check_finite
 from agentrl.models.hub_format import save_pretrained
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.saving.own_part import MASTERS, OwnPart
-from agentrl.train.saving.rounded import FROM_WEIGHTS, RoundedPart, flat_weights, read_rounded
+from agentrl.train.saving.rounded import (
+    FROM_WEIGHTS,
+    WEIGHT_MARKS,
+    RoundedPart,
+    flat_weights,
+    mark_of,
+    read_rounded,
+)
 from agentrl.train.saving.snapshot import StateSnapshot
 from agentrl.train.saving.stored_tensors import StoredTensors
 
@@ -40,6 +48,7 @@ WHOLE_FILE = "trainer.pt"
 """State in one file, as format 2 had it."""
 _FORMAT, _WHOLE_FORMAT = 3, 2
 _POLICY, _CRITIC, _REFERENCE, _RANDOM = "policy", "critic", "reference", "random"
+_RUN_ID = "run"
 _LOWER_RATE = "nothing was saved; go on from the checkpoint before it, with a lower "
 
 
@@ -77,6 +86,8 @@ class HeldState:
 
     version: int
     """Steps done."""
+    run_id: str
+    """The same in the parts of one save and, but for `version`, of one start of a run."""
     kl_coef: float
     """Weight of the KL penalty."""
     rank: int
@@ -97,7 +108,12 @@ class HeldState:
         """
         folder = directory / PARTS_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-        head = {"format": _FORMAT, "version": self.version, "parts": self.world_size}
+        head = {
+            "format": _FORMAT,
+            "version": self.version,
+            "parts": self.world_size,
+            _RUN_ID: self.run_id,
+        }
         metadata = {**head, "places": self.places}
         write_tensors(
             folder / _part_name(self.rank, self.world_size),
@@ -109,10 +125,20 @@ class HeldState:
             write_whole(directory / HEAD_FILE, text.encode())
 
 
+def new_run_id(gather: Callable[[Any], list[Any]]) -> str:
+    """Text that tells the saves of one start of a run from those of all others; all ranks call.
+
+    Args:
+        gather: as `TrainBackend.gather`.
+    """
+    return gather(secrets.token_hex(8))[0]
+
+
 def hold_state(
     snapshot: StateSnapshot,
     *,
     version: int,
+    run_id: str,
     rank: int,
     world_size: int,
     optimizer: Iterable[OwnPart],
@@ -125,6 +151,7 @@ def hold_state(
     Args:
         snapshot: settled by the trainer before any of it moves.
         version: steps done.
+        run_id: of this start of a run, from `new_run_id`.
         rank: of this process.
         world_size: ranks that hold the other parts.
         optimizer: of the policy.
@@ -149,6 +176,7 @@ def hold_state(
             tensors.append(snapshot.keep(name, state, copied=True))
     return HeldState(
         version=version,
+        run_id=run_id,
         kl_coef=kl_coef,
         rank=rank,
         world_size=world_size,
@@ -249,7 +277,7 @@ def _read_parts(directory: Path) -> TrainerState:
     found: dict[str, dict[str, StoredTensors]] = {}
     for rank in range(head["parts"]):
         path = folder / _part_name(rank, head["parts"])
-        for name, (start, shape, numbers) in _read_part(path, weights, version=version).items():
+        for name, (start, shape, numbers) in _read_part(path, weights, head).items():
             owner, kind, param = name.split("/", 2)
             stored = found.setdefault(owner, {}).setdefault(kind, StoredTensors())
             stored.add(param, shape, start, numbers)
@@ -296,13 +324,15 @@ def _read_head(path: Path) -> dict[str, Any]:
 
 
 def _read_part(
-    path: Path, weights: Mapping[str, Tensor], *, version: int
+    path: Path, weights: Mapping[str, Tensor], head: Mapping[str, Any]
 ) -> dict[str, tuple[int, torch.Size, Tensor | RoundedPart]]:
     try:
         tensors, metadata = map_tensors(path)
-        own = json.loads(metadata["version"])
+        version, run_id = (json.loads(metadata.get(k, "null")) for k in ("version", _RUN_ID))
         places = json.loads(metadata["places"])
         on_weights = json.loads(metadata.get(FROM_WEIGHTS, "null"))
+        marks: dict[str, int] = json.loads(metadata.get(WEIGHT_MARKS, "{}"))
+        other = [name for name, mark in marks.items() if mark_of(name, weights) != mark]
         found = dict[str, tuple[int, torch.Size, Tensor | RoundedPart]]()
         for name, tensor in tensors.items():
             start, *shape = places[name]
@@ -319,10 +349,19 @@ def _read_part(
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise RunError(f"{path} cannot be read as trainer state: {error}") from error
-    if own != version:
+    for what, own, there in (
+        ("version", version, head["version"]),
+        (_RUN_ID, run_id, head.get(_RUN_ID)),
+    ):
+        if own != there:
+            raise RunError(
+                f"{path} belongs to another checkpoint: it holds {what} {own}, and {HEAD_FILE} "
+                f"says {there}; copy the folder of the checkpoint once more, whole"
+            )
+    if other:
         raise RunError(
-            f"{path} belongs to another checkpoint: it holds version {own}, and {HEAD_FILE} says "
-            f"{version}; copy the folder of the checkpoint once more, whole"
+            f"{path} belongs to other weights than those beside it: {len(other)} of {len(marks)} "
+            f"differ ({some_of(other)}); copy the folder of the checkpoint once more, whole"
         )
     return found
 

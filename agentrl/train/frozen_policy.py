@@ -60,6 +60,11 @@ class FrozenPolicy:
         self.constants = {name for name, _ in persistent_buffers(model)}
         """Names of what is among the weights of a backend and is trained by none."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """`dtype` as in `ProvenPasses.dtype`."""
+        return next(self._model.parameters()).dtype if self.holds_whole else self._dtype
+
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
         kind = torch.promote_types(self._dtype, torch.float32)

@@ -30,7 +30,7 @@ from agentrl.train.backends.agreement import check_same_batch, check_shares
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.contract import TrainBackend
 from agentrl.train.backends.offload import TrainerOffload, state_on_device
-from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
+from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state, new_run_id
 from agentrl.train.critic import Critic, ValuePass
 from agentrl.train.distill.records import Teacher
 from agentrl.train.early_updates import EarlyUpdates
@@ -110,6 +110,7 @@ class Trainer:
         self._speed = StepMeter(trained)
         self._kl_coef = algorithm.kl_coef
         self._version = 0
+        self._run_id = new_run_id(self.backend.gather)
         self._early = EarlyUpdates()
         self._moved = False
         self._held = StateSnapshot()
@@ -420,6 +421,7 @@ class Trainer:
         return hold_state(
             snapshot,
             version=self._version,
+            run_id=self._run_id,
             rank=rank,
             world_size=world_size,
             optimizer=self.backend.own_state(),

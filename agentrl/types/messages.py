@@ -102,15 +102,20 @@ class ToolCall:
         ...                 raw='<tool_call>{"name": "add", ...}</tool_call>', span=(2, 5))
         >>> call.status.value, call.span
         ('ok', (2, 5))
+
+        One that is made by hand, as a solution or for a test:
+
+        >>> ToolCall("add", {"a": 1, "b": 2}).name
+        'add'
     """
 
-    id: str
-    """Unique inside the rollout; made by the parser."""
-    name: str
+    name: str = field(kw_only=False)
     """The tool; empty when the call is malformed."""
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(kw_only=False)
     """Parsed arguments; empty when the call is malformed."""
-    raw: str
+    id: str = ""
+    """Unique inside the rollout; made by the parser."""
+    raw: str = ""
     """The text of the span, verbatim; empty for a call that was not read from text."""
     status: CallStatus = CallStatus.OK
     """Status given by the parser."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config import RunConfig, parse_config
+from agentrl.config import parse_config
 from agentrl.config.plan import plan_run
 from agentrl.config.schema import CheckpointSection
 from agentrl.data import TrajectoryStore
@@ -24,6 +25,7 @@ from agentrl.disk.checkpoint import (
 )
 from agentrl.errors import ConfigError, RunError
 from agentrl.machine.processes.stop import Interrupted, StopSwitch
+from agentrl.preflight.memory.estimate import SavedBytes
 from agentrl.runtime.progress import Progress
 from agentrl.runtime.scoring.score_book import ScoreBook
 from agentrl.runtime.stages import HeldGroup
@@ -220,24 +222,56 @@ def test_keeping_the_best_needs_a_score(tmp_path: Path) -> None:
 
 
 async def test_preflight_counts_what_is_kept(tmp_path: Path) -> None:
-    """Of 2**27 float32 weights, 16 bytes each with masters and moments; and while one is written,
-    one more. Fails if the best are forgotten, or if a LoRA run is charged for masters."""
+    """Fails if a state is counted in each checkpoint, though the newest alone keeps one."""
     from agentrl.preflight.checks.machine import disk
 
-    async def needed(config: RunConfig) -> str:
-        run = plan_run(config, tmp_path)
-        return str(await disk(run.schedule, run.trainer.model))
-
+    config = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 32768,
+        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
+    }  # fmt: skip
+    count = 2 * 32768 * 1024 + 8 * (4 * 1024**2 + 3 * 4096 * 1024 + 2 * 1024) + 1024
     (tmp_path / "model").mkdir()
-    with (tmp_path / "model" / "model.safetensors").open("wb") as file:
-        file.truncate(2**28)  # 2 bytes each are assumed; it takes no room
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     model = {"path": str(tmp_path / "model"), "dtype": "float32"}
-    config = changed(fake_config(tmp_path), model=model)
-    assert (await needed(config)).startswith("6.0 GiB for checkpoints")
-    best = changed(config, checkpoint={"keep_best": 1})
-    assert (await needed(best)).startswith("8.0 GiB for checkpoints")
-    adapters = changed(config, train={"lora": {"rank": 2}})
-    assert (await needed(adapters)).startswith("1.5 GiB for checkpoints")
+    rank = 2 * 8 * (4 * 2 * 1024 + 3 * 5 * 1024)
+
+    async def needed(**sections: Any) -> str:
+        run = plan_run(changed(fake_config(tmp_path), model=model, **sections), tmp_path)
+        return str(await disk(run.schedule, run.trainer)).partition(" for")[0]
+
+    def gib(size: float) -> str:
+        return f"{size / 2**30:.1f} GiB"
+
+    # The two that are kept and the one being written; masters and two moments in two of them.
+    assert await needed() == gib((3 * 4 + 2 * 12) * count)
+    assert await needed(checkpoint={"save": "all"}) == gib(3 * 16 * count)
+    assert await needed(checkpoint={"keep_best": 1}) == gib((4 * 4 + 2 * 12) * count)
+    assert await needed(train={"lora": {"rank": 2}}) == gib(3 * (4 * count + 12 * rank))
+
+
+@pytest.mark.parametrize("save", ["model", "all"])
+@pytest.mark.parametrize("state_size", [10, 3000])
+def test_no_disk_holds_more_than_preflight_counts(
+    tmp_path: Path, save: Any, state_size: int
+) -> None:
+    """Bytes of real saves while each is written, beside the count; the small state is that of
+    adapters."""
+    section, most = CheckpointSection(save=save, keep_last=2, keep_best=1), 0
+
+    def look() -> int:
+        names = ("weights.bin", "part-00001-of-00001")
+        return sum(file.stat().st_size for file in tmp_path.rglob("*") if file.name in names)
+
+    def write(folder: Path) -> None:
+        nonlocal most
+        (folder / "weights.bin").write_bytes(bytes(1000))
+        (folder / "trainer").mkdir()
+        (folder / "trainer" / "part-00001-of-00001").write_bytes(bytes(state_size))
+        most = max(most, look())
+
+    for step in range(1, 7):
+        save_checkpoint(tmp_path, state(step, held=1.0 / step), write, section)
+    assert most == SavedBytes(weights=1000, state=state_size).on_disk(section)
 
 
 @pytest.mark.parametrize("by", ["", "eval/a/score"])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.cli import main
 from agentrl.config import parse_config
 from agentrl.config.schema import AlgorithmSection, CheckpointSection, TrainSection
-from agentrl.disk.checkpoint import CheckpointState, save_checkpoint
+from agentrl.disk.checkpoint import CheckpointState, resolve_model_path, save_checkpoint
 from agentrl.disk.export import export
 from agentrl.disk.run_directory import RunDir
 from agentrl.errors import ConfigError, RunError
@@ -155,6 +155,26 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     directory.close()
     with pytest.raises(RunError, match="has no complete checkpoint below"):
         export(directory.path, tmp_path / "out")
+
+
+def test_checkpoints_that_lack_a_part_are_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the user is told that there is none yet."""
+    for step, name in ((1, "model.safetensors"), (2, "tokenizer.json")):
+        (run / "checkpoints" / f"step-{step}" / name).unlink()
+    part = run / "checkpoints" / "step-3" / "trainer" / "part-00001-of-00001.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(SystemExit) as caught:
+        main(["export", str(run), str(tmp_path / "out")])
+    assert caught.value.code == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"run {run} has no complete checkpoint below {run}/checkpoints: of step-1: of" in text
+    assert "1 are missing (model.safetensors); copy the folder once more, whole" in text
+    assert "of step-3: 1 of its" in text
+    assert "files changed size (trainer/part-00001-of-00001.safetensors has" in text
+    with pytest.raises(RunError, match=r"of step-2: of its .* are missing"):
+        resolve_model_path(str(run))
 
 
 def test_the_command_says_what_it_made(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from agentrl.disk.checkpoint import (
     CheckpointState,
     checkpoint_to_resume,
     list_checkpoints,
+    make_folder,
     round_state,
     save_checkpoint,
     sweep,
@@ -219,6 +223,73 @@ def test_parts_that_are_gone_torn_or_of_another_save_are_named(tmp_path: Path) -
         load_trainer_state(one)
     with pytest.raises(RunError, match="was saved in 3 parts, and 2 are there"):
         load_trainer_state(two)
+
+
+def test_what_is_of_another_run_is_named(tmp_path: Path) -> None:
+    """Fails if equal steps of two runs are put together, whose files have the same sizes."""
+    one, two = (
+        write_state(tmp_path / n, version=1, optimizer=optimizer(v), ranks=2, run_id=n)
+        for n, v in (("one", 1), ("two", 2))
+    )
+    part = "part-00002-of-00002.safetensors"
+    shutil.copy(two / "trainer" / part, one / "trainer" / part)
+    with pytest.raises(RunError, match="belongs to another checkpoint: it holds run two, and"):
+        load_trainer_state(one)
+    # Masters that lie on top of weights, and the weights are those of another step.
+    shutil.rmtree(one)
+    write_state(one, version=1, optimizer=optimizer(1))
+    for folder, value in ((one, 1.0), (two, 2.0)):
+        weights = {name: torch.full((40, 50), value).bfloat16() for name in ("a", "b")}
+        save_file(weights, folder / "model.safetensors")
+    (one / "trainer-rounded").mkdir()
+    write_rounded(one, one / "trainer-rounded")
+    shutil.rmtree(one / "trainer")
+    assert torch.equal(load_trainer_state(one).optimizer["masters"]["a"], torch.ones(40, 50))
+    shutil.copy(two / "model.safetensors", one / "model.safetensors")
+    with pytest.raises(RunError, match=r"belongs to other weights .* 2 of 2 differ"):
+        load_trainer_state(one)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 128 KiB."""
+    if os.geteuid():
+        pytest.skip("only root mounts a disk of its own")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_real_disk_that_is_full_or_read_only(small_disk: Path, tmp_path: Path) -> None:
+    """Fails if what did not fit stays, or the checkpoint before it is torn or deleted first."""
+    root = small_disk / "checkpoints"
+    save(root, 1, MODEL)
+    (room := small_disk / "room").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 2**14))
+    before = {path: path.stat().st_size for path in root.rglob("*")}
+    with pytest.raises(OSError, match="No space left on device"):
+        save(root, 2, MODEL)
+    with pytest.raises(OSError, match="No space left on device"):
+        round_state(root, MODEL, write_rounded)
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for work in (
+        lambda: save(root, 2, MODEL),
+        lambda: round_state(root, MODEL, write_rounded),
+        lambda: make_folder(small_disk / "out", lambda folder: None),
+    ):
+        with pytest.raises(OSError, match="Read-only file system"):
+            work()
+    assert {path: path.stat().st_size for path in root.rglob("*")} == before
+    assert load_trainer_state(root / "step-1").version == 1
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    room.unlink()
+    round_state(root, MODEL, write_rounded)
+    assert with_state(root) == {1: False}
+    assert load_trainer_state(root / "step-1").optimizer
 
 
 def test_a_state_of_format_2_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,10 +12,16 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from agentrl.models.hub_format import save_pretrained
+from agentrl.config.schema import TrainSection
+from agentrl.models.hub_format import hold_weights, save_pretrained
 from agentrl.models.stored_form import StoredForm
+from agentrl.models.whole import load_whole
+from agentrl.train.checkpoint import load_trainer_state
 from agentrl.train.model.lora import base_weights
-from tests.train.tiny_llama import tiny_model
+from agentrl.train.saving.held_trainer import hold_trained
+from agentrl.train.saving.rounded import write_rounded
+from agentrl.train.trainer import Trainer
+from tests.train.tiny_llama import algorithm, make_groups, make_step, tiny_model
 
 
 class _Forbid:
@@ -97,3 +105,44 @@ def test_what_files_join_is_sent_when_all_of_it_has_come() -> None:
     assert len(found) == len(held) - len([name for name in held if "up_proj" in name])
     with pytest.raises(AssertionError, match=r"before all parts of .*gate_up_proj"):
         list(StoredForm(model, held)(list(held.items())[:-1][::-1][-6:]))
+
+
+def test_shards_above_a_lowered_limit_are_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a tensor larger than the limit is cut or lost, or a state that lies on top of the
+    weights looks for them in one file."""
+
+    class NoTokenizer:
+        def save_pretrained(self, folder: Path) -> None:
+            """Nothing."""
+
+    model = tiny_model(torch.bfloat16)
+    trainer = Trainer(model, train=TrainSection(learning_rate=1e-2), algorithm=algorithm())
+    trainer.step(make_step(make_groups(0), algorithm=algorithm()))
+    assert hold_weights.__kwdefaults__ is not None
+    monkeypatch.setitem(hold_weights.__kwdefaults__, "shard_bytes", 1500)
+    hold_trained(model, NoTokenizer(), trainer)(tmp_path)
+    files = sorted(tmp_path.glob("model-*.safetensors"))
+    shards = [load_file(path) for path in files]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {
+        name: path.name for path, shard in zip(files, shards, strict=True) for name in shard
+    }
+    sizes = [sum(tensor.nbytes for tensor in shard.values()) for shard in shards]
+    large = [len(shard) for shard, size in zip(shards, sizes, strict=True) if size > 1500]
+    assert large, "no tensor is above the limit"
+    assert set(large) == {1}
+    assert len(shards) - len(large) > 1
+    assert index["metadata"]["total_size"] == sum(sizes)
+    whole = load_whole(transformers.AutoModelForCausalLM, str(tmp_path), who="x")
+    for name, param in model.named_parameters():
+        assert torch.equal(whole.get_parameter(name), param)
+    exact = load_trainer_state(tmp_path).optimizer["masters"]
+    exact = {name: tensor.clone() for name, tensor in exact.items()}
+    (tmp_path / "trainer-rounded").mkdir()
+    write_rounded(tmp_path, tmp_path / "trainer-rounded")
+    shutil.rmtree(tmp_path / "trainer")
+    rounded = load_trainer_state(tmp_path).optimizer["masters"]
+    for name, tensor in exact.items():
+        assert (rounded[name].view(torch.int32) - tensor.view(torch.int32)).abs().max() <= 1

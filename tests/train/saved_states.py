@@ -22,6 +22,7 @@ def write_state(
     reference: Mapping[str, Any] | None = None,
     kl_coef: float = 0.0,
     ranks: int = 1,
+    run_id: str = "one",
 ) -> Path:
     """As so many ranks with a copy each write it."""
 
@@ -33,6 +34,7 @@ def write_state(
         hold_state(
             StateSnapshot(),
             version=version,
+            run_id=run_id,
             rank=rank,
             world_size=ranks,
             optimizer=parts(optimizer, rank),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.env.target import arguments_of, dataset_of, with_class
+from agentrl.cli.env.target import target_of
 from agentrl.errors import ConfigError, choices
+from agentrl.plugins.tasks_beside import require_tasks
 
 if TYPE_CHECKING:
     from agentrl.preflight.attack.attack import AttackClass
@@ -98,37 +98,16 @@ def _plan(
     """A plan that names what is attacked."""
     from agentrl.preflight.attack.campaign import AttackPlan
 
-    if target.endswith((".yaml", ".yml")):
-        from agentrl.config import load_config
-
-        config = load_config(Path(target))
-        # What it trains on, without what decides how often a task comes.
-        source = {"source", "args", "split", "limit"}
-        return AttackPlan(
-            env=config.env.model_dump(mode="json"),
-            dataset=config.dataset.model_dump(mode="json", include=source),
-            sandbox=config.sandbox.model_dump(mode="json")
-            if sandbox == "auto"
-            else _sandbox(sandbox),
-            base=Path(target).parent,
-        )
-    target = with_class(target)
-    found = dataset if dataset is not None else dataset_of(target)
-    if found is None:
-        raise ConfigError(
-            f"env attack: {target} has no tasks beside it; name some with --dataset FILE or "
-            "--dataset package.module:make_tasks"
-        )
+    found = target_of(target, args, dataset, tools, sandbox)
+    if found.dataset is None:
+        require_tasks(found.env.target)
+    assert found.dataset is not None
     return AttackPlan(
-        env={"target": target, "args": arguments_of(args), "tools": list(tools)},
-        dataset={"source": found},
-        sandbox=_sandbox(sandbox),
-        base=Path.cwd(),
+        env=found.env.model_dump(mode="json"),
+        dataset=found.dataset.model_dump(mode="json"),
+        sandbox=found.sandbox and found.sandbox.model_dump(mode="json"),
+        base=found.base,
     )
-
-
-def _sandbox(backend: str) -> dict[str, str] | None:
-    return None if backend == "none" else {"backend": backend}
 
 
 def _classes(names: Sequence[str]) -> tuple[AttackClass, ...]:

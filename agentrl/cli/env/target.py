@@ -1,17 +1,63 @@
-"""Targets of the `agentrl env` commands: a class, its arguments and its tasks."""
+"""Targets of the `agentrl env` commands: a class or a run file, its arguments and its tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentrl.cli.env.scaffold import TASKS_FILE
-from agentrl.config import resolve
-from agentrl.errors import AgentrlError, ConfigError
+from agentrl.config import load_config
+from agentrl.config.sandboxes import sandbox_section
+from agentrl.config.schema import DatasetSection, EnvSection
+from agentrl.errors import ConfigError
 from agentrl.plugins.imports import load_module
+from agentrl.plugins.tasks_beside import tasks_beside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvTarget:
+    """An environment and what it is played with, as a run file would have it."""
+
+    env: EnvSection
+    """The environment, its arguments and its tools."""
+    dataset: DatasetSection | None
+    """Its tasks; None where there are none beside it."""
+    sandbox: Any
+    """A section of `agentrl.config.sandboxes`; None for none."""
+    base: Path
+    """Folder that relative paths start from."""
+
+
+def target_of(
+    target: str, args: Sequence[str], dataset: str | None, tools: Sequence[str], sandbox: str
+) -> EnvTarget:
+    """The environment that the arguments of a command name, directly or by a run file."""
+    base = Path.cwd()
+    chosen = None if sandbox == "none" else sandbox_section(sandbox)
+    source = None if dataset is None else DatasetSection(source=dataset)
+    if target.endswith((".yaml", ".yml")):
+        config = load_config(Path(target))
+        if source is None:
+            # What it trains on, without what decides how often a task comes.
+            same = {"source", "args", "split", "columns", "limit"}
+            source = DatasetSection(**config.dataset.model_dump(include=same))
+        return EnvTarget(
+            env=config.env,
+            dataset=source,
+            sandbox=config.sandbox if sandbox == "auto" else chosen,
+            base=base,
+        )
+    target = with_class(target)
+    found = tasks_beside(target) if source is None else None
+    return EnvTarget(
+        env=EnvSection(target=target, args=arguments_of(args), tools=tuple(tools)),
+        dataset=DatasetSection(source=found) if found else source,
+        sandbox=chosen,
+        base=base,
+    )
 
 
 def with_class(target: str) -> str:
@@ -50,19 +96,3 @@ def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--args {pair!r}: expected key=value")
         arguments[key] = yaml.safe_load(value)
     return arguments
-
-
-def dataset_of(target: str) -> str | None:
-    """`tasks.jsonl` or `make_tasks` beside a class; None if there is neither."""
-    module = target.rpartition(":")[0]
-    beside = Path(module).parent / TASKS_FILE
-    if module.endswith(".py") and beside.is_file():
-        return str(beside)
-    return f"{module}:make_tasks" if _has(f"{module}:make_tasks") else None
-
-
-def _has(target: str) -> bool:
-    try:
-        return callable(resolve(target))
-    except AgentrlError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Generator, Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from agentrl.config import resolve_callable
+from agentrl.config import resolve
 from agentrl.config.schema import DatasetSection
 from agentrl.data.tasks.files import (
     SUFFIXES,
@@ -23,6 +24,7 @@ from agentrl.data.tasks.files import (
 from agentrl.data.tasks.merged_nulls import MergedNulls
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.models.hub import require_on_hub
+from agentrl.plugins.imports import require_callable
 from agentrl.plugins.user_code import text_of, user_code
 
 
@@ -70,9 +72,17 @@ def _not_there(source: str, path: Path) -> str:
 
 def _function(section: DatasetSection, *, base: Path | None) -> Generator[SourceRow]:
     target = section.source
-    function = resolve_callable(target, base=base)
+    function = resolve(target, base=base)
+    if not callable(function) and not section.args and section.split == _ONLY_SPLIT:
+        return _called(target, lambda: function, {}, base=base)
+    require_callable(target, function)
     arguments = {**section.args, "split": section.split}
     signature = inspect.signature(function)
+    if section.split == _ONLY_SPLIT and "split" not in signature.parameters:
+        # One without splits; any other split of it would be the tasks that are trained on.
+        with contextlib.suppress(TypeError):
+            signature.bind(**section.args)
+            del arguments["split"]
     if "base_dir" in signature.parameters:
         # For functions that read files: where relative paths of this config start.
         arguments.setdefault("base_dir", base or Path.cwd())
@@ -86,6 +96,7 @@ def _function(section: DatasetSection, *, base: Path | None) -> Generator[Source
     return _called(target, function, arguments, base=base)
 
 
+_ONLY_SPLIT = "train"
 _END = object()
 
 

@@ -16,7 +16,7 @@ from agentrl.config.training import TrainSection
 from agentrl.metrics.bag import MetricBag
 from agentrl.train.backends.agreement import check_shares, on_every_rank
 from agentrl.train.backends.contract import ModelPasses, TrainBackend
-from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state
+from agentrl.train.checkpoint import HeldState, hold_state, load_trainer_state, new_run_id
 from agentrl.train.gradients import finite_norm
 from agentrl.train.optim.schedule import learning_rate
 from agentrl.train.policy_gradient import MicroBatchProgress
@@ -116,6 +116,7 @@ class Fitter:
         self._train = train
         self._prefix = prefix
         self._version = 0
+        self._run_id = new_run_id(self.backend.gather)
 
     @property
     def version(self) -> int:
@@ -192,6 +193,7 @@ class Fitter:
         return hold_state(
             snapshot,
             version=self._version,
+            run_id=self._run_id,
             rank=self.backend.rank,
             world_size=1 if alone else self.backend.world_size,
             optimizer=self.backend.own_state(alone=alone),

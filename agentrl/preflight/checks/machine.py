@@ -8,23 +8,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 from functools import partial
-from pathlib import Path
 
 from agentrl.config.fleet import ServingSection
-from agentrl.config.paths import QUICKSTART
 from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan
 from agentrl.config.schema import ModelSection, recomputed_layers
-from agentrl.disk.checkpoint import resolve_model_path
 from agentrl.disk.model_source import policy_config
 from agentrl.disk.run_name import run_path
 from agentrl.errors import AgentrlError, RunError
 from agentrl.fit.reward_models.open import reward_model_bytes
 from agentrl.machine.free_memory import available_bytes
 from agentrl.models.device import pick_device
-from agentrl.models.quickstart import quickstart_checkpoint
 from agentrl.models.rotary import context_limit
-from agentrl.preflight.memory.estimate import GIB, Room, estimate, on_same_gpus
-from agentrl.preflight.memory.shape import demand_of
+from agentrl.preflight.memory.estimate import GIB, Room, estimate, on_same_gpus, saved_bytes
+from agentrl.preflight.memory.shape import demand_of, model_shape
 from agentrl.runtime.assembly.teacher import teacher_bytes
 from agentrl.types.finding import Finding, fail, warn
 
@@ -34,7 +30,7 @@ _TIGHT = 0.85
 """Share of the memory beyond which an estimate of this kind is no promise."""
 
 
-async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
+async def disk(plan: SchedulePlan, trainer: TrainerPlan) -> Finding | str:
     """Checkpoints and trajectories against what is free.
 
     Raises:
@@ -43,30 +39,27 @@ async def disk(plan: SchedulePlan, model: ModelSection) -> Finding | str:
     path = run_path(plan.run)
     folder = next(f for f in (path, *path.absolute().parents) if f.exists())
     free = shutil.disk_usage(folder).free
-    size = _weights_bytes(resolve_model_path(model.path))
+    try:
+        shape = await asyncio.to_thread(model_shape, trainer.model)
+    except (AgentrlError, OSError, ValueError, AttributeError) as error:
+        return warn(
+            "disk",
+            f"{free / GIB:.1f} GiB free; the model's size is not known here ({error})",
+            "fetch the model first, or set model.path to its folder",
+        )
     rollout, train = plan.rollout, plan.train
     rollouts = train.steps * rollout.prompts_per_step * rollout.n_samples_per_prompt
     stored = rollouts * rollout.max_response_tokens * _TOKEN_BYTES
-    if size is None:
-        return warn(
-            "disk",
-            f"{free / GIB:.1f} GiB free; the model's size is not known here",
-            "fetch the model first, or set model.path to its folder",
-        )
-    # Weights plus float32 masters and two moments, 14 bytes for every 2-byte weight; masters of
-    # adapters are too small to count. One checkpoint more than is kept exists while it is written.
-    width = 2 if model.dtype == "bfloat16" else 4
-    section, trained = plan.checkpoint, 0 if train.lora else 12
-    needed = size * (width + trained) // 2 * (section.keep_last + section.best_count + 1)
+    needed = saved_bytes(trainer, shape).on_disk(plan.checkpoint)
     text = (
         f"{needed / GIB:.1f} GiB for checkpoints, at most {stored / GIB:.1f} GiB for trajectories, "
         f"{free / GIB:.1f} GiB free"
     )
     if needed + stored > free:
-        raise RunError(
-            f"not enough disk at {folder}: {text}; lower checkpoint.keep_last or keep_best, or "
-            "move run.dir"
-        )
+        ways = "lower checkpoint.keep_last or keep_best"
+        if plan.checkpoint.save == "all":
+            ways += ", set checkpoint.save: model"
+        raise RunError(f"not enough disk at {folder}: {text}; {ways}, or move run.dir")
     return text
 
 
@@ -166,11 +159,3 @@ def _lower(plan: TrainerPlan, serving: ServingSection) -> str:
     if plan.train.lora is None:
         ways.append("set train.lora.rank: 16")
     return "; ".join(ways)
-
-
-def _weights_bytes(path: str) -> int | None:
-    """Size of the stored weights at 2 bytes each, where they are on this machine already."""
-
-    folder = quickstart_checkpoint() if path == QUICKSTART else Path(path).expanduser()
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
-    return sum(file.stat().st_size for file in files) or None

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from agentrl.models.cache_bytes import layer_kinds
 from agentrl.models.lm_head import use_float32_head
 from agentrl.train.backends.torch_backend import exact_passes
 from agentrl.train.model.logprobs import packed_log_probs
-from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.lora import adapted_layers, add_adapters
 from agentrl.train.model.recompute import recompute_layers
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ def measured(
         on_gpu: take the way of a GPU.
     """
     layers = layer_kinds(config.get_text_config())
+    if not layers:
+        return None
     which = model.gradient_checkpointing
     again = len(layers) * which if isinstance(which, bool) else which
     # By whether they recompute. The backward pass comes to those that do when the others have freed
@@ -70,6 +72,7 @@ def measured(
         section = model.model_copy(update={"gradient_checkpointing": recomputed})
         return _book(_shortened(config, kind, layers), train, section, on_gpu=on_gpu, **options)
 
+    @cache
     def kept(kind: str, way: bool) -> int:
         # Rows are equal, and none sees another: a layer keeps as much of each.
         options: Any = {"lengths": (row,), "response": 1, "backward": False}
@@ -77,18 +80,16 @@ def measured(
         return (two - one) * count
 
     try:
-        each = {(kind, way): kept(kind, way) for way, kinds in ways.items() for kind in kinds}
-        total = {
-            way: sum(each[k, way] * n for k, n in kinds.items()) for way, kinds in ways.items()
-        }
+        left = {(kind, way): n for way, kinds in ways.items() for kind, n in kinds.items()}
         most = late = 0
         for way, kinds in ways.items():
             ((kind, number),) = kinds.most_common(1)
             begun = min(_BEGUN, number)
             found = book(kind, begun, way, lengths=(row,) * count, response=response)
-            rest = sum(total.values()) - begun * each[kind, way]
+            left[kind, way] -= begun
+            rest = sum(kept(*each) * n for each, n in left.items() if n)
             most, late = max(most, found.forward + rest, found.early + rest), found.late
-            total[way] = 0
+            left = {each: n for each, n in left.items() if each[1] is not way}
     except Exception as error:  # a model of anyone may look at numbers anywhere
         logger.debug("activations were not counted: %s: %s", type(error).__name__, error)
         return None
@@ -139,7 +140,7 @@ def _book(
             device = torch.device("cpu")
             _move(model)
         batch = _batch(lengths, response=response, device=device)
-        live = stack.enter_context(_LiveBytes(model))
+        live = stack.enter_context(_WithoutNumbers(model))
         stack.enter_context(exact_passes(model, checkpointing=section.gradient_checkpointing))
         kernel = _KERNEL if section.attention == "auto" else _FUSED
         for module in model.modules():
@@ -155,7 +156,7 @@ def _book(
         return found
 
 
-def _backward(model: Any, loss: Tensor, live: _LiveBytes) -> tuple[int, int]:
+def _backward(model: Any, loss: Tensor, live: LiveBytes) -> tuple[int, int]:
     """Most bytes until a layer before the last has a gradient, and after that."""
     last = max((index for name, _ in model.named_parameters() if (index := _layer(name)) >= 0))
     early: list[int] = []
@@ -186,6 +187,9 @@ def _model(config: Any, train: TrainSection, section: ModelSection) -> Any:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, section.dtype))
         if train.lora is not None:
             add_adapters(model, train.lora, base="")
+            for _, layer in adapted_layers(model):  # peft leaves those without memory as they are
+                layer.lora_A.to(model.dtype)
+                layer.lora_B.to(model.dtype)
     if section.head_dtype == "float32":
         use_float32_head(model)
     recompute_layers(model, section.gradient_checkpointing)
@@ -274,13 +278,14 @@ def _batch(lengths: tuple[int, ...], *, response: int, device: torch.device) -> 
     )
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the storages that operations make, as long as something refers to them."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any = None) -> None:
+        """Begin at nothing; what the model holds is not counted."""
         super().__init__()
         # A view of a weight shows the weight's own storage, which is counted elsewhere.
-        weights = (*model.parameters(), *model.buffers())
+        weights = () if model is None else (*model.parameters(), *model.buffers())
         self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in weights}
         self.bytes = 0
         """Bytes that live now."""
@@ -295,14 +300,6 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (torch.ops.aten.equal.default, torch.ops.aten.allclose.default):
-            return True  # a gradient that was guessed: right, as in every step
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 0  # the last position of a row, say: within any limit
-        if func is torch.ops.aten._grouped_mm.default:
-            out = _products_of_experts(*args, **(kwargs or {}))
-            self._note(out)
-            return out
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
@@ -320,6 +317,23 @@ class _LiveBytes(TorchDispatchMode):
 
     def _drop(self, key: int) -> None:
         self.bytes -= self._sizes.pop(key)
+
+
+class _WithoutNumbers(LiveBytes):
+    """The same over tensors without memory: answers what is asked about their numbers."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.ops.aten.equal.default, torch.ops.aten.allclose.default):
+            return True  # a gradient that was guessed: right, as in every step
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0  # the last position of a row, say: within any limit
+        if func is torch.ops.aten._grouped_mm.default:
+            out = _products_of_experts(*args, **(kwargs or {}))
+            self._note(out)
+            return out
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _products_of_experts(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agentrl.config.fleet import EmbeddedServing, RuntimeSection, ServingSection, VllmServing
 from agentrl.config.plan import TrainerPlan
-from agentrl.config.schema import ModelSection
+from agentrl.config.schema import CheckpointSection, ModelSection
 from agentrl.config.training import AdapterSection, TrainSection
 from agentrl.machine.compute_threads import usable_cores
 from agentrl.models.cache_bytes import CacheShape
@@ -160,7 +160,13 @@ class Demand:
 
 
 def estimate(
-    plan: TrainerPlan, serving: ServingSection, demand: Demand, *, on_gpu: bool, room: Room
+    plan: TrainerPlan,
+    serving: ServingSection,
+    demand: Demand,
+    *,
+    on_gpu: bool,
+    room: Room,
+    saves: bool = True,
 ) -> list[ProcessMemory]:
     """Every process of the run with what it holds at its peak.
 
@@ -170,9 +176,16 @@ def estimate(
         demand: of the models.
         on_gpu: whether the trainer computes on a GPU.
         room: for caches that take what is there.
+        saves: whether a checkpoint may still be written when the next update comes, which copies
+            what is not on the disk yet.
     """
     runtime, ranks = plan.runtime, _ranks(plan.runtime)
     trainer = _trainer(plan, serving, demand, on_gpu=on_gpu, room=room)
+    if saves:
+        copied = saved_bytes(plan, demand.shape).total // ranks
+        if not on_gpu:  # activations are free by then
+            copied -= sum(p.size for p in trainer if p.what == "activations")
+        trainer += _part("copy for a checkpoint", max(0, copied), on_host=on_gpu)
     count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
     scorers = _part("reward models", demand.reward_models)
     beside = [] if count else scorers
@@ -282,14 +295,60 @@ def trained_bytes(
         kept: ranks that each hold a part of it.
         outside: of them those outside of the layers, which Muon leaves to AdamW.
     """
-    moments = 8
-    if train.optimizer == "muon":
-        moments = 4 + 4 * outside / parameters
-    elif train.optimizer == "adamw_8bit":
-        moments = 2 * (1 + 4 / 256)  # a float32 scale for each block
     # A float32 parameter is its own master; a bfloat16 one has a master and a float32 sum.
     masters = 4 if model.dtype == "bfloat16" else 0
-    return int(parameters * (masters + moments)) // kept, parameters * 4 // kept
+    state = parameters * masters + _moments(train, parameters, outside)
+    return state // kept, parameters * 4 // kept
+
+
+def _moments(train: TrainSection, parameters: int, outside: int) -> int:
+    """Bytes of what the optimizer keeps beside its masters."""
+    if train.optimizer == "muon":
+        return 4 * (parameters + outside)
+    if train.optimizer == "adamw_8bit":
+        return int(parameters * 2 * (1 + 4 / 256))  # a float32 scale for each block
+    return 8 * parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedBytes:
+    """Bytes of a checkpoint, of all ranks together."""
+
+    weights: int
+    """Files of the model, adapters merged."""
+    state: int
+    """The trainer's: what it needs to go on."""
+
+    @property
+    def total(self) -> int:
+        """Sum of weights and state."""
+        return self.weights + self.state
+
+    def on_disk(self, section: CheckpointSection) -> int:
+        """Most bytes that checkpoints take at once: those that are kept, and one being written.
+
+        With `checkpoint.save: model` a state leaves with the next one, but that of adapters, which
+        is small and without which they cannot go on (`agentrl.disk.checkpoint`).
+        """
+        folders = section.keep_last + section.best_count + 1
+        stays = section.save == "all" or 4 * self.state < self.total
+        return folders * self.weights + (folders if stays else min(2, folders)) * self.state
+
+
+def saved_bytes(plan: TrainerPlan, shape: ModelShape) -> SavedBytes:
+    """Bytes of a checkpoint of a run: a state has float32 masters, whatever the model's dtype."""
+
+    def state(lora: AdapterSection | None) -> int:
+        count = _moving(lora, shape)
+        outside = shape.outside if lora is None else 0
+        return 4 * count + _moments(plan.train, count, outside)
+
+    weights, found = shape.parameters * _width(plan.model), state(plan.train.lora)
+    if plan.algorithm.needs_values:
+        found += state(plan.critic.adapters)
+    if plan.algorithm.needs_reference and plan.algorithm.reference_update is not None:
+        found += shape.parameters * (_mean_width(plan) or _width(plan.model))
+    return SavedBytes(weights=weights, state=found)
 
 
 def kv_cache_bytes(
@@ -366,16 +425,19 @@ def _trained(plan: TrainerPlan, shape: ModelShape, *, on_gpu: bool) -> list[Part
     elif ranks > 1 and backend.kind == "deepspeed" and backend.zero_stage:
         parts.append(Part(what="bucket", size=width * min(_BUCKET, count)))
     if plan.algorithm.needs_reference:
-        update = plan.algorithm.reference_update
-        # A mean that moves little at a time is kept in float32 beside a reference in bfloat16.
-        wide = 4 if update is not None and update.polyak < 1 and width < 4 else 0
-        size = shape.parameters * (width + wide) // weights
+        size = shape.parameters * (width + _mean_width(plan)) // weights
         parts.append(Part(what="reference", size=size, on_host=weights_away, rests=True))
     if plan.algorithm.needs_values:
         moving = held(_moving(plan.critic.adapters, shape))
         size = shape.parameters * stored // weights + sum(part.size for part in moving)
         parts.append(Part(what="critic", size=size, on_host=weights_away, rests=True))
     return parts
+
+
+def _mean_width(plan: TrainerPlan) -> int:
+    """Bytes a weight of a mean that moves little at a time, beside a reference in bfloat16."""
+    update = plan.algorithm.reference_update
+    return 4 if update is not None and update.polyak < 1 and _width(plan.model) < 4 else 0
 
 
 def _moving(lora: AdapterSection | None, shape: ModelShape) -> int:

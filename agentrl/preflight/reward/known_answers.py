@@ -14,9 +14,10 @@ from typing import Any
 
 from agentrl.chat import ChatFormat
 from agentrl.config.schema import RolloutSection
-from agentrl.env import EnvContext, Solution, asked, turns_of
+from agentrl.env import EnvContext, Solution, asked
 from agentrl.errors import RunError
 from agentrl.rollout import adapt_env
+from agentrl.rollout.adapters.solutions import solution_of
 from agentrl.tool import Tool
 from agentrl.types import FinishReason, Task, Trajectory
 
@@ -144,8 +145,7 @@ async def find_solutions(
         env = adapt_env(make_env())
         env.context = EnvContext(tools=tools)
         try:
-            said = env.solution(task)
-            if said is not None and turns_of(said) is not None:
+            if (said := await solution_of(env, task)) is not None:
                 found[task.id] = said
         except Exception as error:  # boundary to a user's environment, which may raise anything
             raise RunError(

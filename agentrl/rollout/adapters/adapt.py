@@ -201,6 +201,16 @@ class DictEnv(AgentInstance):
             return as_step_result(value)
         return as_step_result({**value, "sampling_params": self._overrides(value)})
 
+    def solution(self, task: Task) -> Any:
+        """Ask it too, if it knows one."""
+        late = self._make is not None
+        if not callable(getattr(self.kind, "solution", None)) or (
+            late and inspect.iscoroutinefunction(self._make)
+        ):
+            return None
+        inner = self._make() if self._make is not None else self._inner
+        return inner.solution(task)
+
     async def close(self) -> None:
         """Close it too, if it can be closed."""
         close = getattr(self._inner, "close", None)

@@ -42,7 +42,7 @@ class SkyRLEnv(AgentInstance):
     """
 
     def __init__(self, cls: type, args: Mapping[str, Any]) -> None:
-        self._cls = cls
+        self.kind = cls
         self._config = _Config(args)
         self._inner: Any = None
         self._place = OnePlace(cls, ("init", "step"))
@@ -55,7 +55,7 @@ class SkyRLEnv(AgentInstance):
         extras = {"extra_info": {}, "reward_spec": truth, "reward_model": truth, **task.metadata}
         if "max_turns" in self._config:
             extras.setdefault("max_turns", self._config["max_turns"])
-        self._inner = await self._called(self._cls, env_config=self._config, extras=extras)
+        self._inner = await self._called(self.kind, env_config=self._config, extras=extras)
         found = await self._called(self._inner.init, _chat(task))
         if not isinstance(found, tuple) or not found:
             raise EnvError(f"init returned {type(found).__name__}, expected (messages, metadata)")
@@ -71,7 +71,7 @@ class SkyRLEnv(AgentInstance):
         if changed is not None and changed != action.whole_text:
             logger.warning(
                 "%s: postprocessed_action is not used; the model keeps the tokens it sampled",
-                self._cls.__name__,
+                self.kind.__name__,
             )
         done = bool(found["done"])
         metrics = getattr(self._inner, "get_metrics", None)
@@ -98,6 +98,7 @@ class VerlInteraction(AgentInstance):
     """
 
     def __init__(self, cls: type, args: Mapping[str, Any]) -> None:
+        self.kind = cls
         self._make: Callable[[], Any] = partial(cls, dict(args))
         self._place = OnePlace(cls, ("start_interaction", "generate_response"))
         self._called = self._place.call

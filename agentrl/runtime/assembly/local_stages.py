@@ -8,6 +8,7 @@ their own and sample on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -246,11 +247,15 @@ class LocalEngines:
 
     async def sync(self, version: int) -> MetricBag:
         """`sync` as in `EngineStage.sync`."""
+        began = time.monotonic()
         if self._turns is not None:
             await self._turns.to_engines()
-        return await push_or_wait(
+        bag = await push_or_wait(
             self._client, self._push, version, wait_s=self._wait_s, guard=self.guard
         )
+        if self._turns is not None:
+            self._turns.note_turn(bag, wake_s=time.monotonic() - began)
+        return bag
 
     def stats(self) -> Mapping[str, EngineStats]:
         """`stats` as in `EngineStage.stats`."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from agentrl.chat import ChatFormat, build_chat
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, some_of
 from agentrl.models.rotary import check_row_length
 from agentrl.models.source import load_tokenizer, read_config
 from agentrl.types import Message
 
 if TYPE_CHECKING:
     from agentrl.config.schema import ChatSection, ModelSection
+
+logger = logging.getLogger(__name__)
 
 _ASKED = Message(role="user", content="What is 2 + 2?")
 
@@ -38,9 +41,14 @@ def check_policy(source: str, model: ModelSection, chat: ChatSection, *, context
     check_row_length(config, context, who=who, key="rollout.max_context_tokens")
     tokenizer = load_tokenizer(model.model_copy(update={"path": source}))
     images = stored_reader(source, tokenizer)
-    check_marks(
-        build_chat(tokenizer, chat, images=images), config.get_text_config().vocab_size, who=who
-    )
+    rows = config.get_text_config().vocab_size
+    check_marks(build_chat(tokenizer, chat, images=images), rows, who=who)
+    if beyond := sorted(name for name, token in tokenizer.get_vocab().items() if token >= rows):
+        logger.warning(
+            "%s has %d rows in its embedding, and its tokenizer %d tokens beyond them (%s): a "
+            "rollout whose text has one of these ends in a refusal of the engine",
+            *(who, rows, len(beyond), some_of(beyond)),
+        )
     check_files(source, who=who)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.config import resolve
 from agentrl.config.schema import EnvSection, ToolSection
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.tool import FunctionTool, Tool, ToolSet
+from agentrl.tool import Tool, ToolSet, as_tool
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _as_tool(value: Any, where: str, target: str) -> Tool | ToolSet:
     if isinstance(value, Tool | ToolSet):
         return value
     if inspect.isfunction(value) or inspect.ismethod(value):
-        return FunctionTool(value)
+        return as_tool(value)
     raise ConfigError(
         f"{where}: {target!r} gives a {type(value).__name__}; expected a Tool, a ToolSet, a "
         "function with a docstring, or with 'args' a class or function that makes some"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from typing import Protocol
 
 from agentrl.errors import EngineError
 from agentrl.machine.compute_threads import run_computing
+from agentrl.metrics import MetricBag
 from agentrl.serving.client import TokenClient
 from agentrl.serving.vllm.sleep import SharedDevice, SleepLevel
 
@@ -35,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 class Movable(Protocol):
     """State of a trainer that can leave its device. Both calls block."""
+
+    @property
+    def away_bytes(self) -> int:
+        """Bytes that are in main memory now."""
+        ...
 
     def put_aside(self) -> None:
         """Move it to main memory."""
@@ -82,6 +89,7 @@ class TurnTaking:
         self._trainer: Movable | None = None
         self._engines_turn = True
         self._starting = 0
+        self._slept_at = self._turn_s = self._slept_s = 0.0
         self._changed = asyncio.Condition()
         self._change = asyncio.Lock()
 
@@ -124,7 +132,7 @@ class TurnTaking:
         async with self._change:
             if not self._engines_turn:
                 return
-            sleepers = self._sleepers
+            sleepers, began = self._sleepers, time.monotonic()
             assert sleepers is not None, "no servers yet"
             try:
                 await sleepers.client.pause_all(or_none=True)
@@ -134,19 +142,35 @@ class TurnTaking:
                 self._engines_turn = False
                 await self._changed.wait_for(lambda: not self._starting)
             await asyncio.gather(*(self._put_to_sleep(sleepers, name) for name in sleepers.ends))
+            self._slept_at = time.monotonic()
             if self._trainer is not None:
                 await run_computing(self._trainer.bring_back)
+            self._turn_s = time.monotonic() - began
 
     async def to_engines(self) -> None:
         """Put the trainer aside; a sync wakes the servers then, and those that ended may start."""
         async with self._change:
             if self._engines_turn:
                 return
+            self._slept_s = time.monotonic() - self._slept_at
             if self._trainer is not None:
                 await run_computing(self._trainer.put_aside)
             async with self._changed:
                 self._engines_turn = True
                 self._changed.notify_all()
+
+    def note_turn(self, bag: MetricBag, *, wake_s: float) -> None:
+        """Add the numbers of the turn of the trainer that is over.
+
+        Args:
+            bag: of the sync that ended it.
+            wake_s: seconds from its end until the servers sampled again.
+        """
+        bag.mean("sync/to_trainer_s", self._turn_s)
+        bag.mean("sync/asleep_s", self._slept_s)
+        bag.mean("sync/wake_s", wake_s)
+        if self._trainer is not None:
+            bag.mean("sync/put_aside_bytes", self._trainer.away_bytes)
 
     async def _put_to_sleep(self, sleepers: Sleepers, name: str) -> None:
         """Make sure that the server holds no memory of the device."""

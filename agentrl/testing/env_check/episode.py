@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+import copy
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext, Observation
-from agentrl.errors import EnvError, SandboxError
+from agentrl.errors import EnvError, GraderError, SandboxError, ToolError
 from agentrl.plugins.user_code import hangs_in
-from agentrl.rollout.coerce import as_reward_range
-from agentrl.sandbox import Sandbox, SandboxBackend, SandboxLimits, SandboxSpec
-from agentrl.sandbox.wrapper import Operation, SandboxWrapper
+from agentrl.rollout.coerce import (
+    as_observation,
+    as_reward_range,
+    as_step_result,
+    sampling_overrides,
+)
+from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.findings import broken
+from agentrl.testing.env_check.sandboxes import EpisodeSandboxes
+from agentrl.testing.env_check.script import EpisodeScript, Played, Shown, Turn
 from agentrl.testing.env_check.values import (
     check_observation,
     check_result,
@@ -27,12 +36,12 @@ from agentrl.testing.env_check.values import (
     text_of,
 )
 from agentrl.testing.env_check.watch import Blocked, BlockingWatch, NoCoroutine
-from agentrl.tool import Tool
-from agentrl.types import Message, Task
+from agentrl.tool import Tool, ToolContext
+from agentrl.types import Message, Task, ToolResult, ToolStatus
 from agentrl.types.finding import Finding
 
-_COMMANDS_END_S = 60.0
-"""Time that commands get to end once their sandbox is closed."""
+_UNCOMPARED = ("extra_logs", "explanation", "reward_parts")
+"""What a step gives to readers alone: it may hold times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,8 @@ class CheckLimits:
     """Wall-clock seconds a call may hold the event loop without awaiting."""
     max_steps: int = 32
     """Steps after which an episode must be done; the last has `Action.last` set."""
+    repeat_s: float = 1.0
+    """Wall-clock seconds that the same episodes are repeated, after the first time."""
     tasks: int = 3
     """Tasks tried, from the front of the list."""
 
@@ -72,6 +83,13 @@ class Setting:
     tried: TriedCounts
     """Counts what is called."""
 
+    def fresh(self, task: Task) -> Task:
+        """A copy of a task for one episode, so that one that changes its own changes no other."""
+        try:
+            return copy.deepcopy(task)
+        except Exception:  # a label may be anything, also what cannot be copied
+            return task
+
 
 @dataclass(slots=True)
 class TriedCounts:
@@ -83,8 +101,14 @@ class TriedCounts:
     """Calls of `reset`."""
     steps: int = 0
     """Calls of `step`."""
+    calls: int = 0
+    """Calls of tools."""
     malformed: dict[str, int] = field(default_factory=dict[str, int])
     """Turns no model should write, by kind: empty, huge, malformed."""
+    processes: int = 0
+    """Other processes that episodes were played in."""
+    sandbox: bool = False
+    """Whether a sandbox was opened."""
 
     def text(self, seed: int) -> str:
         """One line for a report."""
@@ -92,7 +116,8 @@ class TriedCounts:
         return (
             f"{self.tasks} tasks, {self.resets} resets, {self.steps} steps, "
             f"{sum(self.malformed.values())} turns no model should write"
-            f"{f' ({kinds})' if kinds else ''}, seed {seed}"
+            f"{f' ({kinds})' if kinds else ''}, {self.calls} tool calls, "
+            f"{self.processes} other processes, seed {seed}"
         )
 
 
@@ -100,23 +125,35 @@ class Failed(Exception):
     """A call into the environment failed and the finding is recorded."""
 
 
+class NoSuchTool(Exception):
+    """A script calls a tool that the environment does not offer."""
+
+
 class Episode:
     """One instance on its way through an episode."""
 
     def __init__(self, setting: Setting, env: AgentInstance, task: Task) -> None:
+        """Wrap an instance that has its context."""
         self.env = env
         self.lines: list[str] = []
         """What it showed, as comparable text: the observation, then each step."""
+        self.shown: list[Shown] = []
+        """Texts that the model read, in order."""
         self.steps = 0
         self.done = False
         self.score: float | None = None
         """The last one that it gave."""
-        self.tools: tuple[Tool, ...] = ()
-        """Tools that its observation offers."""
+        self.total = 0.0
+        """Sum of its rewards."""
         self.closed = False
         self._setting = setting
-        self._task = task
-        self._total = 0.0
+        self._task, self._given = setting.fresh(task), task
+        self._comparable = _same(self._task, task)
+        self._tools: dict[str, Tool] = {}
+        context = env.context
+        self._rollout = ToolContext(
+            task=self._task, seed=context.seed, rollout_id=context.rollout_id, state=context.state
+        )
         self._history = ""
         self._messages: tuple[Message, ...] = ()
 
@@ -128,16 +165,16 @@ class Episode:
         try:
             env = setting.make_env()
         except Exception as error:  # a user's constructor may raise anything: recorded
-            setting.add(broken("E101", f"the constructor {_raised(error)}"))
+            setting.add(broken("E101", f"the constructor {raised(error)}"))
             raise Failed from None
-        shared = _SharedSandbox(setting)
         context = EnvContext(
             seed=setting.seed, rollout_id=f"check-{task.id}", tools=tuple(setting.tools)
         )
+        sandboxes = None
         if setting.backend:
-            context = replace(context, open_sandbox=shared.open, new_sandbox=shared.fresh)
+            sandboxes = EpisodeSandboxes(setting.backend, setting.sandbox_limits, setting.add)
+            context = replace(context, open_sandbox=sandboxes.open, new_sandbox=sandboxes.fresh)
         env.context = context
-
         episode = cls(setting, env, task)
 
         async def finish() -> None:
@@ -147,60 +184,147 @@ class Episode:
             except Failed:
                 pass  # recorded; the sandbox is closed all the same
             finally:
-                await shared.close()
+                for tool in episode._tools.values():
+                    await tool.close()
+                episode._rollout.close()
+                if sandboxes is not None:
+                    setting.tried.sandbox |= sandboxes.used
+                    await sandboxes.close()
 
         stack.push_async_callback(finish)
         await episode.reset(code=code)
         return episode
 
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """Tools that the model may call now."""
+        return tuple(self._tools.values())
+
+    def tool(self, name: str) -> Tool:
+        """The tool of this rollout that has a name.
+
+        Raises:
+            NoSuchTool: there is none.
+        """
+        if name not in self._tools:
+            raise NoSuchTool(name)
+        return self._tools[name]
+
     async def reset(self, *, code: str = "E101") -> None:
         """Reset it, for the first time or again."""
-        self.lines, self.steps, self.done, self._total, self.score = [], 0, False, 0.0, None
+        self.lines, self.shown, self.steps = [], [], 0
+        self.done, self.total, self.score = False, 0.0, None
         self._setting.tried.resets += 1
         value = await call(self._setting, code, "reset", lambda: self.env.reset(self._task))
         for finding in check_observation(value):
             self._setting.add(finding)
             raise Failed
+        self._refused("E103", as_observation, value)
         self._history = text_of(value)
         self._messages = messages_of(value)
-        self.tools = value.tools if isinstance(value, Observation) else ()
+        offered = value.tools if isinstance(value, Observation) else ()
+        self._tools = {}
+        self._offer((*self._setting.tools, *offered))
+        self.shown.append(("the first observation", self._history))
         self.lines.append(f"observation {value!r}")
+        self._check_task("reset")
 
     async def step(self, action: Action, *, code: str = "E201") -> None:
         """Take one step and check what it gives."""
         what = f"step({shown(action.text)})"
         self._setting.tried.steps += 1
-        value = await call(self._setting, code, what, self._stepping(action))
+        value = await call(self._setting, code, what, self.stepping(action))
         wrong = list(check_result(value, wants_history=self.env.wants_history))
         for finding in wrong:
             self._setting.add(finding)
         fields = result_fields(value)
         if fields is None:
             raise Failed
+        if not wrong:
+            result = self._refused("E308", as_step_result, value)
+            self._refused(
+                "E308", sampling_overrides, result.sampling_params, self.env.context.sampling
+            )
+            self._check_data(result.data)
+            self._offer(result.tools)
         self.steps += 1
         self.done = is_done(value)
-        self._total += finite_reward(value) or 0.0
+        self.total += finite_reward(value) or 0.0
         if not wrong and fields["scores"] is not None:
             self.score = float(fields["scores"])
-        self._history += action.text + text_of(fields["environment_feedback"])
-        feedback = messages_of(fields["environment_feedback"])
-        said = (*self._messages, _said(action), *feedback)
+        feedback = text_of(fields["environment_feedback"])
+        self._history += action.text + feedback
+        said = (*self._messages, _said(action), *messages_of(fields["environment_feedback"]))
         self._messages = history_of(value) or said
+        if not self.done:
+            self.shown.append(("feedback", feedback))
         # As text, because a NaN differs from itself.
-        self.lines.append(f"step {fields!r}")
+        same = {name: item for name, item in fields.items() if name not in _UNCOMPARED}
+        self.lines.append(f"step {same!r}")
+        self._check_task("step")
         if self.done and not wrong:
             self._check_range()
 
-    async def play(self, text: str) -> None:
-        """Send the same turn again and again until done."""
+    async def play(self, script: EpisodeScript) -> Played:
+        """Send the turns of a script, the last of them again and again until done.
+
+        Raises:
+            Failed: something went wrong, and is recorded.
+            NoSuchTool: a turn calls what is not offered.
+        """
+        began = time.monotonic()
         limit = self._setting.limits.max_steps
         for turn in range(limit):
-            action = Action(text=text, raw_text=text, turn=turn, last=turn == limit - 1)
-            await self.step(action)
+            said = script.turns[min(turn, len(script.turns) - 1)]
+            action = await self.act(said)
+            code = "E201" if isinstance(said, str) else "E601"
+            await self.step(replace(action, turn=turn, last=turn == limit - 1), code=code)
             if self.done:
-                return
-        message = f"not done after {limit} steps, the last with action.last=True"
-        self._setting.add(broken("E207", message))
+                break
+        else:
+            message = f"not done after {limit} steps, the last with action.last=True"
+            self._setting.add(broken("E207", message))
+        return Played(
+            script=script,
+            lines=tuple(self.lines),
+            total=self.total,
+            score=self.score,
+            shown=tuple(self.shown),
+            seconds=time.monotonic() - began,
+        )
+
+    async def act(self, said: Turn) -> Action:
+        """The action of one turn; a call has been made in it."""
+        if isinstance(said, str):
+            return Action(text=said, raw_text=said)
+        result = await self.call_tool(self.tool(said.name), said.arguments)
+        result = replace(result, name=said.name, call_id=said.id)
+        text = json.dumps({"name": said.name, "arguments": dict(said.arguments)}, default=str)
+        return Action(text=text, raw_text=text, tool_calls=(said,), tool_results=(result,))
+
+    async def call_tool(
+        self, tool: Tool, arguments: Mapping[str, Any], *, code: str = "E601"
+    ) -> ToolResult:
+        """Call a tool as the loop does; a `ToolError` becomes its text."""
+        self._setting.tried.calls += 1
+
+        async def run() -> Any:
+            sandbox = await self.env.context.open_sandbox() if tool.needs_sandbox else None
+            await tool.make_ready()
+            try:
+                with self._rollout.entered():
+                    return await tool.call(tool.validate(arguments), sandbox)
+            except ToolError as error:
+                return ToolResult(text=str(error), status=ToolStatus.ERROR)
+
+        what = f"the call {tool.name}({shown(dict(arguments))})"
+        result = await call(self._setting, code, what, run)
+        if not isinstance(result, ToolResult) or not isinstance(result.text, str):
+            self._setting.add(broken("E603", f"{what} returned {shown(result)}"))
+            raise Failed
+        self.shown.append((f"what the tool {tool.name} returns", result.text))
+        self.lines.append(f"tool {tool.name} {result.text!r}")
+        return result
 
     async def step_after_done(self, text: str) -> None:
         """Raising or staying done is right, in whatever way; only going on is wrong."""
@@ -209,7 +333,7 @@ class Episode:
             async with asyncio.timeout(setting.limits.step_s):
                 action = Action(text=text, raw_text=text, turn=self.steps)
                 limit_s = setting.limits.step_s
-                value = await setting.watch.guard(self._stepping(action), limit_s=limit_s)
+                value = await setting.watch.guard(self.stepping(action), limit_s=limit_s)
         except (Exception, Blocked):
             return
         if result_fields(value) is not None and not is_done(value):
@@ -220,13 +344,44 @@ class Episode:
         self.closed = True
         await close(self._setting, self.env, when, code=code)
 
-    def _stepping(self, action: Action) -> Callable[[], Any]:
+    def stepping(self, action: Action) -> Callable[[], Any]:
+        """A call of its `step`, with what it asks for filled in."""
         if self.env.wants_observation_text:
             raw_text = action.raw_text or action.text
             action = replace(action, raw_text=raw_text, observation_text=self._history)
         if self.env.wants_history:
             action = replace(action, history=(*self._messages, _said(action)))
         return lambda: self.env.step(action)
+
+    def _offer(self, tools: Sequence[Tool]) -> None:
+        for tool in tools:
+            self._tools.setdefault(tool.name, tool.fresh())
+            self.shown.append((f"the description of the tool {tool.name}", repr(tool.schema())))
+
+    def _refused(self, code: str, read: Callable[..., Any], *values: Any) -> Any:
+        """What the loop makes of a value; what it refuses is a finding."""
+        try:
+            return read(*values)
+        except (EnvError, GraderError) as error:
+            self._setting.add(broken(code, str(error)))
+            raise Failed from None
+
+    def _check_data(self, data: Mapping[str, Any]) -> None:
+        try:
+            json.dumps(data)
+        except (TypeError, ValueError) as error:
+            self._setting.add(broken("E311", f"step returned data that is no JSON: {error}"))
+
+    def _check_task(self, what: str) -> None:
+        if _same(self._task, self._given) or not self._comparable:
+            return
+        changed = [
+            name
+            for name in ("label", "metadata", "prompt")
+            if repr(getattr(self._task, name)) != repr(getattr(self._given, name))
+        ]
+        now = ", ".join(f"{name} is {shown(getattr(self._task, name))}" for name in changed)
+        self._setting.add(broken("E108", f"{what} changed task {self._given.id!r}: {now}"))
 
     def _check_range(self) -> None:
         if self.env.reward_range is None:
@@ -236,8 +391,8 @@ class Episode:
         except EnvError as error:
             self._setting.add(broken("E303", str(error)))
             return
-        if not low - 1e-9 <= self._total <= high + 1e-9:
-            message = f"an episode's rewards sum to {self._total}, outside [{low}, {high}]"
+        if not low - 1e-9 <= self.total <= high + 1e-9:
+            message = f"an episode's rewards sum to {self.total}, outside [{low}, {high}]"
             self._setting.add(broken("E303", message))
 
 
@@ -270,83 +425,23 @@ async def call(setting: Setting, code: str, what: str, start: Callable[[], Any])
             message = f"{what} took more than {limits.step_s:g} s{hangs_in(error)}"
             setting.add(broken("E208" if huge else "E205", message))
         else:
-            setting.add(broken(code, f"{what} {_raised(error)}"))
+            setting.add(broken(code, f"{what} {raised(error)}"))
     raise Failed
+
+
+def _same(task: Task, other: Task) -> bool:
+    """True for equal tasks; a label whose values do not compare counts by its text."""
+    try:
+        return bool(task == other) or repr(task) == repr(other)
+    except Exception:  # a label may be anything, as an array that has no truth
+        return repr(task) == repr(other)
 
 
 def _said(action: Action) -> Message:
     return Message(role="assistant", content=action.text, tool_calls=action.tool_calls)
 
 
-def _raised(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
+    """An error for a message, short and in ASCII."""
     text = str(error).encode("ascii", "backslashreplace").decode()
     return f"raised {type(error).__name__}: {text[:200]}"
-
-
-class _SharedSandbox:
-    """The sandboxes of an episode: a shared one, made on first use, and fresh ones."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._sandbox: _CountingSandbox | None = None
-        self._others: list[_CountingSandbox] = []
-        self._closed = False
-        # Protects `_sandbox` while it is being made: two callers must get the same one.
-        self._opening = asyncio.Lock()
-
-    async def open(self, spec: SandboxSpec | None = None) -> Sandbox:
-        async with self._opening:
-            if self._sandbox is None:
-                self._sandbox = await self._make(spec)
-        return self._sandbox
-
-    async def fresh(self, spec: SandboxSpec | None = None) -> Sandbox:
-        sandbox = await self._make(spec)
-        self._others.append(sandbox)
-        return sandbox
-
-    async def close(self) -> None:
-        self._closed = True
-        sandboxes = [*self._others] if self._sandbox is None else [self._sandbox, *self._others]
-        if running := sum(sandbox.running for sandbox in sandboxes):
-            message = f"{running} commands still ran in the sandbox after close"
-            self._setting.add(broken("E407", message))
-        for sandbox in sandboxes:
-            await sandbox.close()
-        # What the closed sandbox ends is E407 already, not a task that was left behind.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_COMMANDS_END_S):
-                for sandbox in sandboxes:
-                    await sandbox.idle.wait()
-
-    async def _make(self, spec: SandboxSpec | None) -> _CountingSandbox:
-        if self._closed:
-            self._setting.add(broken("E407", "a sandbox was opened after close"))
-            raise RuntimeError("the episode is over")
-        assert self._setting.backend is not None
-        limits = self._setting.sandbox_limits
-        return _CountingSandbox(await self._setting.backend.take(spec or SandboxSpec(), limits))
-
-
-class _CountingSandbox(SandboxWrapper):
-    """Passes everything on and counts the commands under way."""
-
-    def __init__(self, inner: Sandbox) -> None:
-        super().__init__(inner)
-        self.running = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    @contextmanager
-    def around(self, operation: Operation) -> Iterator[None]:
-        if operation != "exec":
-            yield
-            return
-        self.running += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.running -= 1
-            if not self.running:
-                self.idle.set()

@@ -14,24 +14,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
-from agentrl.env import Action, AgentInstance
+from agentrl.env import Action, AgentInstance, ProgramEnv
 from agentrl.plugins.own_threads import keep_pool_free
 from agentrl.sandbox import SandboxBackend, SandboxLimits
 from agentrl.testing.env_check.actions import EMPTY, HUGE, MALFORMED, ordinary
+from agentrl.testing.env_check.answers import check_shown
+from agentrl.testing.env_check.elsewhere import Elsewhere
 from agentrl.testing.env_check.episode import (
     CheckLimits,
     Episode,
     Failed,
+    NoSuchTool,
     Setting,
     TriedCounts,
     close,
 )
 from agentrl.testing.env_check.findings import broken
-from agentrl.testing.env_check.solution import check_solution
-from agentrl.testing.env_check.values import shown
-from agentrl.testing.env_check.watch import Belongings, BlockingWatch, clear_away
+from agentrl.testing.env_check.grading import Grading, label_text
+from agentrl.testing.env_check.intrusion import check_cancelled, check_code
+from agentrl.testing.env_check.process import process_changes
+from agentrl.testing.env_check.repeat import (
+    at_once,
+    check_again,
+    check_neighbours,
+    check_second_reset,
+)
+from agentrl.testing.env_check.script import EpisodeScript, Played
+from agentrl.testing.env_check.stays import Belongings, clear_away, made_files
+from agentrl.testing.env_check.tool_calls import check_tools, scripts_of_calls
+from agentrl.testing.env_check.watch import BlockingWatch
 from agentrl.tool import Tool
 from agentrl.types import Task
 from agentrl.types.finding import Finding
@@ -39,12 +52,16 @@ from agentrl.types.finding import Finding
 _GRACE_S = 2.0
 """Time that what close has cancelled gets to end; a loaded machine may need it."""
 _LOOK_S = 0.1
+_AT_ONCE = 6
+"""Episodes that go on at once where they do not disturb each other."""
+_PLAY_S = 3.0
+"""Seconds after which further tasks are played with one answer alone, the right one if known."""
 
 _HOPELESS = frozenset({"E101", "E205", "E206", "E209"})
 """After these every further episode would only fail, or wait, in the same way."""
 
-Solo = Mapping[tuple[int, str], tuple[str, ...]]
-"""What an episode alone showed, by the task's index and the text sent every turn."""
+_STAYS = frozenset({"E404", "E405", "E406"})
+_BAD_TOOLS = frozenset({"E601", "E602"})
 
 
 async def check_env(
@@ -57,6 +74,8 @@ async def check_env(
     sandbox_limits: SandboxLimits | None = None,
     seed: int = 0,
     tried: TriedCounts | None = None,
+    labelled: bool = True,
+    elsewhere: Elsewhere | None = None,
 ) -> list[Finding]:
     """Everything wrong with an environment, at most one finding per code, in order of code.
 
@@ -69,6 +88,8 @@ async def check_env(
         sandbox_limits: limits of each sandbox.
         seed: `EnvContext.seed` of every episode.
         tried: counts what is tried.
+        labelled: whether the labels are those of the environment, by which its pay is judged.
+        elsewhere: plays the same episodes in other processes; None compares within this one.
 
     Raises:
         SandboxError: a sandbox failed, so nothing can be said.
@@ -94,153 +115,151 @@ async def check_env(
     before = Belongings.now()
     kept = None
     try:
-        with watch.armed():
-            kept = await _run(setting, tasks[: limits.tasks], findings)
-        # One process for all episodes, started by the first, is not left behind by any of them.
-        leaks = await _left_behind(kept or before)
-        for finding in leaks:
-            setting.add(finding)
-        if leaks:
+        with watch.armed(), made_files(), process_changes(setting.add):
+            kept = await _run(setting, tasks[: limits.tasks], findings, labelled, elsewhere)
+        if kept is None:
+            await _report_left(setting, before)
+        if _STAYS & findings.keys():
             kept = None
     finally:
         await clear_away(kept or before)
     return sorted(findings.values(), key=lambda finding: finding.name)
 
 
-async def _left_behind(before: Belongings) -> list[Finding]:
-    """Findings about what stays after a while."""
+async def _report_left(setting: Setting, before: Belongings) -> None:
+    """Report what stays after a while."""
     leaks: list[Finding] = []
     for _ in range(round(_GRACE_S / _LOOK_S)):
         await asyncio.sleep(_LOOK_S)
         leaks = list(Belongings.now().leaked_since(before))
         if not leaks:
             break
-    return leaks
+    for finding in leaks:
+        setting.add(finding)
 
 
 async def _run(
-    setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
+    setting: Setting,
+    tasks: Sequence[Task],
+    findings: Mapping[str, Finding],
+    labelled: bool,
+    elsewhere: Elsewhere | None,
 ) -> Belongings | None:
     """All phases; those that compare only where there is something to compare with.
 
     Returns:
-        What this process held when the first episode was closed; None if there was none.
+        What this process held when every script had been played once; None if there was none.
     """
-    solo, kept = await check_ordinary(setting, tasks, findings)
+    grading = Grading(setting, tasks)
+    solo = await play_all(setting, tasks, await grading.scripts(), findings)
+    kept = Belongings.now()
     if _HOPELESS & findings.keys():
         return None
+    unlike = ""
     if solo:
-        await check_determinism(setting, tasks, solo)
-        if "E105" not in findings:
+        unlike = await check_again(setting, tasks, solo)
+        if _HOPELESS & findings.keys():
+            return kept
+        # What all episodes share, made by the first, is left behind by none of them; and an
+        # instance of a run has one reset, so what a second one leaves says nothing.
+        await _report_left(setting, kept)
+        if not unlike:
             await check_second_reset(setting, tasks, solo)
             await check_neighbours(setting, tasks, solo)
+    # One that disturbs its neighbours has none from here on.
+    most = 1 if "E104" in findings or unlike else _AT_ONCE
+    await check_tools(setting, tasks[0])
     if "E201" not in findings:  # what ordinary text breaks, strange text breaks too
-        await check_fuzz(setting, tasks[0])
+        grading.strange = await check_fuzz(setting, tasks[0], most=most)
+        await check_code(setting, tasks[0], calls=not _BAD_TOOLS & findings.keys())
+    await check_cancelled(setting, tasks[0])
     await check_close(setting, tasks[0])
-    if not findings:  # what else is wrong with it, a solution would only show again
-        await check_solution(setting, tasks)
+    if labelled and not unlike:
+        await grading.check(solo, most=most)
+        await check_shown(setting, tasks, solo, grading)
+    if elsewhere is not None and solo:
+        for finding in await elsewhere.compare(setting, solo, unlike=unlike):
+            setting.add(finding)
+    elif unlike:
+        setting.add(broken("E105", unlike))
     return kept
 
 
-async def check_ordinary(
-    setting: Setting, tasks: Sequence[Task], findings: Mapping[str, Finding]
-) -> tuple[Solo, Belongings | None]:
-    """Send each ordinary turn again and again until done, for each task.
-
-    Returns:
-        What was shown, and what this process held when the first episode was closed.
-    """
-    solo: dict[tuple[int, str], tuple[str, ...]] = {}
-    kept = None
+async def play_all(
+    setting: Setting,
+    tasks: Sequence[Task],
+    solutions: Sequence[EpisodeScript],
+    findings: Mapping[str, Finding],
+) -> list[Played]:
+    """Play for each task ordinary turns, calls of its tools, and its solution."""
+    solo: list[Played] = []
     for index, task in enumerate(tasks):
         setting.tried.tasks += 1
-        for text in ordinary(task):
+        scripts = [
+            EpisodeScript(task=index, turns=(text,)) for text in dict.fromkeys(ordinary(task))
+        ]
+        if (label := label_text(task)) is not None:
+            scripts.append(EpisodeScript(task=index, turns=("I do not know.", label)))
+        scripts += [script for script in solutions if script.task == index]
+        if index and sum(one.seconds for one in solo) > _PLAY_S:
+            scripts = scripts[-1:]
+        calls: Sequence[EpisodeScript] | None = None
+        while scripts:
+            script = scripts.pop(0)
             async with AsyncExitStack() as stack:
                 try:
                     episode = await Episode.begin(setting, stack, task)
-                    await episode.play(text)
+                    if isinstance(episode.env, ProgramEnv) and script.kind != "ordinary":
+                        continue  # its turns are asked for by a program
+                    if calls is None:
+                        calls = scripts_of_calls(index, episode.tools)
+                        scripts += calls
+                    solo.append(await episode.play(script))
+                except NoSuchTool as error:
+                    message = (
+                        f"the solution of task {task.id!r} calls {error.args[0]!r}, which is not "
+                        "offered; name its tool with --tool"
+                    )
+                    setting.add(broken("E502", message))
+                    continue
                 except Failed:
                     if _HOPELESS & findings.keys():
-                        return {}, None
+                        return []
                     continue
-                solo[index, text] = tuple(episode.lines)
-                if episode.done:
+                # The same turn again: another one may be worth something else by rights.
+                if (
+                    episode.done
+                    and len(script.turns) == 1
+                    and isinstance(text := script.turns[0], str)
+                ):
                     await episode.step_after_done(text)
-            kept = kept or Belongings.now()
-    return solo, kept
+    return solo
 
 
-async def check_determinism(setting: Setting, tasks: Sequence[Task], solo: Solo) -> None:
-    """The same seed and actions must show the same."""
-    for (index, text), expected in solo.items():
-        async with AsyncExitStack() as stack:
-            try:
-                episode = await Episode.begin(setting, stack, tasks[index])
-                await episode.play(text)
-            except Failed:
-                continue
-            if tuple(episode.lines) != expected:
-                what = "the same seed and actions gave"
-                setting.add(_differs("E105", what, expected, episode.lines))
-                return
+async def check_fuzz(setting: Setting, task: Task, *, most: int) -> list[Played]:
+    """Empty, huge and malformed turns, each followed by an ordinary one.
 
-
-async def check_second_reset(setting: Setting, tasks: Sequence[Task], solo: Solo) -> None:
-    """A second reset of one instance must begin as afresh as the first."""
-    for (index, text), expected in solo.items():
-        async with AsyncExitStack() as stack:
-            try:
-                episode = await Episode.begin(setting, stack, tasks[index])
-                await episode.step(Action(text=text, raw_text=text))
-                await episode.reset(code="E102")
-                await episode.play(text)
-            except Failed:
-                return
-            if tuple(episode.lines) != expected:
-                what = "after a second reset an instance gave"
-                setting.add(_differs("E102", what, expected, episode.lines))
-                return
-
-
-async def check_neighbours(setting: Setting, tasks: Sequence[Task], solo: Solo) -> None:
-    """Episodes stepped in turn, none of them closed, must each go as they went alone."""
-    chosen = dict([*list(solo.items())[:2], *list(solo.items())[-2:]])
-    async with AsyncExitStack() as stack:
-        episodes: dict[tuple[int, str], Episode] = {}
-        try:
-            for index, text in chosen:
-                begun = await Episode.begin(setting, stack, tasks[index], code="E104")
-                episodes[index, text] = begun
-            limit = setting.limits.max_steps
-            for turn in range(limit):
-                for (_, text), episode in episodes.items():
-                    if not episode.done:
-                        last = turn == limit - 1
-                        action = Action(text=text, raw_text=text, turn=turn, last=last)
-                        await episode.step(action, code="E104")
-        except Failed:
-            return
-        for key, episode in episodes.items():
-            if tuple(episode.lines) != chosen[key]:
-                what = "beside other instances one gave"
-                setting.add(_differs("E104", what, chosen[key], episode.lines))
-                return
-
-
-async def check_fuzz(setting: Setting, task: Task) -> None:
-    """Empty, huge and malformed turns, each followed by an ordinary one."""
+    Returns:
+        What those turns earned by themselves.
+    """
     kinds = (("E202", "empty", EMPTY), ("E203", "huge", HUGE), ("E204", "malformed", MALFORMED))
+    earned: list[Played] = []
+
+    async def play(code: str, action: Action) -> None:
+        async with AsyncExitStack() as stack:
+            with suppress(Failed):
+                episode = await Episode.begin(setting, stack, task)
+                await episode.step(action, code=code)
+                script = EpisodeScript(task=0, turns=(action.text,))
+                score = episode.score
+                earned.append(Played(script=script, lines=(), total=episode.total, score=score))
+                if not episode.done:
+                    await episode.step(Action(text="42", raw_text="42", turn=1), code=code)
+
     for code, kind, actions in kinds:
-        for number, action in enumerate(actions, 1):
-            setting.tried.malformed[kind] = number
-            async with AsyncExitStack() as stack:
-                try:
-                    episode = await Episode.begin(setting, stack, task)
-                    await episode.step(action, code=code)
-                    if not episode.done:
-                        await episode.step(Action(text="42", raw_text="42", turn=1), code=code)
-                except Failed:
-                    break
+        setting.tried.malformed[kind] = len(actions)
+        await at_once((play(code, action) for action in actions), most=most)
+    return earned
 
 
 async def check_close(setting: Setting, task: Task) -> None:
@@ -253,11 +272,3 @@ async def check_close(setting: Setting, task: Task) -> None:
             await episode.close("a second time", code="E403")
     except Failed:
         return
-
-
-def _differs(code: str, what: str, expected: Sequence[str], got: Sequence[str]) -> Finding:
-    pairs = list(zip(expected, got, strict=False))
-    position = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-    a = expected[position] if position < len(expected) else "nothing"
-    b = got[position] if position < len(got) else "nothing"
-    return broken(code, f"{what} {shown(b)}, and before {shown(a)}")

@@ -1,28 +1,23 @@
-"""Catches environments that block the event loop, and counts what they leave behind."""
+"""Catches environments that block the event loop."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agentrl.machine.processes.tree import children_of
 from agentrl.plugins.loop_watch import Stretches
-from agentrl.plugins.user_code import call_limit, user_code
-from agentrl.testing.env_check.findings import broken
-from agentrl.types.finding import Finding
+from agentrl.plugins.process_state import note, restore
+from agentrl.plugins.user_code import call_limit, place_in, user_code
 
 _TICK_S = 0.1
-_OWN_THREADS = ("asyncio_", "waitpid-", "user-code")
-"""Beginnings of the names of threads that run calls, ours and the user's."""
+_STALL_S = 0.1
+"""Seconds of one stretch in which the thread neither computes nor waits for a processor."""
 
 
 class Blocked(BaseException):
@@ -42,16 +37,26 @@ class BlockingWatch:
 
     def __init__(self, block_s: float) -> None:
         self.block_s = block_s
+        self.stalls: list[tuple[float, str]] = []
+        """Seconds and place of stretches that held the loop and only waited."""
         self._since: float | None = None
-        self._waited_s = 0.0
+        self._waited_s = self._computed_s = 0.0
+        self._place = ""
 
     def enter(self) -> None:
         """A stretch between two awaits begins."""
+        self._place, self._computed_s = "", time.thread_time()
         self._waited_s, self._since = _waited_s(), time.monotonic()
 
     def leave(self) -> None:
         """The stretch between two awaits ends."""
-        self._since = None
+        since, self._since = self._since, None
+        if since is None or (lasted_s := time.monotonic() - since) < _STALL_S:
+            return
+        waited_s, computed_s = _waited_s(), time.thread_time() - self._computed_s
+        idle_s = lasted_s - computed_s - (waited_s - self._waited_s)
+        if waited_s and idle_s >= _STALL_S:  # without that count a busy machine looks the same
+            self.stalls.append((idle_s, self._place))
 
     async def guard(self, start: Callable[[], Any], *, limit_s: float) -> Any:
         """Call `start` and await what it returns, under the watch.
@@ -97,6 +102,7 @@ class BlockingWatch:
         since = self._since
         if since is None:
             return
+        self._place = self._place or place_in(threading.get_ident())
         waited_s = _waited_s() - self._waited_s
         if time.monotonic() - since - waited_s > self.block_s:
             self._since = None
@@ -121,57 +127,12 @@ class _Guarded(Stretches):
 
     def resume(self, way: Callable[..., Any], *given: Any) -> Any:
         """Run it up to its next await, under the watch."""
+        off, *signals = note()
+        if signals:
+            signals[0] = True  # the alarm is that of this watch, also while it goes off
         self._watch.enter()
         try:
             return way(*given)
         finally:
             self._watch.leave()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Belongings:
-    """Tasks, threads and child processes that a process holds at one moment."""
-
-    tasks: frozenset[asyncio.Task[Any]]
-    """Unfinished asyncio tasks."""
-    threads: frozenset[threading.Thread]
-    """Living threads, without those that run calls of user code."""
-    children: frozenset[int]
-    """Process ids of living children."""
-
-    @classmethod
-    def now(cls) -> Belongings:
-        """Count; must be called from inside the event loop."""
-        return cls(
-            tasks=frozenset(asyncio.all_tasks()),
-            threads=frozenset(
-                t for t in threading.enumerate() if not t.name.startswith(_OWN_THREADS)
-            ),
-            children=frozenset(children_of(os.getpid())),
-        )
-
-    def leaked_since(self, before: Belongings) -> Iterator[Finding]:
-        """A finding for each kind that has grown."""
-        if tasks := self.tasks - before.tasks:
-            names = ", ".join(sorted(_coroutine_name(task) for task in tasks)[:3])
-            yield broken("E404", f"{len(tasks)} asyncio tasks still run: {names}")
-        if threads := self.threads - before.threads:
-            names = ", ".join(sorted(thread.name for thread in threads)[:3])
-            yield broken("E405", f"{len(threads)} threads still run: {names}")
-        if children := self.children - before.children:
-            yield broken("E406", f"{len(children)} child processes still run")
-
-
-async def clear_away(before: Belongings) -> None:
-    """End the tasks and child processes that came after `before`; threads cannot be ended."""
-    now = Belongings.now()
-    for task in now.tasks - before.tasks:
-        task.cancel()
-    for pid in now.children - before.children:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    await asyncio.sleep(0)
-
-
-def _coroutine_name(task: asyncio.Task[Any]) -> str:
-    return getattr(task.get_coro(), "__qualname__", task.get_name())
+            restore((off, *signals), "user code")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from agentrl.batch.records import MicroBatch, PackedBatch
@@ -84,6 +85,8 @@ class TrainBackend(ModelPasses, Protocol):
     """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
     holds_whole: bool
     """As in `ProvenPasses.holds_whole`."""
+    dtype: torch.dtype
+    """As in `ProvenPasses.dtype`."""
     proof: ModelProof | None
     """Comparison of the model with its own forward pass; None where it was not asked."""
 

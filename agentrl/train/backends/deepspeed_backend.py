@@ -111,9 +111,9 @@ class DeepspeedBackend(LockstepBackend):
             for module in self._model.modules()
             for name, buffer in module.named_buffers(recurse=False)
         ]
-        settings = _settings(self._train, self._dtype, self._ranks.world_size)
+        settings = _settings(self._train, self.dtype, self._ranks.world_size)
         if is_in_parts(self._model):
-            divide(self._model, settings, filling, dtype=self._dtype)
+            divide(self._model, settings, filling, dtype=self.dtype)
         engine, *_ = deepspeed.initialize(
             model=self._whole,
             model_parameters=trained,  # pyright: ignore[reportArgumentType]

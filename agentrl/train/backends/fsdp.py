@@ -154,7 +154,7 @@ class FsdpBackend(LockstepBackend):
                 continue
             with self._ranks.naming(f"gathering the weights {name}"):
                 full = cast(Any, param.detach()).full_tensor()
-            yield name, full.to(device=self._device, dtype=self._dtype)
+            yield name, full.to(device=self._device, dtype=self.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """See `TrainBackend`; one tensor at a time is gathered, and stays on rank 0."""

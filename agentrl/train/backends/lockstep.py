@@ -111,7 +111,7 @@ class LockstepBackend(ABC):
         first = next(iter(params.values()))
         self._model, self._train, self._ranks = model, train, ranks
         self._whole: nn.Module = Whole(model)
-        self._device, self._dtype = device_of(model), first.dtype
+        self._device, self.dtype = device_of(model), first.dtype
         self._checkpointing = gradient_checkpointing
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -148,7 +148,7 @@ class LockstepBackend(ABC):
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """`to_tensors` as in `TrainBackend.to_tensors`."""
-        kind = torch.promote_types(self._dtype, torch.float32)
+        kind = torch.promote_types(self.dtype, torch.float32)
         return to_tensors(micro, device=self._device, dtype=kind, mask_keys=self.mask_keys)
 
     def running(self) -> AbstractContextManager[None]:

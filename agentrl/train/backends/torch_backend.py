@@ -45,6 +45,11 @@ class TorchPasses:
         self.mask_keys = mask_keys
         self.loss_factor = compensation(data_parallel_size=1, averages_over_ranks=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """`dtype` as in `ProvenPasses.dtype`."""
+        return next(self._model.parameters()).dtype
+
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """`to_tensors` as in `TrainBackend.to_tensors`."""
         param = next(self._model.parameters())

@@ -27,9 +27,11 @@ from torch import Tensor
 from agentrl.config.training import AdapterSection
 from agentrl.errors import ConfigError
 from agentrl.models.parts import standing_in
+from agentrl.models.recipes import Promised, StoredTensor
 from agentrl.models.vision.embed import language_model
 from agentrl.models.vision.reader import reader_of
 from agentrl.plugins.distribution import install_command
+from agentrl.train.model.adapters.added import add_in_one_product
 from agentrl.train.model.adapters.dropout import put_dropout
 
 ADAPTER_FOLDER = "adapter"
@@ -104,8 +106,10 @@ def add_adapters(
             f"linear layers, which are called {', '.join(_linear_names(model))}"
         ) from error
     _check_targets(model, targets, key)
+    layers = [layer for _, layer in adapted_layers(model)]
+    add_in_one_product(layers, _NAME)
     if section.dropout:
-        put_dropout([layer for _, layer in adapted_layers(model)], _NAME, section.dropout)
+        put_dropout(layers, _NAME, section.dropout)
 
 
 def _outside_language(model: Any) -> str | None:
@@ -130,6 +134,48 @@ def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """
     yield from merged_parameters(model, model.named_parameters())
     yield from persistent_buffers(model)
+
+
+def promised_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """As `merged_weights` at this moment, but that a weight is merged when its recipe is read.
+
+    A and B are copied; everything else is frozen, and comes as the parameter itself.
+    """
+    known = {f"{one.name}.base_layer.weight": one for one in adapters(model)}
+    for name, param in model.named_parameters():
+        if _of_an_adapter(name):
+            continue
+        plain = name.replace(".base_layer.", ".")
+        if name not in known:
+            yield plain, param
+            continue
+        adapter = known[name]
+        copied = replace(
+            adapter, down=adapter.down.detach().clone(), up=adapter.up.detach().clone()
+        )
+        yield plain, Promised(StoredTensor(plain, _Unmerged(copied, param)))
+    yield from persistent_buffers(model)
+
+
+class _Unmerged:
+    """W + s B A, formed whenever it is looked at, as `StoredTensor` reads it."""
+
+    def __init__(self, adapter: LayerAdapter, weight: Tensor) -> None:
+        self._adapter, self._weight = adapter, weight
+        dequantized = adapter.dequantize is not None
+        self._dtype = adapter.up.dtype if dequantized else weight.dtype
+
+    def get_shape(self) -> tuple[int, ...]:
+        shape = (self._adapter.up.shape[0], self._adapter.down.shape[1])
+        return shape[::-1] if self._adapter.transposed else shape
+
+    def __getitem__(self, where: Any) -> Tensor:
+        if where == slice(0):  # asked for the dtype
+            return torch.empty((0, self.get_shape()[1]), dtype=self._dtype)
+        weight, one = self._weight.detach(), self._adapter
+        # In main memory while the state of the trainer is there.
+        near = replace(one, down=one.down.to(weight.device), up=one.up.to(weight.device))
+        return _with_delta(near, one.whole(weight))[where]
 
 
 def persistent_buffers(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -9,8 +9,8 @@ than the rows, and with an image where the model reads them.
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +23,11 @@ from agentrl.batch.tensors import TensorBatch
 from agentrl.models.logit_map import logit_map
 from agentrl.models.own_forward import (
     NARROW,
+    NARROW_DTYPES,
     OwnRows,
     hides_nothing,
     image_row,
+    is_widened,
     narrowed,
     own_numbers,
     probe_ids,
@@ -36,6 +38,7 @@ from agentrl.models.proof import (
     check_causal,
     gaps,
     judged,
+    not_widened,
     proven,
     refused_by_name,
     tolerated,
@@ -43,7 +46,9 @@ from agentrl.models.proof import (
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.attention import reading_of_model
 from agentrl.train.model.kernels.choose import kernels_used, widened_kernel
+from agentrl.train.model.layer_proof import LayerComparison
 from agentrl.train.model.logprobs import hidden_states, packed_log_probs
+from agentrl.train.model.reading import Reading
 from agentrl.types import ImageSpan
 
 _INSTEAD = (
@@ -64,6 +69,10 @@ class ProofRows:
     """As in `OwnRows`."""
     window: int | None = None
     """As `narrowed` takes it."""
+    layers: LayerComparison | None = None
+    """Is fed by the pass."""
+    own_ids_NL: Tensor | None = None
+    """[N, L] Rows of the own forward that fed `layers`; of packed ones."""
 
 
 class ProvenPasses(Protocol):
@@ -71,6 +80,11 @@ class ProvenPasses(Protocol):
 
     holds_whole: bool
     """Whether the passes read the weights of the model where they are, undivided."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights as the passes read them; what is stored of divided ones may be wider."""
+        ...
 
     def to_tensors(self, micro: MicroBatch) -> TensorBatch:
         """A micro-batch on the device of the model."""
@@ -94,8 +108,12 @@ def probe_numbers(model: Any, probe: ProofRows) -> Tensor:
         probe: packed rows, inside `packed_attention(model)`; or rows for the own forward, whose
             numbers have the shape [N, L - 1] or [N, L, E].
     """
-    batch = probe.batch
-    with narrowed(model, probe.window):
+    batch, layers = probe.batch, probe.layers
+    with narrowed(model, probe.window), ExitStack() as stack:
+        if layers is not None and probe.own_ids_NL is None:
+            stack.enter_context(layers.own(model, (probe.own, len(batch.input_ids_T) // probe.own)))
+        elif layers is not None and probe.own_ids_NL is not None:
+            stack.enter_context(layers.packed(model, batch, probe.own_ids_NL))
         if probe.own:
             image = batch.images[0].span if batch.images else None
             ids_NL = batch.input_ids_T.view(probe.own, -1)
@@ -138,6 +156,13 @@ def prove(passes: ProvenPasses, model: Any, *, who: str = "model.path") -> Model
     )
 
 
+def _by_layers(passes: ProvenPasses, model: Any) -> bool:
+    """True if no copy of the model shows in float32 what it hides in 16 bits."""
+    narrow = passes.dtype in NARROW_DTYPES
+    copied = passes.holds_whole and is_widened(model)
+    return narrow and not copied and reading_of_model(model) is not Reading.ROWS
+
+
 def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelProof:
     work = _Proving(passes, model, who, again=again)
     with (
@@ -149,15 +174,32 @@ def _judge(passes: ProvenPasses, model: Any, who: str, *, again: bool) -> ModelP
             work.text(window=NARROW)
         if reader_of(model) is not None and not again:
             work.image()
-    return judged(
+    proof = judged(
         model,
         work.found,
         tolerance=work.tolerance,
         who=who,
         instead=_INSTEAD,
         began=work.began,
+        dtype=passes.dtype,
         attention=", ".join(sorted(work.kernels)),
     )
+    layers = work.layers
+    if layers is None or not layers.gaps or layers.error is not None:
+        if layers is not None:
+            not_widened(who, layers.error or ValueError("every layer shares keys with others"))
+        return proof
+    wide = judged(
+        model,
+        {f"the attention of {layers.worst}": layers.gaps[layers.worst]},
+        tolerance=layers.tolerances[layers.worst],
+        who=who,
+        instead=_INSTEAD,
+        began=work.began,
+        dtype=torch.float32,
+        layers=True,
+    )
+    return replace(proof, widened=wide)
 
 
 class _Proving:
@@ -170,6 +212,7 @@ class _Proving:
         self.tolerance = 0.0
         self.kernels: set[str] = set()
         self._again = again
+        self.layers = LayerComparison() if not again and _by_layers(passes, model) else None
         self._passes, self._model, self._who = passes, model, who
         self._ids: IntArray = probe_ids(model)
         self.length: int = self._ids.shape[1]
@@ -178,12 +221,22 @@ class _Proving:
     def text(self, *, window: int | None = None) -> None:
         """Rows of text, packed side by side and as a tree of prefixes."""
         note = "" if window is None else f" with a window of {window}"
-        want = self._want(self._ids, self._lengths, window=window, form=f"row by row{note}")
+        layers = self.layers if window is None else None
+        want = self._want(
+            self._ids, self._lengths, window=window, form=f"row by row{note}", layers=layers
+        )
         rows = [_row(ids[:end]) for ids, end in zip(self._ids, self._lengths, strict=True)]
         for form, sharing in (("packed", False), ("prefix-shared", True)):
             if self._again and not sharing:
                 continue  # the last row of the tree shares nothing
-            self._compare(f"{form}{note}", rows, want, window=window, sharing=sharing)
+            self._compare(
+                f"{form}{note}",
+                rows,
+                want,
+                window=window,
+                sharing=sharing,
+                layers=layers if sharing else None,
+            )
 
     def image(self) -> None:
         """A row with an image, packed behind one of text."""
@@ -207,31 +260,43 @@ class _Proving:
         window: int | None,
         form: str,
         image: ImageSpan | None = None,
+        layers: LayerComparison | None = None,
     ) -> Tensor:
         """Numbers of the own forward at every token of some rows but the first ones."""
         self.form = form
         images = () if image is None else (image,)
         rows = [_row(each, name=str(at), images=images) for at, each in enumerate(ids)]
         batch = self._passes.to_tensors(pack_micro_batch(rows))
-        own = self._passes.probe(ProofRows(batch=batch, own=len(ids), window=window))
+        probe = ProofRows(batch=batch, own=len(ids), window=window, layers=layers)
+        own = self._passes.probe(probe)
         # The roundings of one row are those of all.
         first = self._passes.to_tensors(pack_micro_batch(rows[:1]))
         shaken = self._passes.probe(ProofRows(batch=first, own=1, shaken=True, window=window))
-        dtype = next(self._model.parameters()).dtype
-        self.tolerance = max(self.tolerance, tolerated(own[0], shaken[0], dtype))
+        found = tolerated(own[0], shaken[0], self._passes.dtype)
+        self.tolerance = max(self.tolerance, found)
         check_causal(own, ids, tolerance=self.tolerance, model=self._model, who=self._who)
         return torch.cat([row[: end - 1] for row, end in zip(own, lengths, strict=True)])
 
     def _compare(
-        self, form: str, rows: list[Row], want: Tensor, *, window: int | None, sharing: bool
+        self,
+        form: str,
+        rows: list[Row],
+        want: Tensor,
+        *,
+        window: int | None,
+        sharing: bool,
+        layers: LayerComparison | None = None,
     ) -> None:
         self.form = form
         named = [_row(r.input_ids, name=str(at), images=r.images) for at, r in enumerate(rows)]
         micro = pack_micro_batch(named, prefix_sharing=sharing)
         with self._passes.running():
             batch = self._passes.to_tensors(micro)
+            ids_NL = torch.as_tensor(self._ids, device=batch.input_ids_T.device)
             with kernels_used() as used:
-                answer = self._passes.probe(ProofRows(batch=batch, window=window))
+                answer = self._passes.probe(
+                    ProofRows(batch=batch, window=window, layers=layers, own_ids_NL=ids_NL)
+                )
         self.kernels |= used
         self.found[form] = gaps(answer, want)
 

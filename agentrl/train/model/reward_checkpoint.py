@@ -110,7 +110,7 @@ def _renamed(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tup
         elif name == "value_head.weight":
             yield "score.weight", tensor.detach()
         else:
-            yield f"{prefix}.{name.removeprefix('body.')}", tensor.detach()
+            yield f"{prefix}.{name.removeprefix('body.')}", tensor
     if biased:
         raise ConfigError(
             "the head has a bias, which sequence classification models of transformers have not; "

@@ -14,16 +14,23 @@ class GradientSums:
 
     A hook moves the gradient of a narrow parameter into its sum as soon as autograd has it, and
     frees it. A parameter that is float32 or wider keeps its own, where autograd adds up.
+
+    On a CPU all sums have their memory from the beginning. A gradient that autograd makes lies
+    among the activations of its pass, and one that stayed there would leave holes between which
+    the activations of the next pass find no room (`agentrl.machine.allocator`).
     """
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         """Register the hooks; `params` must not change their dtype afterwards."""
         self._params = dict(params)
-        self._sums: dict[str, Tensor] = {}
+        on_cpu = {n: p for n, p in self._params.items() if p.device.type == "cpu"}
+        self._sums = {name: _sum_of(param) for name, param in on_cpu.items()}
         self._touched: set[str] = set()
         for name, param in self._params.items():
             if not is_wide(param):
                 param.register_post_accumulate_grad_hook(self._hook(name))
+            elif name in on_cpu:
+                param.register_post_accumulate_grad_hook(self._mover(name))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Name and sum of every parameter that has a gradient, in the order of the model."""
@@ -60,7 +67,7 @@ class GradientSums:
             if not is_wide(param):
                 self._add(name, found)
             elif param.grad is None:
-                param.grad = found
+                param.grad = self._sum(name).copy_(found)
             else:
                 param.grad.add_(found)
         other.clear()
@@ -79,14 +86,32 @@ class GradientSums:
 
         return move
 
+    def _mover(self, name: str) -> Any:
+        @torch.no_grad()
+        def move(param: Tensor) -> None:
+            own = self._sum(name)
+            if param.grad is not None and param.grad.data_ptr() != own.data_ptr():
+                param.grad = own.copy_(param.grad)
+
+        return move
+
     def _add(self, name: str, grad: Tensor) -> None:
-        if name not in self._sums:
-            self._sums[name] = torch.empty_like(self._params[name], dtype=torch.float32)
         if name in self._touched:
             self._sums[name].add_(grad)
         else:
-            self._sums[name].copy_(grad)
+            self._sum(name).copy_(grad)
             self._touched.add(name)
+
+    def _sum(self, name: str) -> Tensor:
+        """Memory of a sum, whatever is in it."""
+        if name not in self._sums:
+            self._sums[name] = _sum_of(self._params[name])
+        return self._sums[name]
+
+
+def _sum_of(param: Tensor) -> Tensor:
+    kind = torch.promote_types(param.dtype, torch.float32)
+    return torch.empty_like(param, dtype=kind, requires_grad=False)
 
 
 def is_wide(param: Tensor) -> bool:

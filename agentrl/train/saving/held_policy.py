@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from agentrl.models.files.tensor_file import WrittenTensor
 from agentrl.models.hub_format import HeldWeights, hold_weights
+from agentrl.models.recipes import Promised
 from agentrl.models.stored_form import StoredForm
 from agentrl.models.vision.reader import reader_of
 from agentrl.train.model.lora import (
@@ -19,6 +21,7 @@ from agentrl.train.model.lora import (
     base_weights,
     has_adapters,
     merged_weights,
+    promised_weights,
     save_adapters,
 )
 from agentrl.train.saving.snapshot import StateSnapshot
@@ -85,8 +88,8 @@ def hold_policy(
     adapted = has_adapters(model)
     form = StoredForm(model, [name for name, _ in base_weights(model)])
     weights = hold_weights(
-        form(backend.weights()),
-        keeper(snapshot, backend, model),
+        form(weights_to_hold(backend, model)),
+        keeper(snapshot, backend),
         rank=backend.rank,
         world_size=1 if alone else backend.world_size,
     )
@@ -103,15 +106,31 @@ def hold_policy(
     )
 
 
+def weights_to_hold(backend: TrainBackend, model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Weights for the `keeper` of a backend; adapters are merged when it is their turn."""
+    if has_adapters(model) and not backend.lockstep:
+        return promised_weights(model)
+    return backend.weights()
+
+
 def keeper(
-    snapshot: StateSnapshot, backend: TrainBackend, model: Any
+    snapshot: StateSnapshot, backend: TrainBackend
 ) -> Callable[[str, Tensor], WrittenTensor]:
     """Holds a weight of the stream of a backend.
 
-    What was gathered or merged is a tensor of that stream alone, and copied before the next comes.
+    What was gathered is a tensor of that stream alone, and copied before the next comes.
     """
-    made = backend.lockstep or has_adapters(model)
-    return partial(_keep_copy, snapshot) if made else snapshot.keep
+    return partial(_keep_copy if backend.lockstep else _keep, snapshot)
+
+
+def _keep(snapshot: StateSnapshot, name: str, tensor: Tensor) -> WrittenTensor:
+    if isinstance(tensor, Promised):
+        take = tensor.recipe.whole
+    elif isinstance(tensor, Parameter) and not tensor.requires_grad:
+        take = tensor.detach  # nothing changes it
+    else:
+        return snapshot.keep(name, tensor)
+    return WrittenTensor(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), take=take)
 
 
 def _keep_copy(snapshot: StateSnapshot, name: str, tensor: Tensor) -> WrittenTensor:

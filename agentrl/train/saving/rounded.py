@@ -11,7 +11,8 @@ All else stays as it is. 12 bytes a parameter become 6, or 4 beside float32 weig
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,10 @@ from agentrl.train.saving.own_part import MASTERS
 
 FROM_WEIGHTS = "from_weights"
 """Metadata of a part: by name of a tensor, how many of its numbers lie on top of weights."""
+WEIGHT_MARKS = "weight_marks"
+"""Metadata of a part: by name of such a tensor, `mark_of` the weights that it lies on."""
+_MARKED = 4096
+"""Numbers of a weight that tell it from another."""
 _POLICY_MASTERS = f"policy/{MASTERS}/"
 _SMALL = 1024
 """Tensors with fewer numbers stay as they are."""
@@ -67,12 +72,28 @@ def write_rounded(checkpoint: Path, folder: Path) -> None:
         places, on_weights = json.loads(metadata["places"]), dict[str, int]()
         written: list[WrittenTensor] = []
         for name, tensor in tensors.items():
-            one = _rounded(name, tensor.reshape(-1), weights, places[name])
+            one = _rounded(name, partial(_flat, path, name), weights, places[name])
             written.append(one)
             if name.startswith(_POLICY_MASTERS) and one.dtype != torch.float32:
                 on_weights[name] = tensor.numel()
-        more = {FROM_WEIGHTS: json.dumps(on_weights)}
+        marks = {name: mark_of(name, weights) for name in on_weights}
+        more = {FROM_WEIGHTS: json.dumps(on_weights), WEIGHT_MARKS: json.dumps(marks)}
         write_tensors(folder / path.name, written, metadata={**metadata, **more})
+
+
+def mark_of(name: str, weights: Mapping[str, Tensor]) -> int:
+    """Checksum of numbers in the middle of the weight that a part lies on.
+
+    Args:
+        name: of the part in its file.
+        weights: as from `flat_weights`.
+
+    Raises:
+        KeyError: it is missing.
+    """
+    flat = weights[name.removeprefix(_POLICY_MASTERS)]
+    middle = flat[len(flat) // 2 :][:_MARKED].contiguous()
+    return zlib.crc32(middle.view(torch.uint8).numpy().data)
 
 
 def read_rounded(
@@ -108,19 +129,25 @@ def flat_weights(checkpoint: Path) -> dict[str, Tensor]:
     return {name: tensor.reshape(-1) for name, tensor in found.items()}
 
 
-def _rounded(
-    name: str, tensor: Tensor, weights: Mapping[str, Tensor], place: list[int]
-) -> WrittenTensor:
-    """One tensor of a part as it is written."""
+def _flat(path: Path, name: str) -> Tensor:
+    """One tensor of a part, mapped by itself: what was read of it is not kept in memory."""
+    return map_tensors(path)[0][name].reshape(-1)
 
-    def written(dtype: torch.dtype, count: int, take: partial[Tensor]) -> WrittenTensor:
+
+def _rounded(
+    name: str, take: Callable[[], Tensor], weights: Mapping[str, Tensor], place: list[int]
+) -> WrittenTensor:
+    """One tensor of a part as it is written; it is asked for each time that it is looked at."""
+    tensor = take()
+
+    def written(dtype: torch.dtype, count: int, take: Callable[[], Tensor]) -> WrittenTensor:
         return WrittenTensor(name=name, dtype=dtype, shape=(count,), take=take)
 
-    as_it_is = written(tensor.dtype, tensor.numel(), partial(tensor.clone))
+    as_it_is = written(tensor.dtype, tensor.numel(), take)
     if tensor.dtype != torch.float32 or tensor.numel() < _SMALL:
         return as_it_is
     if f"/{MASTERS}/" not in name:
-        return written(torch.bfloat16, tensor.numel(), partial(tensor.to, torch.bfloat16))
+        return written(torch.bfloat16, tensor.numel(), lambda: take().to(torch.bfloat16))
     whole = weights.get(name.removeprefix(_POLICY_MASTERS))
     if whole is None or whole.numel() != torch.Size(place[1:]).numel():
         return as_it_is
@@ -130,7 +157,7 @@ def _rounded(
     if part.dtype == torch.bfloat16:
         apart = _bits(_on_top(part, _above(tensor, part))) - _bits(tensor)
         if int(apart.abs().max()) <= 1:
-            return written(torch.int16, tensor.numel(), partial(_above, tensor, part))
+            return written(torch.int16, tensor.numel(), lambda: _above(take(), part))
     return as_it_is
 
 

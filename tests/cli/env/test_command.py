@@ -46,8 +46,9 @@ def test_check_reports_findings_like_a_linter(tmp_path, capsys):
     assert f"{file}:Faulty: E304 step returned scores=float 7.0" in out
     assert "Return scores between 0 and 1, or None." in out
     assert run(*words, "--json") == 1
-    (finding,) = json.loads(capsys.readouterr().out)
-    assert finding["code"] == "E304"
+    note, finding = json.loads(capsys.readouterr().out)
+    assert (note["code"], finding["code"]) == ("sample", "E304")
+    assert "no tasks were found" in note["message"]
     assert run(*words, "--args", "reward=0.5") == 0
 
 
@@ -61,9 +62,10 @@ def test_check_finds_the_one_class_of_a_peer_without_its_name(tmp_path, capsys):
         "        return True, 'Well.', 0.5, {}\n"
     )
     assert run("env", "check", str(file), "--sandbox", "none") == 0
-    assert "Nothing found (2 tasks, " in (out := capsys.readouterr().out)
-    assert re.search(r"2 tasks, \d{2,} resets, \d{2,} steps, 17 turns no model should write", out)
-    assert "(3 empty, 5 huge, 9 malformed), seed 0; tasks of a built-in sample" in out
+    out = capsys.readouterr().out
+    assert out.startswith("no tasks were found beside the environment")
+    assert re.search(r"1 tasks, \d{2,} resets, \d{2,} steps, 17 turns no model should write", out)
+    assert "(3 empty, 5 huge, 9 malformed), 0 tool calls, 0 other processes, seed 0)" in out
 
 
 def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
@@ -83,7 +85,7 @@ def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
     assert run("env", "check", good, "--dataset", "none.jsonl") == 2
 
 
-@pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 48)])
+@pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 54)])
 def test_the_example_is_short_clean_and_its_run_file_loads(name, lines):
     assert 20 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
     assert 10 <= len((EXAMPLES / f"{name}.yaml").read_text().splitlines()) <= 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from agentrl.config.plan import plan_run
 from agentrl.config.training import LoraSection, TrainSection
 from agentrl.errors import ConfigError
 from agentrl.models.cache_bytes import cache_shape
+from agentrl.models.lm_head import use_float32_head
 from agentrl.preflight.checks import machine
-from agentrl.preflight.memory.activations import measured
+from agentrl.preflight.memory.activations import LiveBytes, measured
 from agentrl.preflight.memory.estimate import (
     Demand,
     ModelShape,
@@ -28,16 +31,22 @@ from agentrl.preflight.memory.estimate import (
     kv_cache_bytes,
     trained_bytes,
 )
-from agentrl.preflight.memory.shape import model_shape, shape_of
+from agentrl.preflight.memory.shape import demand_of, model_shape, shape_of
 from agentrl.serving.embedded.batch import make_cache
 from agentrl.serving.embedded.forward import RowModel
+from agentrl.train.backends.choose import make_backend
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.logprobs import packed_log_probs
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.optim.choose import make_optimizer
+from agentrl.train.reference import Reference
+from agentrl.train.saving.snapshot import StateSnapshot
+from agentrl.train.trainer import Trainer
+from agentrl.types import Termination, Trajectory, TrajectoryGroup
 from agentrl.types.finding import Finding, Status
 from tests.runtime.tiny_project import write_project
+from tests.train.tiny_llama import algorithm, make_step
 
 TINY = LlamaConfig(
     vocab_size=16, hidden_size=4, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
@@ -266,13 +275,30 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
 
 
+def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:
+    config, none = load_config(project), LlamaConfig(num_hidden_layers=0)
+    options: Any = {"row": 8, "response": 4, "on_gpu": False}
+    assert measured(none, config.train, config.model, **options) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [None, 3])
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
-def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path, attention: str) -> None:
-    """Tensors that a real model saves for its backward pass, each storage once, on this CPU."""
+def test_what_a_pass_keeps_is_what_autograd_keeps(
+    project: Path, dtype: str, rank: int | None, attention: str
+) -> None:
+    """Tensors that a real model saves for its backward pass, each storage once, on this CPU. Fails
+    if adapters of a model without memory are of another dtype than those of a model with some."""
     from agentrl.preflight.memory import activations as module
 
-    config, model = load_config(project, [f"model.attention={attention}"]), real_llama()
+    changes = [f"model.dtype={dtype}", *([] if rank is None else [f"train.lora.rank={rank}"])]
+    config = load_config(project, [f"model.attention={attention}", *changes])
+    model = real_llama(getattr(torch, dtype))
     use_kernel(model, attention)
+    if config.train.lora is not None:
+        add_adapters(model, config.train.lora, base="")
+    if config.model.head_dtype == "float32":
+        use_float32_head(model)
     batch = module._batch((128,) * 4, response=64, device=torch.device("cpu"))
     saved: dict[int, tuple[torch.Tensor, int]] = {}
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
@@ -287,10 +313,10 @@ def test_what_a_pass_keeps_is_what_autograd_keeps(project: Path, attention: str)
         packed_log_probs(model, batch)
     kept = sum(size for _, size in saved.values())
     book = module._book(
-        model.config, config.train, config.model, (128,) * 4, response=64, on_gpu=False,
+        real_llama().config, config.train, config.model, (128,) * 4, response=64, on_gpu=False,
         backward=False,
     )  # fmt: skip
-    assert book.kept == pytest.approx(kept, rel=0.1)
+    assert book.kept == pytest.approx(kept, rel=0.12)
 
 
 def test_bits_are_counted() -> None:
@@ -301,3 +327,89 @@ def test_bits_are_counted() -> None:
     model = ModelSection(path="x", dtype="bfloat16")
     state, sums = trained_bytes(TrainSection(optimizer="adamw_8bit"), model, 25600, kept=1)
     assert (state, sums) == (25600 * 4 + 2 * (25600 + 4 * 100), 25600 * 4)
+
+
+STEPS = {
+    "float32": [],
+    "bfloat16": ["model.dtype=bfloat16"],
+    "adapters": ["train.lora.rank=8"],
+    "narrow adapters": ["train.lora.rank=8", "model.dtype=bfloat16"],
+    "muon": ["train.optimizer=muon"],
+    "checkpointing": ["model.gradient_checkpointing=true"],
+    "checkpointing, with a save": ["model.gradient_checkpointing=true"],
+    "penalty": ["algorithm.kl_coef=0.1"],
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_steps_take_what_is_estimated(project: Path, case: str) -> None:
+    """All tensors of two real steps of a tiny model, at their peak. Fails if weights, masters,
+    moments, gradients, reference, activations or the copy of what is being saved are forgotten, or
+    counted twice."""
+    changes, saves = STEPS[case], "save" in case
+    limits = ["rollout.max_context_tokens=128", "rollout.max_response_tokens=64"]
+    lanes = "train.backend={kind: torch, lanes: 1}"
+    config = load_config(project, [*limits, lanes, "train.micro_batch_tokens=512", *changes])
+    run = plan_run(config, Path())
+    plan, dtype = run.trainer, getattr(torch, run.trainer.model.dtype)
+    demand = demand_of(plan, wide_llama(dtype).config, on_gpu=False)
+    (process, *_) = estimate(
+        plan, run.engines.serving, demand, on_gpu=False, room=Room(), saves=saves
+    )
+    own = {"process", "keys and values"}
+    expected = sum(part.size for part in process.parts if part.what not in own)
+
+    gc.collect()
+    with LiveBytes() as live:
+        model = wide_llama(dtype)
+        if plan.train.lora is not None:
+            add_adapters(model, plan.train.lora, base="")
+        if plan.model.head_dtype == "float32":
+            use_float32_head(model)
+        reference = Reference(wide_llama(dtype)) if plan.algorithm.needs_reference else None
+        backend = make_backend(
+            model, train=plan.train, gradient_checkpointing=plan.model.gradient_checkpointing,
+            ranks=None,
+        )  # fmt: skip
+        section = algorithm(kl_coef=plan.algorithm.kl_coef)
+        trainer = Trainer(
+            model, train=plan.train, algorithm=section, backend=backend, reference=reference
+        )
+        batch = make_step(rows_of_128(), micro_batch_tokens=512, prefix_sharing=False)
+        for _ in range(2):
+            trainer.step(batch)
+            held = StateSnapshot()
+            if saves:  # nobody has begun to write it when the next update comes
+                trainer.hold(held)
+                kept = [held.keep(name, weight) for name, weight in trainer.weights()]
+                assert kept
+    assert live.peak == pytest.approx(expected, rel=0.15)
+
+
+def wide_llama(dtype: torch.dtype) -> Any:
+    """Weights and activations of a pass are about as large as each other."""
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def rows_of_128() -> list[TrajectoryGroup]:
+    """Two micro-batches of four rows with 64 tokens of prompt and 64 of answer each."""
+    rng = random.Random(0)
+    found: list[TrajectoryGroup] = []
+    for number in range(2):
+        prompt = tuple(rng.choices(range(3, 1024), k=64))
+        rows = tuple(
+            Trajectory(
+                task_id="t", group_id=f"g{number}", rollout_id=f"g{number}/{index}",
+                prompt_ids=prompt, response_ids=tuple(rng.choices(range(3, 1024), k=64)),
+                response_mask=(1,) * 64, rollout_log_probs=(-2.0,) * 64, policy_versions=(0,) * 64,
+                reward=float(index % 3), termination=Termination.ENV_DONE,
+            )
+            for index in range(4)
+        )  # fmt: skip
+        found.append(TrajectoryGroup(group_id=f"g{number}", task_id="t", trajectories=rows))
+    return found

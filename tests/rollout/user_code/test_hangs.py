@@ -171,8 +171,8 @@ async def test_a_close_that_holds_the_loop(bench: Make, caplog: pytest.LogCaptur
     assert f"stuck at {__file__}:" in caplog.text
 
 
-def tool() -> str:
-    """Wait."""
+async def tool() -> str:
+    """Wait, and do not let others go on."""
     stuck()
     return "well"
 

@@ -33,6 +33,10 @@ class Trainer:
         self.book.take("trainer", "weights", 1)
         self.book.take("trainer", "state", size)
 
+    @property
+    def away_bytes(self) -> int:
+        return 0 if ("trainer", "state") in self.book.held else self.size
+
     def put_aside(self) -> None:
         self.book.give("trainer", "state")
 

@@ -68,6 +68,10 @@ class SleepingServer:
         self.started = asyncio.Event()
         """Awaited by `start` once it has its memory."""
         self.started.set()
+        self.turn: Callable[[], list[int]] | None = None
+        """Ids of the next turn instead of the version."""
+        self.log_prob = -1.0
+        """Of every token."""
         self._served: TestServer | None = None
 
     @property
@@ -163,10 +167,11 @@ class SleepingServer:
     def _sample(self) -> dict[str, Any]:
         assert not self.asleep, "sampled without memory"
         assert self.loaded == self.version, f"sampled from {self.loaded}, called {self.version}"
+        ids = [int(self.loaded)] if self.turn is None else self.turn()
         choice = {
-            "token_ids": [int(self.loaded)],
-            "logprobs": {"content": [{"token_id": int(self.loaded), "logprob": -1.0}]},
-            "weight_versions": [{"start": 0, "end": 1, "version": self.version}],
+            "token_ids": ids,
+            "logprobs": {"content": [{"token_id": i, "logprob": self.log_prob} for i in ids]},
+            "weight_versions": [{"start": 0, "end": len(ids), "version": self.version}],
             "finish_reason": "length",
         }
         return {"choices": [choice], "usage": {}}

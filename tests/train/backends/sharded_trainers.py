@@ -12,6 +12,7 @@ from agentrl.config.training import TorchTraining, TrainSection
 from agentrl.metrics.names import is_of_machine
 from agentrl.train.backends.agreement import check_shares
 from agentrl.train.backends.choose import full_weights, make_backend
+from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.trainer import Trainer
 from tests.train.crew import joined
@@ -35,7 +36,7 @@ def section(**changes: Any) -> TrainSection:
 
 def needs(kind: str) -> None:
     """Skip where the library of a kind is not installed."""
-    if KINDS[kind]["backend"] == "deepspeed" and not importlib.util.find_spec("deepspeed"):
+    if kind.startswith("zero") and not importlib.util.find_spec("deepspeed"):
         pytest.skip("DeepSpeed is not installed here; run make fleet")
 
 
@@ -90,6 +91,7 @@ def run(
         "version": trainer.version,
         "state": backend.state_dict(),
         "on_disk": full_weights(backend),
+        "attention": backend.proof.attention,
     }
 
 
@@ -116,6 +118,7 @@ def made(dtype: Any, options: dict[str, Any]) -> Any:
     model, lora = tiny_model(dtype, tied=options.pop("tied", True)), options["train"].lora
     if lora is not None:
         add_adapters(model, lora, base="tiny")
+    use_kernel(model, options.pop("attention", "auto"))
     return model
 
 

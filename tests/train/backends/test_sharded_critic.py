@@ -73,8 +73,8 @@ def batches(case, seeds=(0, 1, 2)):
     return [make_step(make_groups(seed), algorithm=ppo(**changes), **cut) for seed in seeds]
 
 
-def train(kind, ranks, case, dtype, *, steps=slice(None), load=None, save=None, **options):
-    """Train on some steps; what a comparison wants to know, afterwards."""
+def train(kind, ranks, case, dtype, *, steps=slice(2), load=None, save=None, **options):
+    """Train on some steps of three; what a comparison wants to know, afterwards."""
     trainer, critic = made(kind, ranks, case, dtype, **options)
     if load:
         trainer.load(load)
@@ -94,8 +94,8 @@ def train(kind, ranks, case, dtype, *, steps=slice(None), load=None, save=None, 
 
 
 @cache
-def train_alone(case, dtype):
-    return train(None, None, case, dtype)
+def train_alone(case, dtype, steps=2):
+    return train(None, None, case, dtype, steps=slice(steps))
 
 
 def held_parameters(critic):
@@ -114,7 +114,7 @@ def train_as(address, rank, world_size, *args, **options):
 
 
 def begin_as(address, rank, world_size, kind, case, dtype, folder):
-    return train_as(address, rank, world_size, kind, case, dtype, steps=slice(0, 2), save=folder)
+    return train_as(address, rank, world_size, kind, case, dtype, save=folder)
 
 
 def go_on_as(address, rank, world_size, kind, case, dtype, folder):
@@ -147,9 +147,16 @@ def close(ours, theirs, *, error, rel):
         assert np.allclose(ours["values"][key], values, rtol=rel, atol=error)
 
 
-@pytest.mark.parametrize(
-    ("case", "world_size"), [("zero-head", 2), ("warm-up", 3), ("kl", 2), ("kl", 3)]
-)
+def check_parts(kind, ranks, numel):
+    """Each rank holds its share of the critic, or a copy."""
+    held = [rank["held"] for rank in ranks]
+    if kind == "fsdp2":
+        assert sum(held) == numel
+    parts = len(ranks) if kind in ("fsdp2", "zero3") else 1
+    assert held == pytest.approx([numel / parts] * len(ranks), rel=0.1 if parts > 2 else 0.01)
+
+
+@pytest.mark.parametrize(("case", "world_size"), [("zero-head", 2), ("warm-up", 3)])
 def test_fsdp2_trains_policy_and_critic_as_one_process(crew, case, world_size):
     """Fails if a body whose gradient is zero is skipped (its moments would be a step behind), if
     the head is not gathered, or if a rank without rows makes no pass of the critic."""
@@ -157,11 +164,10 @@ def test_fsdp2_trains_policy_and_critic_as_one_process(crew, case, world_size):
     ranks = crew.run(world_size, train_as, "fsdp2", case, torch.float64)
     same_on_all(ranks)
     close(ranks[0], alone, error=1e-9, rel=1e-8)
-    assert sum(rank["held"] for rank in ranks) == alone["numel"]
-    assert max(rank["held"] for rank in ranks) < 1.1 * alone["numel"] / world_size
+    check_parts("fsdp2", ranks, alone["numel"])
 
 
-@pytest.mark.parametrize("kind", ["zero0", "zero2-offload", "zero3"])
+@pytest.mark.parametrize("kind", ["zero0", "zero2-offload"])
 def test_zero_trains_policy_and_critic_as_one_process(crew, kind):
     """Two engines in one process; fails if one closes the update of the other."""
     needs(kind)
@@ -169,8 +175,7 @@ def test_zero_trains_policy_and_critic_as_one_process(crew, kind):
     ranks = crew.run(2, train_as, kind, "kl", torch.float32)
     same_on_all(ranks)
     close(ranks[0], alone, error=1e-4, rel=1e-3)
-    parts = 2 if kind.startswith("zero3") else 1
-    assert ranks[0]["held"] == pytest.approx(alone["numel"] / parts, rel=0.01)
+    check_parts(kind, ranks, alone["numel"])
 
 
 @pytest.mark.parametrize(
@@ -186,20 +191,27 @@ def test_zero_does_so_with_a_fresh_head_a_warm_up_and_adapters(crew, kind, case)
 
 @pytest.mark.parametrize("kind", ["fsdp2", "zero2", "zero3"])
 def test_a_critic_goes_on_with_any_number_of_ranks_of_any_backend(crew, kind, tmp_path):
-    """Fails if moments are saved in slices, or (hangs) by rank 0 without the others."""
+    """Fails if moments are saved in slices, or (hangs) by rank 0 without the others; if a KL
+    penalty, a reference that follows or two engines in one process make another update."""
     needs(kind)
     dtype = torch.float64 if kind == "fsdp2" else torch.float32
     error, rel = (1e-9, 1e-8) if kind == "fsdp2" else (1e-4, 1e-3)
-    whole = train_alone("kl", dtype)
+    two = crew.run(2, begin_as, kind, "kl", dtype, tmp_path)
+    same_on_all(two)
+    close(two[0], train_alone("kl", dtype), error=error, rel=rel)
+    check_parts(kind, two, two[0]["numel"])
+    whole = train_alone("kl", dtype, 3)
     whole = {**whole, "metrics": whole["metrics"][2:]}
-    crew.run(2, begin_as, kind, "kl", dtype, tmp_path)
-    close(crew.run(3, go_on_as, kind, "kl", dtype, tmp_path)[0], whole, error=error, rel=rel)
+    three = crew.run(3, go_on_as, kind, "kl", dtype, tmp_path)
+    same_on_all(three)
+    close(three[0], whole, error=error, rel=rel)
+    check_parts(kind, three, two[0]["numel"])
     alone = train(None, None, "kl", dtype, steps=slice(2, 3), load=tmp_path)
     close(alone, whole, error=error, rel=rel)
 
 
 def test_adapters_of_a_critic_move_alone_and_go_on_on_any_ranks(crew, tmp_path):
-    whole = train_alone("adapters", torch.float64)
+    whole = train_alone("adapters", torch.float64, 3)
     before = dict(value_model(torch.float64).named_parameters())
     trained = {name for name in whole["state"]["masters"] if "value_head" not in name}
     assert trained

@@ -29,7 +29,7 @@ CASES = {
     "entropy": ({"entropy_coef": 0.3, "loss_agg_mode": "token-mean"}, {}, {}),
     "adapters": ({}, {}, {"lora": LoraSection(rank=3)}),
     "checkpointing": ({}, {"micro_batch_tokens": 10_000}, {"checkpointing": True}),
-    "first-layer": ({}, {}, {"checkpointing": 1, "lora": LoraSection(rank=3)}),
+    "first-layer": ({}, {}, {"checkpointing": 1, "lora": LoraSection(rank=3), "attention": "sdpa"}),
 }
 
 
@@ -50,6 +50,8 @@ def compared(crew, kind, case, dtype, *, world_size=2, seeds=(0, 1)):
     assert all(rank["state"] == {} and rank["on_disk"] == {} for rank in ranks[1:])
     assert same_bits(first["on_disk"], first["weights"])
     assert first["weights"].keys() == alone["weights"].keys()
+    kernel = options.get("attention", "written_out")
+    assert {run["attention"] for run in (alone, *ranks)} == {kernel}
     assert len(first["gradients"]) == len(alone["gradients"]) > 1
     return ranks, alone
 

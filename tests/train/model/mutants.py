@@ -118,3 +118,22 @@ def late(made: Any) -> Any:
 
     body.forward = forward
     return made
+
+
+def stretched(made: Any) -> Any:
+    """Scores of one layer that are 5 % too large in packed rows."""
+    whole = made.base_model.layers[1].self_attn
+
+    class Stretched(type(whole)):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            own = self.scaling
+            if "segments" in options:
+                self.scaling = 1.05 * own
+            try:
+                return super().forward(*args, **options)
+            finally:
+                self.scaling = own
+
+    Stretched.__name__ = type(whole).__name__
+    whole.__class__ = Stretched
+    return made

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.batch.packing import pack_micro_batch
 from agentrl.config.schema import ModelSection, TrainSection
@@ -280,3 +281,44 @@ def test_a_resumed_run_needs_its_start_no_more(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder with"):
         load_trained(model, gone, checkpoint=None)
     load_trained(model, gone, checkpoint=str(tmp_path))
+
+
+class Made(TorchDispatchMode):
+    """Sizes of the memory that operations ask for, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.held: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.data_ptr() not in self.sizes:
+            self.sizes[out.data_ptr()] = out.untyped_storage().nbytes()
+            self.held.append(out)  # or the next one may lie at the same place
+        return out
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_adapter_makes_no_tensor_but_its_output(hooked: bool) -> None:
+    """peft makes three; what it frees of them leaves holes in a heap. A layer with a hook, as those
+    of ZeRO-3, may have handed its output on, so it is not written over."""
+    lora = section(targets=("up_proj",))
+    model = adapted(lora, torch.float32)
+    layer = model.model.layers[0].mlp.up_proj
+    kept: list[Tensor] = []
+    if hooked:
+        layer.base_layer.register_forward_hook(lambda module, args, out: kept.append(out))
+    x = torch.randn(50, layer.base_layer.in_features, requires_grad=True)
+    with Made() as made:
+        out = layer(x)
+    width = 4 * out.numel()
+    assert list(made.sizes.values()).count(width) == 1 + hooked
+    name = "default"
+    up, down = layer.lora_B[name].weight, layer.lora_A[name].weight
+    plain = x @ layer.base_layer.weight.T
+    assert torch.allclose(out, plain + layer.scaling[name] * (x @ down.T @ up.T), atol=1e-6)
+    for before in kept:
+        assert torch.allclose(before, plain, atol=1e-6)
+    out.sum().backward()
+    assert x.grad is not None

@@ -48,6 +48,21 @@ const MACHINE = [
     ],
     what: "Read from the driver twice a second. A GPU that has work need not be well used: see MFU.",
   },
+  {
+    title: "Turns",
+    groups: [
+      {
+        unit: "s",
+        note: "trainer and servers of one GPU, in turn",
+        names: {
+          "sync/to_trainer_s": "to the trainer: servers to sleep, its state back",
+          "sync/asleep_s": "servers asleep",
+          "sync/wake_s": "to the servers: state aside, weights, awake",
+        },
+      },
+    ],
+    what: "Of a colocated run (runtime.colocated). sync/put_aside_bytes is what of the trainer was in main memory.",
+  },
 ];
 
 const FATES = {

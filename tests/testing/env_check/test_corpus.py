@@ -1,0 +1,63 @@
+"""Every planted fault of the corpus is named, and no sound environment is accused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.cli.env.check import _plain
+from agentrl.cli.env.target import target_of
+from agentrl.data import load_tasks
+from agentrl.testing.env_check.elsewhere import Elsewhere
+from agentrl.testing.env_check.episode import CheckLimits
+from agentrl.testing.env_check.opened import opened_env
+from agentrl.testing.env_check.suite import check_env
+from tests.testing.env_check.corpus import PAIRS, source
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what the faults leave open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+HERE = [pair for pair in PAIRS if not pair.elsewhere]
+THERE = [pair for pair in PAIRS if pair.elsewhere]
+LIMITS = CheckLimits(repeat_s=0.1)
+
+
+def codes_of(folder, places, *, elsewhere: bool) -> list[str]:
+    """Codes of what is found in an environment, with the tasks beside it."""
+    file = folder / "planted.py"
+    file.write_text(source(places))
+    found = target_of(f"{file}:Env", (), None, (), "none")
+    assert found.dataset is not None
+    tasks = load_tasks(found.dataset, base=found.base)
+
+    async def check() -> list[str]:
+        async with opened_env(found.env, None, base=found.base) as env:
+            if not elsewhere:
+                return [f.name for f in await check_env(env.make_env, tasks, limits=LIMITS)]
+            with Elsewhere(_plain(found, found.dataset)) as others:
+                findings = await check_env(env.make_env, tasks, limits=LIMITS, elsewhere=others)
+                return [finding.name for finding in findings]
+
+    return asyncio.run(check())
+
+
+@pytest.mark.parametrize("pair", HERE, ids=lambda pair: pair.name)
+def test_a_fault_is_named_and_its_twin_is_not_accused(pair, tmp_path):
+    (tmp_path / "sound").mkdir()
+    assert pair.code in codes_of(tmp_path, pair.fault, elsewhere=False)
+    assert codes_of(tmp_path / "sound", pair.sound, elsewhere=False) == []
+
+
+def test_another_process_shows_the_order_of_a_set(tmp_path):
+    (pair,) = [pair for pair in THERE if pair.name == "order_of_a_set"]
+    assert codes_of(tmp_path, pair.fault, elsewhere=True) == [pair.code]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", THERE, ids=lambda pair: pair.name)
+def test_other_processes_name_a_fault_and_do_not_accuse_its_twin(pair, tmp_path):
+    (tmp_path / "sound").mkdir()
+    assert codes_of(tmp_path, pair.fault, elsewhere=True) == [pair.code]
+    assert codes_of(tmp_path / "sound", pair.sound, elsewhere=True) == []
