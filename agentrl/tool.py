@@ -324,6 +324,11 @@ def _signature(tool: str, function: Callable[..., Any]) -> _Signature:
             f"tool {tool!r} has no docstring; the model is told what it says, so write one "
             "sentence and an 'Args:' section"
         )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"tool {tool!r} yields, and the model is given one result; return it instead, as a "
+            "text or a list"
+        )
     description, notes = parts_of_docstring(doc)
     fields = _fields(tool, function)
     takes_sandbox = fields.pop("sandbox", None) is not None

@@ -165,6 +165,16 @@ def test_methods_are_tools():
 def no_docstring(x: int) -> None: ...
 
 
+def lines_of(x: str):
+    """Give its lines."""
+    yield from x.splitlines()
+
+
+async def pages_of(x: str):
+    """Give its pages."""
+    yield x
+
+
 def _made(source: str):
     scope: dict = {}
     exec(f"def bad({source}):\n  'Doc.'", scope)
@@ -176,6 +186,8 @@ def _made(source: str):
     [
         (no_docstring, "tool 'no_docstring' has no docstring"),
         (_made("x"), "tool 'bad': parameter 'x' has no type"),
+        (lines_of, "tool 'lines_of' yields, and the model is given one result; return it"),
+        (pages_of, "tool 'pages_of' yields"),
         (_made("*x: int"), "parameter 'x' takes any number of values"),
         (_made("x: int, /"), "parameter 'x' is positional-only"),
         (_made("x: type"), "parameter 'x' of type type has no JSON schema"),

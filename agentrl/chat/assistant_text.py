@@ -28,6 +28,7 @@ from agentrl.types.thoughts import (
 
 _USER: Mapping[str, Any] = {"role": "user", "content": "Alphaprobe"}
 _WORDS = "Betaprobe"
+_ANSWER = "Gammaprobe"
 _SPACES = " " * 5
 
 
@@ -136,7 +137,7 @@ class TurnWriter:
         answers = [
             {
                 "role": "tool",
-                "content": "Gammaprobe",
+                "content": _ANSWER,
                 "tool_call_id": entry["id"],
                 "name": entry["function"]["name"],
             }
@@ -148,7 +149,8 @@ class TurnWriter:
             if whole is None or not whole.startswith(self._prompt):
                 continue
             text = self._until_end(whole[len(self._prompt) :])
-            if text is None:
+            # Gemma 4 writes the answer of the tool into the turn, and without one ends no turn.
+            if text is None or _ANSWER in text or _USER["content"] in text:
                 continue
             if self._thinks:
                 text = text.removeprefix(self._lead)

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from agentrl.chat.auto import choose_parser
 from agentrl.chat.boundaries import find_boundaries
+from agentrl.chat.calls.json_calls import HermesParser
+from agentrl.chat.calls.marked_json import FencedJsonParser
 from agentrl.chat.format import ChatFormat, RawChat, TemplateChat
-from agentrl.chat.json_calls import HermesParser
-from agentrl.chat.parsers import build_parser
+from agentrl.chat.parsers import AUTO, PARSERS, build_parser
 from agentrl.chat.pictures.slots import ImageReader
 from agentrl.chat.proof import prove
 from agentrl.chat.template import GuardedTemplate
@@ -78,10 +80,12 @@ def _build(
 ) -> ChatFormat:
     if section.template not in TEMPLATES:
         raise ConfigError(f"chat.template: {choices(section.template, TEMPLATES)}")
-    parser = build_parser(section.tool_parser)
+    parser, auto = build_parser(section.tool_parser), section.tool_parser == AUTO
     codec = Codec(tokenizer)
-    syntax, system_prompt = parser or HermesParser(), section.system_prompt
+    syntax = HermesParser() if parser is None or auto else parser
+    system_prompt = section.system_prompt
     if section.template == "raw":
+        syntax = FencedJsonParser() if auto else syntax
         return RawChat(codec, syntax=syntax, system_prompt=system_prompt)
     template = GuardedTemplate(codec, syntax=syntax, images=images)
     name = _family_of(template, section.template)
@@ -98,6 +102,12 @@ def _build(
         boundaries = replace(
             boundaries, pieces={r: p for r, p in boundaries.pieces.items() if r != "tool"}
         )
+    reason = ""
+    if auto:
+        chosen = choose_parser(template, [PARSERS.find(known)() for known in PARSERS])
+        template.syntax = syntax = chosen.parser
+        template.shows_tools, reason = chosen.own, chosen.reason
+        logger.info("tool calls are read as %s: %s", syntax.name, reason)
     chat = TemplateChat(
         codec,
         name=name,
@@ -108,6 +118,7 @@ def _build(
         reads_calls=parser is not None,
         system_prompt=system_prompt,
     )
+    chat.calls_note = reason
     known = FAMILIES[name].stops if name in FAMILIES else ()
     chat.add_ends(f"family {name}", [codec.specials.get(text) for text in known])
     return chat

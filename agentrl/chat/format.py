@@ -44,6 +44,8 @@ class ChatFormat(ABC):
     """Mark of the thought that the generation prompt opens and the model closes; empty for none."""
     reads_images: bool = False
     """Whether messages may show images."""
+    calls_note: str = ""
+    """Why the syntax of calls is the one it is, where `chat.tool_parser: auto` has chosen it."""
     findings: Sequence[Finding] = ()
     """What appending turns does not keep of the template; plain turns it does keep."""
 

@@ -131,6 +131,10 @@ class ToolCallParser(CallSyntax):
             text=text, thought=thought, said=said, content=content, calls=tuple(calls)
         )
 
+    def for_chat(self, chat: ChatFormat) -> ToolCallParser:
+        """The parser for a format; itself, unless the format decides."""
+        return self
+
     def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
         """Spans of whole calls in a turn; a closing mark in one of them is text of an argument."""
         for item in islice(self.find(text, 0, tools), MAX_CALLS):

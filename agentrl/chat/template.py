@@ -63,7 +63,10 @@ class GuardedTemplate:
         self, codec: Codec, *, syntax: CallSyntax, images: ImageReader | None = None
     ) -> None:
         self._codec = codec
-        self._syntax = syntax
+        self.syntax = syntax
+        """Describes tools, and writes calls, where the template does not."""
+        self.shows_tools = True
+        """Whether the template may show tools, where it does."""
         self.images = images
         """Expands images; None for a model that reads text only."""
         self._parts_only = False
@@ -139,10 +142,11 @@ class GuardedTemplate:
         """
         schemas: list[Mapping[str, Any]] = []
         messages = list(messages)
-        if tools and self.abilities.tools and self._syntax.names_tools:
+        shows = self.shows_tools and self.abilities.tools and self.syntax.names_tools
+        if tools and shows:
             schemas = [tool.schema() for tool in tools]
         elif tools:
-            messages = with_system(messages, self._syntax.describe(tools))
+            messages = with_system(messages, self.syntax.describe(tools))
         if not self.abilities.system:
             messages = _system_into_user(messages)
         entries = [self._entry(message) for message in messages]
@@ -187,7 +191,7 @@ class GuardedTemplate:
             if call.status is CallStatus.OK and self.abilities.calls:
                 calls.append(self.call_entry(call))
             else:
-                text = call.raw or self._syntax.write(call)
+                text = call.raw or self.syntax.write(call)
                 entry["content"] += self._codec.guard(text)
         if calls:
             entry["tool_calls"] = calls

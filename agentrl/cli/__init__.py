@@ -29,6 +29,7 @@ _COMMANDS = {
     "preflight": (_BEFORE, "Check that a run can begin and can work, before a model is loaded."),
     "prove": (_BEFORE, "Prove that a loss has one gradient and the right direction."),
     "fit": (_BEFORE, "Train on data: conversations (SFT), pairs (DPO), reward models."),
+    "coldstart": (_BEFORE, "Teach a model to call tools from solutions, and write the run for RL."),
     "train": (_DURING, "Train a policy from a run file."),
     "eval": (_DURING, "Score a policy on held-out tasks."),
     "rollout": (_DURING, "Collect trajectories without training."),
@@ -47,11 +48,12 @@ of the overview; the docstring of the function is the help of the command itself
 
 _GROUPS = {
     "config": (_BEFORE, "Show the keys and values of run files."),
+    "chat": (_BEFORE, "See how conversations and tool calls become the ids of a model."),
     "judge": (_BEFORE, "Measure a judge, or any reward function, against labels."),
     "traj": (_AFTER, "Look at stored trajectories."),
     "prefs": (_AFTER, "Make preference pairs of stored rollouts; check and balance pairs."),
     "rm": (_AFTER, "Measure reward models, and score answers with them."),
-    "env": (_TASKS, "Make and check environments."),
+    "env": (_TASKS, "Make, play and check environments."),
     "harness": (_TASKS, "Install agents that are trained as they are."),
     "tasks": (_TASKS, "Make data sets of tasks, and check them."),
     "gateway": (_DURING, "Serve the policy to agents that live elsewhere."),

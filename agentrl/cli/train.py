@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,11 +129,11 @@ def _first_file(
             f"{lacks} is missing; expected both, as --data rows.jsonl --reward my.py:reward"
         )
     path = write_first_file(data, reward, model or ModelSection().path)
-    text = (
-        f"wrote {path}: the run file of this run, to change and train again: agentrl train {path}"
-    )
+    given = [*([config] if config else []), *(overrides or [])]
+    again = shlex.join(["agentrl", "train", str(path), *given])
+    text = f"wrote {path}: the run file of this run, to change and train again: {again}"
     open_console().print(text, markup=False, soft_wrap=True)
-    return path, [*([config] if config else []), *(overrides or [])]
+    return path, given
 
 
 def _new_name(run: Path, overrides: list[str]) -> list[str]:

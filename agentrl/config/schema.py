@@ -128,9 +128,13 @@ class ChatSection(Section):
     template: str = "auto"
     """Turn-boundary family: `auto` recognises the model's own template; `chatml`, `llama3`,
     `mistral`, `generic`, or `raw` for no template at all."""
-    tool_parser: Annotated[str, Names.CODE] = "none"
-    """How actions are found in the text: `none`, `hermes`, `qwen3_coder`, `glm`, `llama3_json`,
-    `mistral`, `fenced_code`, or an import string of one's own."""
+    tool_parser: Annotated[str, Names.CODE] = "auto"
+    """How calls are found in the text: `auto` where tools are offered, as the model's chat template
+    writes them (`agentrl chat show MODEL` shows it), or where it does not, as fenced JSON that is
+    described in the prompt; `none`, `hermes`, `qwen3_coder`, `glm`, `llama3_json`, `mistral`,
+    `deepseek`, `kimi_k2`, `minimax_m2`, `gemma4`, `harmony` (gpt-oss), `fenced_json`;
+    `fenced_code`, by which any block of code is a call of `python`; or an import string of one's
+    own."""
     system_prompt: str | None = None
     """Put before prompts that have no system message; None leaves that to the template."""
     reply_prefix: str = ""

@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.schema import DatasetSection
-from agentrl.data.messages import prompt_of
+from agentrl.data.messages import prompt_of, with_system
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
-from agentrl.data.tasks.formats import ABSENT
+from agentrl.data.tasks.formats import ABSENT, ASKED, asked_in
 from agentrl.data.tasks.rows import content_hash, value_at
 from agentrl.data.tasks.sources import open_source
 from agentrl.errors import DataError, choices
 from agentrl.types import Message
 
-PROMPTS = ("prompt", "instruction", "context", "question")
+PROMPTS = ("prompt", *ASKED, "context")
 """Columns that may hold the prompt."""
+ANSWERS = ("completion", "output", "response", "answer", "solution")
+"""Columns that may hold what the assistant wrote."""
 
 
 def read_rows(
@@ -181,14 +183,10 @@ def prompt_in(row: SourceRow) -> tuple[Message, ...]:
             f"{row.where}: each of {several} may be the prompt; name one with --column "
             "prompt=NAME, and the others will not be read"
         )
-    prompt = prompt_of(row.where, first_of(values, PROMPTS))
-    if not isinstance(prompt, str):
-        return prompt
-    if several == ["instruction"] and isinstance(values.get("input"), str) and values["input"]:
-        prompt = f"{prompt}\n{values['input']}"
-    system = values.get("system")
-    before = [Message(role="system", content=system)] if system and isinstance(system, str) else []
-    return (*before, Message(role="user", content=prompt))
+    given = asked_in(values, several[0]) if several else first_of(values, PROMPTS)
+    prompt = prompt_of(row.where, given)
+    said = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
+    return with_system(row.where, values.get("system"), said)
 
 
 def tools_in(row: SourceRow) -> tuple[Mapping[str, Any], ...]:

@@ -166,3 +166,22 @@ def _call(where: str, index: int, value: Any) -> ToolCall:
         arguments=plain(arguments),
         raw="",
     )
+
+
+def with_system(where: str, system: Any, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Messages behind the text of a column `system`, where that is a text and not there already.
+
+    Raises:
+        DataError: they begin with another system text.
+    """
+    if not isinstance(system, str) or not system:
+        return messages
+    first = messages[0]
+    if first.role != "system":
+        return (Message(role="system", content=system), *messages)
+    if first.content != system:
+        raise DataError(
+            f"{where}: the column system and the first message are two system texts, "
+            f"{ascii(system)[:40]} and {ascii(first.content)[:40]}; expected one"
+        )
+    return messages

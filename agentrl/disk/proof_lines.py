@@ -30,6 +30,41 @@ def proof_lines(identity: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def proof_rows(identity: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Proofs of `run.json` as a table, a row for each form; one that cannot be read has an `error`.
+
+    Args:
+        identity: as for `proof_lines`.
+    """
+    found = identity.get(PROOFS)
+    rows: list[dict[str, str]] = []
+    for name, proof in found.items() if isinstance(found, dict) else ():
+        try:
+            wider = [proof["widened"]] if proof.get("widened") else []
+            rows += [row for each in (proof, *wider) for row in _rows(str(name), each)]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            rows.append({"name": str(name), "error": "its proof in run.json cannot be read"})
+    return rows
+
+
+def _rows(name: str, proof: Mapping[str, Any]) -> list[dict[str, str]]:
+    worst = proof.get("worst") or {}
+    return [
+        {
+            "name": name,
+            "model": str(proof["model"]),
+            "form": str(form),
+            "dtype": str(proof["dtype"]),
+            "by": str(proof.get("attention") or ""),
+            "mean": f"{mean:.2g}",
+            "worst": f"{worst[form]:.2g}" if form in worst else "",
+            "mean_allowed": f"{proof['tolerance']:.2g}",
+            "worst_allowed": f"{_WORST * proof['tolerance']:.2g}",
+        }
+        for form, mean in proof["forms"].items()
+    ]
+
+
 def _in_words(proof: Mapping[str, Any]) -> str:
     """As in `in bfloat16 by flex packed off by 0.004 on average, 0.02 at most (...)`."""
     worst = proof.get("worst") or {}

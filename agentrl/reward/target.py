@@ -209,6 +209,8 @@ def _check_signature(
     except TypeError as error:
         raise ConfigError(
             f"{where} cannot be called with ({GROUP_PARAMETER if of_group else 'trajectory'}, task"
-            f"{''.join(f', {name}=...' for name in given)}): {error}; its signature is {signature}"
+            f"{''.join(f', {name}=...' for name in given)}): {error}; its signature is "
+            f"{signature}; expected f(trajectory, task), f(trajectories, task), or what another "
+            "trainer gives: completions (TRL), solution_str (verl), queries (OpenRLHF)"
         ) from None
     return wants_rows, of_group

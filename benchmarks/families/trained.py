@@ -19,7 +19,7 @@ class TrainedFamily:
     """`chat.template` of its chat models: `raw` where there are none, `auto` where no test of ours
     has it."""
     parser: str = "none"
-    """`chat.tool_parser` that reads its calls; `none` where there is none of ours."""
+    """`chat.tool_parser` that reads its calls; `none` where there is none for them."""
 
 
 TRAINED = {
@@ -40,18 +40,20 @@ TRAINED = {
     "gemma2": TrainedFamily("Gemma 2"),
     "gemma3_text": TrainedFamily("Gemma 3", template="generic"),
     "gemma3n_text": TrainedFamily("Gemma 3n"),
-    "gemma4_text": TrainedFamily("Gemma 4"),
+    "gemma4_text": TrainedFamily("Gemma 4", parser="gemma4"),
     "phi": TrainedFamily("Phi 1 and 2", template="raw"),
     "phi3": TrainedFamily("Phi 3, 3.5 and 4", template="generic"),
     "phimoe": TrainedFamily("Phi 3.5 MoE"),
     "deepseek_v2": TrainedFamily("DeepSeek V2"),
-    "deepseek_v3": TrainedFamily("DeepSeek V3 and R1, Kimi K2, Moonlight"),
+    "deepseek_v3": TrainedFamily(
+        "DeepSeek V3 and R1, Kimi K2, Moonlight", parser="deepseek, kimi_k2"
+    ),
     "glm": TrainedFamily("GLM 4 (2024)"),
     "glm4": TrainedFamily("GLM 4 (2025)"),
     "glm4_moe": TrainedFamily("GLM 4.5 to 4.7", template="generic", parser="glm"),
     "glm4_moe_lite": TrainedFamily("GLM 4.7 Flash", template="generic", parser="glm"),
     "minicpm3": TrainedFamily("MiniCPM 3"),
-    "gpt_oss": TrainedFamily("gpt-oss"),
+    "gpt_oss": TrainedFamily("gpt-oss", parser="harmony"),
     "cohere": TrainedFamily("Command R"),
     "cohere2": TrainedFamily("Command R7B, Command A"),
     "nemotron": TrainedFamily("Nemotron 3 and 4, Minitron"),
@@ -78,7 +80,7 @@ TRAINED = {
     "hunyuan_v1_dense": TrainedFamily("Hunyuan dense"),
     "hunyuan_v1_moe": TrainedFamily("Hunyuan A13B"),
     "seed_oss": TrainedFamily("Seed-OSS"),
-    "minimax_m2": TrainedFamily("MiniMax M2"),
+    "minimax_m2": TrainedFamily("MiniMax M2", parser="minimax_m2"),
     "dots1": TrainedFamily("dots.llm1"),
     "apertus": TrainedFamily("Apertus"),
     "arcee": TrainedFamily("Arcee AFM"),

@@ -85,7 +85,7 @@ def test_calls_beyond_the_most_are_one_that_was_not_read(name: str) -> None:
     calls = parser.parse(list(text.encode()), BYTES).calls
     assert len(calls) == MAX_CALLS + 1
     assert {call.status for call in calls[:-1]} == {CallStatus.OK}
-    assert (calls[-1].status, calls[-1].span[1]) == (CallStatus.MALFORMED, len(text))
+    assert (calls[-1].status, calls[-1].span[1]) == (CallStatus.MALFORMED, len(text.encode()))
     assert "more than 128 calls" in calls[-1].error
     assert len({call.id for call in calls}) == len(calls)
 

@@ -62,7 +62,7 @@ def test_a_description_is_added_to_the_system_message() -> None:
 
 
 def test_without_a_parser_the_user_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    chat = chat_of("smollm2")
+    chat = chat_of("smollm2", tool_parser="none")
     with caplog.at_level(logging.WARNING):
         assert "<tool_call>" in chat.render_text([USER], [ADD])
         chat.render_text([USER], [ADD])
@@ -88,6 +88,10 @@ def test_tool_messages_become_user_messages_where_the_template_knows_no_tools() 
     assert "<|user|>\n<tool_response>\n3\n</tool_response><|end|>" in text
 
 
+TEXTS = ("qwen3_coder", "glm", "minimax_m2", "gemma4")
+"""Formats whose example shows a text; without the schema of the tool it stays one."""
+
+
 @pytest.mark.parametrize("parser", [name for name in PARSERS if name != "fenced_code"])
 def test_what_is_described_is_what_is_read(parser: str) -> None:
     # Fails if the description and the parser of a format drift apart.
@@ -103,9 +107,10 @@ def test_what_is_described_is_what_is_read(parser: str) -> None:
     example = reader.describe([ADD]).rpartition("\n\n")[2].partition(":\n")[2]
     example = example.replace("VALUE", "1").replace('"ARGUMENT"', '"a"')
     example = example.replace("=ARGUMENT", "=a").replace(">ARGUMENT<", ">a<")
+    example = example.replace("{ARGUMENT:", "{a:")
     parsed = reader.parse(chat.encode_plain(example), chat, tools=[ADD]).calls
     assert [(c.name, c.arguments, c.status) for c in parsed] == [
-        ("TOOL", {"a": "1" if parser in ("qwen3_coder", "glm") else 1}, CallStatus.OK)
+        ("TOOL", {"a": "1" if parser in TEXTS else 1}, CallStatus.OK)
     ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import PARSERS, ParsedTurn, build_chat, build_parser
-from agentrl.chat.json_calls import read_json
+from agentrl.chat.calls.json_calls import read_json
 from agentrl.chat.offered import OfferedTool
 from agentrl.config.schema import ChatSection
 from agentrl.rollout.history.meaning import thought_and_words
@@ -23,14 +23,6 @@ from tests.chat.test_append import chat_of
 OK, MALFORMED, UNCLOSED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.UNCLOSED
 NO_NAME, BAD_ARGUMENTS = CallStatus.MISSING_NAME, CallStatus.INVALID_ARGUMENTS
 
-CHATS = {
-    "hermes": chat_of("qwen2_5"),
-    "glm": chat_of("glm4moe"),
-    "qwen3_coder": chat_of("qwen3"),
-    "llama3_json": chat_of("llama3_1"),
-    "mistral": chat_of("mistral_v3"),
-    "fenced_code": chat_of("smollm2"),
-}
 MODELS = {
     "hermes": "qwen2_5",
     "glm": "glm4moe",
@@ -39,6 +31,8 @@ MODELS = {
     "mistral": "mistral_v3",
     "fenced_code": "smollm2",
 }
+MODELS |= {name: "smollm2" for name in PARSERS if name not in MODELS}
+CHATS = {name: chat_of(of) for name, of in MODELS.items()}
 
 
 def encoded(parser: str, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.doctor import _proofs
-from agentrl.disk.proof_lines import proof_lines
+from agentrl.disk.proof_lines import proof_lines, proof_rows
 from agentrl.disk.proofs import keep_proofs
 from agentrl.inspect.pages.overview import run_overview
 from agentrl.inspect.read.reader import RunReader
@@ -37,7 +37,12 @@ def test_a_proof_is_told_with_its_numbers_by_doctor_and_by_the_page(tmp_path: Pa
         f"(rounding explains 0.3 on average and {proof._WORST * 0.3:.2g} at most)"
     )
     page = run_overview(RunReader(FoundRun(id="r", path=tmp_path)))
-    assert page["proofs"] == [line]
+    narrow, wide = page["proofs"]
+    assert narrow | {"dtype": "float32"} == wide
+    assert [narrow[key] for key in ("name", "model", "form", "mean", "worst", "mean_allowed")] == [
+        *("model.path", "LlamaForCausalLM", "packed", "0.004", "0.02", "0.3")
+    ]
+    assert narrow["worst_allowed"] == f"{proof._WORST * 0.3:.2g}"
 
 
 @pytest.mark.parametrize(
@@ -49,9 +54,14 @@ def test_what_is_no_proof_is_no_error(kept) -> None:
     assert lines == (["model.path: its proof in run.json cannot be read"] if kept else []) or (
         not isinstance(kept, dict) and lines == []
     )
+    assert [row.get("error") for row in proof_rows({"proofs": kept})] == [
+        line.partition(": ")[2] for line in lines
+    ]
 
 
 def test_a_proof_of_an_earlier_version_is_read() -> None:
     old = of("float32").as_dict()
     del old["worst"], old["widened"]
     assert "packed off by 0.004 on average (rounding" in proof_lines({"proofs": {"x": old}})[0]
+    (row,) = proof_rows({"proofs": {"x": old}})
+    assert (row["worst"], row["by"]) == ("", "")

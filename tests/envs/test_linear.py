@@ -35,8 +35,8 @@ OURS = ("agentrl_envs.swe.make", "agentrl_envs.swe.report_plugin")
 OF_TASKS = ("agentrl_envs.swe.harbor:_WORKDIR",)
 """Patterns that read files of a task, which no model has written."""
 AT_A_PLACE = (
-    "agentrl.chat.json_calls:MistralParser._named",
-    "agentrl.chat.json_calls:_SPACE",
+    "agentrl.chat.calls.json_calls:MistralParser._named",
+    "agentrl.chat.calls.json_calls:_SPACE",
     "agentrl_envs.swe.runners:_DJANGO_NAME",
 )
 """Patterns that are matched at one place and never looked for."""

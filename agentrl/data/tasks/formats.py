@@ -3,7 +3,7 @@
 verl writes parquet with `prompt`, `reward_model.ground_truth`, `data_source`, `ability` and
 `extra_info`; SkyRL writes `reward_spec` instead of `reward_model`; NeMo Gym writes JSON lines
 with the request of the OpenAI Responses API under `responses_create_params`, and what its verifier
-needs beside it. So are rows with the usual names of a prompt and a label (`PROMPTS`, `LABELS`), as
+needs beside it. So are rows with the usual names of a prompt and a label (`ASKED`, `LABELS`), as
 OpenRLHF, TRL, Alpaca and ShareGPT write them. All load without a mapping. What `dataset.columns`
 maps, or a column of our own name, always has the first word.
 """
@@ -47,7 +47,7 @@ def implied(row: SourceRow, name: str) -> Any:
     return next((values[column] for column in labels_in(values)), _last_words(row))
 
 
-PROMPTS = ("question", "problem", "instruction", "query")
+ASKED = ("question", "problem", "instruction", "query")
 """Columns that may hold the text of a prompt."""
 TALKS = ("messages", "conversations", "conversation", "input")
 """Columns that may hold the messages of a prompt, or with `input` its text, the first one first."""
@@ -59,6 +59,8 @@ LABELS = (
     "target",
     "solution",
     "output",
+    "response",
+    "completion",
 )
 """Columns that may hold the label, the first one first: a solution ends with the answer."""
 
@@ -77,22 +79,33 @@ def _prompt(row: SourceRow) -> Any:
         DataError: several columns may be it.
     """
     values = row.values
-    texts = [column for column in PROMPTS if values.get(column)]
+    texts = [column for column in ASKED if values.get(column)]
     if len(texts) > 1:
         raise DataError(
             f"{row.where}: each of the columns {texts} may hold the prompt; name one with "
             "dataset.columns.prompt=COLUMN"
         )
     if texts:
-        prompt, more = values[texts[0]], values.get("input")
-        both = texts == ["instruction"] and isinstance(more, str) and more.strip()
-        return f"{prompt}\n{more}" if both else prompt
+        return asked_in(values, texts[0])
     talk = _talk(row)
+    if talk is ABSENT and (empty := [name for name in (*ASKED, *TALKS) if name in values]):
+        raise DataError(
+            f"{row.where}: the prompt, column {empty[0]!r}, is {ascii(values[empty[0]])[:60]}; "
+            "expected text or a list of messages; leave the row out, or name another column with "
+            "dataset.columns.prompt=COLUMN"
+        )
     if not isinstance(talk, list):
         return talk
     while talk and _role(talk[-1]) == "assistant":
         talk.pop()
     return talk
+
+
+def asked_in(values: Mapping[str, Any], column: str) -> Any:
+    """Content of a column that holds a prompt; with `input` below an `instruction` (Alpaca)."""
+    prompt, more = values[column], values.get("input")
+    both = column == "instruction" and isinstance(more, str) and more.strip()
+    return f"{prompt}\n{more}" if both and isinstance(prompt, str) else prompt
 
 
 def _talk(row: SourceRow) -> Any:
@@ -117,7 +130,7 @@ def _role(entry: Any) -> Any:
 def _last_words(row: SourceRow) -> Any:
     """The words of the assistant that end a conversation which is the prompt, or `ABSENT`."""
     values = row.values
-    if "prompt" in values or any(values.get(column) for column in PROMPTS):
+    if "prompt" in values or any(values.get(column) for column in ASKED):
         return ABSENT
     talk = _talk(row)
     last: Any = talk[-1] if isinstance(talk, list) and talk else None

@@ -55,7 +55,7 @@ def load_tasks(
             if task.id in seen:
                 raise DataError(
                     f"{row.where}: id {task.id!r} was used before, by {seen[task.id]}; ids must be "
-                    "unique in a dataset"
+                    "unique in a dataset; dataset.columns.id=NAME takes another column"
                 )
             seen[task.id] = row.where
             if not tasks:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.data.messages import prompt_of
+from agentrl.data.messages import prompt_of, with_system
 from agentrl.data.pictures import RowImages, looks_like_images
 from agentrl.data.plain import plain
 from agentrl.data.tasks.files import SourceRow
@@ -21,7 +21,7 @@ from agentrl.data.tasks.formats import (
 from agentrl.errors import ConfigError, DataError, choices
 from agentrl.types import Message, Task
 
-FIELDS = ("id", "prompt", "label", "images")
+FIELDS = ("id", "prompt", "label", "images", "system")
 """What `dataset.columns` may map; each is also the column taken when it is not mapped."""
 
 
@@ -68,7 +68,8 @@ def _task_of(
         found["label"] = label
     if found["prompt"] is None:
         raise DataError(f"{row.where}: the prompt is null; expected text or a list of messages")
-    used = {columns.get(name, name) for name in FIELDS if name != "images" or found[name]}
+    kept = {"system"} | (set() if found["images"] else {"images"})
+    used = {columns.get(name, name) for name in FIELDS if name not in kept}
     metadata = {str(key): plain(value) for key, value in values.items() if key not in used}
     if (info := written_object(metadata.get("extra_info"))) is not None:
         metadata["extra_info"] = info
@@ -79,7 +80,7 @@ def _task_of(
         del metadata["metadata"]
         metadata = {**inner, **metadata}
     images = RowImages(row.where, found["images"], base=row.base)
-    prompt = prompt_of(row.where, found["prompt"], images)
+    prompt = _behind(row.where, found["system"], prompt_of(row.where, found["prompt"], images))
     identity = found["id"]
     return Task(
         id=_content_id(values, used, prompt) if identity in (None, "") else str(identity),
@@ -89,6 +90,15 @@ def _task_of(
         split=split,
         label_column=columns.get("label") or _label_column(values),
     )
+
+
+def _behind(
+    where: str, system: Any, prompt: str | tuple[Message, ...]
+) -> str | tuple[Message, ...]:
+    if not isinstance(system, str) or not system:
+        return prompt
+    said = (Message(role="user", content=prompt),) if isinstance(prompt, str) else prompt
+    return with_system(where, system, said)
 
 
 def _label_column(values: Mapping[str, Any]) -> str:
@@ -132,7 +142,7 @@ def _value(row: SourceRow, name: str, columns: Mapping[str, str]) -> Any:
     if name == "images" and name not in columns:
         # A column of this name may be anything else, as the container image of a task.
         return value if looks_like_images(value) else None
-    if value is ABSENT and name not in columns:
+    if value is ABSENT and name not in columns and name != "system":
         value = implied(row, name)
     if value is not ABSENT:
         return value

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.data.run.paths import RunPaths
 from agentrl.data.run.read import read_object, read_objects
-from agentrl.disk.proof_lines import proof_lines
+from agentrl.disk.proof_lines import proof_rows
 from agentrl.health import (
     DASHBOARD,
     FIT_DASHBOARD,
@@ -99,7 +99,9 @@ def run_overview(reader: RunReader) -> dict[str, Any]:
         "paused": _pause(reader.path),
         "planned_steps": _planned(health.history.config),
         "config": {shown(k): _plain(v) for k, v in sorted(health.history.config.items())},
-        "proofs": [shown(line) for line in proof_lines(reader.identity())],
+        "proofs": [
+            {key: shown(text) for key, text in row.items()} for row in proof_rows(reader.identity())
+        ],
         "metrics": {shown(name): _curve(curve) for name, curve in curves.items()},
         "meanings": _meanings(curves),
         "dashboard": _dashboard(health.history),

@@ -105,9 +105,12 @@ async def chat(plan: RolloutPlan, found: PreflightFacts) -> Finding | str:
         return warn(
             "chat",
             "env.tools names tools, but chat.tool_parser is none: no call is seen",
-            "set chat.tool_parser, as hermes",
+            "set chat.tool_parser: auto",
         )
-    return f"{chat.name} turns that end at {chat.ends()}; {section.tool_parser} tool parser"
+    said = f"{section.tool_parser} tool parser"
+    if chat.calls_note:
+        said = f"tool calls as {chat.syntax.name}, {chat.calls_note}"
+    return f"{chat.name} turns that end at {chat.ends()}; {said}"
 
 
 async def datasets(

@@ -54,13 +54,14 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
     chat, parser = found.chat, build_parser(section.tool_parser)
     if chat is None:
         return not_checked("tool calls", found)
+    parser = parser.for_chat(chat) if parser else None
     if parser is None:
         if not found.tools:
             return "no tools, no parser"
         return warn(
             "tool calls",
             f"{', '.join(found.tools)} are offered, but chat.tool_parser is none: no call is seen",
-            "set chat.tool_parser, as hermes",
+            "set chat.tool_parser: auto",
         )
     tools = [tool for tool in found.tools.values() if parser.names_tools or tool.name == "python"]
     if not tools:
@@ -83,7 +84,8 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
                 f"take another chat.tool_parser than {parser.name}, or a template and tokenizer "
                 "that keep its markers",
             )
-    return f"{parser.name} reads back calls of {some_of((tool.name for tool in tools), 6)}"
+    read_as = chat.syntax.name if parser.name == "auto" else parser.name
+    return f"{read_as} reads back calls of {some_of((tool.name for tool in tools), 6)}"
 
 
 def sample_arguments(tool: Tool) -> dict[str, Any]:

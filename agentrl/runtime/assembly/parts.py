@@ -289,7 +289,7 @@ def make_worker(
     worker = RolloutWorker(
         generator=generator,
         chat=chat,
-        parser=parser,
+        parser=parser.for_chat(chat) if parser else None,
         make_env=make_env_factory(plan.env, base=plan.base, rollout=plan.rollout),
         tools=tools,
         sandboxes=sandboxes,

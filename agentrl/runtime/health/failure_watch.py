@@ -81,7 +81,7 @@ _LOOK = {
     Termination.NO_ENGINE: _AT_ENGINE,
     Termination.SANDBOX_FAILED: "the sandbox is at fault: try 'agentrl sandbox check'",
     Termination.GRADER_CRASHED: (
-        "the grader is at fault: 'agentrl env check TARGET' grades known answers"
+        "the grader is at fault: 'agentrl preflight CONFIG' grades known answers"
     ),
 }
 """The part to look at, and what shows more of it, by the ending of most rollouts."""

@@ -16,13 +16,16 @@ from typing import Any
 
 from agentrl.testing.env_check.episode import Episode, Failed, NoSuchTool, Setting
 from agentrl.testing.env_check.findings import broken
-from agentrl.testing.env_check.grading import Grading, label_text
+from agentrl.testing.env_check.grading import Grading
 from agentrl.testing.env_check.script import Played
 from agentrl.testing.env_check.values import shown
 from agentrl.types import Task, ToolCall
 
 _CUE = re.compile(r"answer|solution|label|expect|truth|gold|correct|target|secret|hidden|should be")
-_HIDDEN = re.compile(r"hidden|secret|private|held_?out|test|answer|solution|label|truth|gold")
+_HIDDEN = re.compile(r"hidden|secret|private|held_?out|(?<![a-z])tests?(?![a-z])")
+"""Names of what no model may read a line of."""
+_ANSWER = re.compile(r"(?<![a-z])(answers?|solutions?|label|expected|target|ground_?truth|gold)$")
+"""Names of answers."""
 _OPEN = re.compile(r"public|example|visible|sample")
 _LONG = 8
 """Characters from which a text of a label stands nowhere by chance."""
@@ -40,13 +43,13 @@ async def check_shown(
         for place, text in one.shown:
             if place in used:
                 continue
-            for secret in _secrets(task):
+            for path, secret in _secrets(task):
                 if not _stands(secret, text) or _stands(secret, prompt):
                     continue
-                whole = len(secret) >= _LONG and secret != label_text(task)
-                if whole or (
+                hidden = _is_hidden(path) and len(secret) >= _LONG
+                if hidden or (
                     _is_answer(secret, text, one, grading)
-                    and await _follows(setting, tasks, one, place, secret)
+                    and await _follows(setting, tasks, one, place, path)
                 ):
                     at = max(0, text.casefold().find(secret.casefold()) - _EXCERPT)
                     message = f"{place} of task {task.id!r} shows {secret!r}: {shown(text[at:])}"
@@ -58,25 +61,40 @@ def _calls(grading: Grading, task: int) -> Iterator[ToolCall]:
     return (turn for turn in grading.given.get(task, ()) if isinstance(turn, ToolCall))
 
 
-def _secrets(task: Task) -> list[str]:
-    """Texts that no model should read, the longest first."""
-    found = [*_leaves(task.label, "label"), *_leaves(task.metadata, "")]
-    return sorted(set(found), key=lambda text: (-len(text), text))
+_Path = tuple[str | int, ...]
+"""Names and positions that lead to a value, the first of them `label` or `metadata`."""
 
 
-def _leaves(value: Any, key: str) -> Iterator[str]:
+def _secrets(task: Task) -> list[tuple[_Path, str]]:
+    """Texts that no model should read, with their places in the task, the longest first."""
+    leaves = [
+        *_leaves(task.label, ("label",)),
+        *((("metadata", *path[1:]), text) for path, text in _leaves(task.metadata, ("",))),
+    ]
+    found = [(p, text) for p, text in leaves if text and (_is_hidden(p) or _is_named(p))]
+    return sorted(found, key=lambda one: (-len(one[1]), one[1]))
+
+
+def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _leaves(item, f"{key} {name}".casefold())
+            yield from _leaves(item, (*path, str(name)))
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item, key)
-    elif isinstance(value, str | int | float) and not isinstance(value, bool):
-        text = str(value).strip()
-        hidden = _HIDDEN.search(key) is not None and not _OPEN.search(key)
-        # A short text may be anything; as the label itself it is looked at with its cause.
-        if text and hidden and (key == "label" or len(text) >= _LONG):
-            yield text
+        for at, item in enumerate(value):
+            yield from _leaves(item, (*path, at))
+    elif isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
+        yield path, str(value).strip()
+
+
+def _is_hidden(path: _Path) -> bool:
+    names = [name.casefold() for name in path if isinstance(name, str)]
+    return any(map(_HIDDEN.search, names)) and not any(map(_OPEN.search, names))
+
+
+def _is_named(path: _Path) -> bool:
+    """True for what the innermost name calls an answer; in a label with names, `label` is none."""
+    name = [name for name in path if isinstance(name, str)][-1].casefold()
+    return _ANSWER.search(name) is not None
 
 
 def _stands(secret: str, text: str) -> bool:
@@ -94,36 +112,50 @@ def _is_answer(secret: str, text: str, one: Played, grading: Grading) -> bool:
 
 
 async def _follows(
-    setting: Setting, tasks: Sequence[Task], one: Played, place: str, secret: str
+    setting: Setting, tasks: Sequence[Task], one: Played, place: str, path: _Path
 ) -> bool:
-    """True if the same place shows another label where the task has that."""
+    """True if the same place shows another answer where the task has that."""
     task = tasks[one.script.task]
-    others = [o.label for o in tasks if type(o.label) is type(task.label) and o.label != task.label]
-    for label in (*others[:1], *_changed(task.label)):
-        other = replace(task, label=label)
+    value = _at(task, path)
+    others = [_at(o, path) for o in tasks if path == ("label",)]
+    for other in (*(o for o in others if type(o) is type(value) and o != value), _changed(value)):
+        field = str(path[0])
+        changed = replace(task, **{field: _put(getattr(task, field), path[1:], other)})
         async with AsyncExitStack() as stack:
             quiet = replace(setting, add=lambda finding: None)
             try:
-                episode = await Episode.begin(quiet, stack, other)
+                episode = await Episode.begin(quiet, stack, changed)
                 again = await episode.play(one.script)
             except (Failed, NoSuchTool):
-                continue  # a label that the environment cannot do with
-        texts = [text for where, text in again.shown if where == place]
-        return any(_stands(str(label).strip(), text) for text in texts) and not all(
-            _stands(secret, text) for text in texts
+                continue  # an answer that the environment cannot do with
+        now = [text for where, text in again.shown if where == place]
+        old = str(value).strip()
+        return any(_stands(str(other).strip(), text) for text in now) and not all(
+            _stands(old, text) for text in now
         )
     return False
 
 
-def _changed(label: Any) -> Iterator[Any]:
-    """Another label of the same kind."""
-    if isinstance(label, int) and not isinstance(label, bool):
-        yield label + 1
-    elif isinstance(label, float):
-        yield label + 1.0
-    elif isinstance(label, str):
-        yield (
-            label.translate({ord(a): b for a, b in zip("0123456789", "1234567892", strict=True)})
-            if (label.lstrip("-").isdigit())
-            else label[::-1] + "q"
-        )
+def _at(task: Task, path: _Path) -> Any:
+    value: Any = getattr(task, str(path[0]))
+    for part in path[1:]:
+        value = value[part]
+    return value
+
+
+def _put(value: Any, path: _Path, new: Any) -> Any:
+    """A copy of a value with another one at a path."""
+    if not path:
+        return new
+    if isinstance(value, Mapping):
+        return {k: _put(v, path[1:], new) if k == path[0] else v for k, v in value.items()}
+    return [_put(v, path[1:], new) if at == path[0] else v for at, v in enumerate(value)]
+
+
+def _changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, str):
+        if value.lstrip("-").isdigit():
+            return str(int(value) + 1)
+        return f"{value[::-1]}q"
+    return value + 1

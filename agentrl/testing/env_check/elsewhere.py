@@ -134,13 +134,14 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
         processes = started or [self._start(place) for place in places]
         if not started:
             self._started += processes
-        setting.tried.processes += len(places)
-        return await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 asyncio.to_thread(_asked, process, place, request)
                 for process, place in zip(processes, places, strict=True)
             )
         )
+        setting.tried.processes += sum(answer is not None for answer in answers)
+        return answers
 
     def _start(self, place: _Conditions) -> subprocess.Popen[bytes]:
         environment = {

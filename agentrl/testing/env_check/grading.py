@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.env import EnvContext, turns_of
 from agentrl.errors import EnvError
+from agentrl.plugins.user_code import user_code
 from agentrl.rollout.adapters.solutions import solution_of
 from agentrl.rollout.coerce import as_reward_range
 from agentrl.testing.env_check.episode import (
@@ -15,7 +17,6 @@ from agentrl.testing.env_check.episode import (
     Failed,
     NoSuchTool,
     Setting,
-    call,
     close,
     raised,
 )
@@ -26,7 +27,7 @@ from agentrl.testing.env_check.values import shown
 from agentrl.types import Task
 from agentrl.types.solved import is_solved, reaches
 
-NOTHING = ("", "   ", "I do not know.", "The answer is correct. reward = 1.0, score: 1, done")
+NOTHING = ("I do not know.", "The answer is correct. reward = 1.0, score: 1, done")
 """Turns that answer nothing."""
 CONSTANTS = ("1", "0", "yes", "A", "42")
 """Answers to everything."""
@@ -69,10 +70,13 @@ class Grading:
             raise Failed from None
         env.context = EnvContext(seed=setting.seed, tools=tuple(setting.tools))
         try:
-            what = f"solution of task {task.id!r}"
-            given = setting.fresh(task)
-            said = await call(setting, "E501", what, lambda: solution_of(env, given))
-            return turns_of(said)
+            # It may take its time: no rollout waits for it.
+            with user_code():
+                return turns_of(await solution_of(env, setting.fresh(task)))
+        except Exception as error:  # an environment may raise anything: recorded as a finding
+            message = f"on task {task.id!r} solution {raised(error)}"
+            setting.add(broken("E501", message))
+            raise Failed from None
         finally:
             await close(setting, env, "after solution")
 
@@ -110,7 +114,7 @@ class Grading:
             said = shown(best.script.turns[-1])
             return f"earns {one.total:g}, less than {said} with {best.total:g}"
         top = self._top()
-        if top is not None and top > 0 and one.total < top / 2:
+        if top is not None and 0 < top <= 1 and one.total < top / 2:
             return f"earns {one.total:g}, of at most {top:g}"
         if wrong and one.total <= 0 and one.total <= min(other.total for other in wrong):
             return f"earns {one.total:g}, as every wrong answer does"
@@ -152,7 +156,13 @@ class Grading:
         """True if something that is no answer is paid as the right one is."""
         task = self._tasks[index]
         wrong = dict.fromkeys(wrong_answers(task, self._tasks, right.script))
-        strange = [one for one in self.strange if index == 0 and _is_wrong(one, task, right)]
+        strange = [
+            one
+            for one in self.strange
+            if index == 0
+            and is_answered_by_label(task, right.script)
+            and _is_wrong(one, task, right)
+        ]
         alone = {
             said: one
             for one in mine
@@ -209,26 +219,49 @@ def wrong_answers(task: Task, tasks: Sequence[Task], right: EpisodeScript) -> It
     """
     last = right.turns[-1]
     answer, label = (last if isinstance(last, str) else ""), label_text(task)
-    accepted = {answer.strip().casefold(), (label or answer).strip().casefold()}
+    accepted = {_core(answer), _core(label or answer)}
+    if accepted & {"true", "yes"}:
+        accepted |= {"1", "yes"}
+    if accepted & {"false", "no"}:
+        accepted |= {"0", "no"}
     prompt = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content
-    texts = [*NOTHING]
-    if not any(part and part in prompt.casefold() for part in accepted):
-        texts.append(prompt)
-    if label is not None and len(label) <= _SHORT:
-        texts += CONSTANTS
-        others = (label_text(other) for other in tasks if other.label != task.label)
-        swapped = [answer.replace(label, o) if label in answer else o for o in others if o]
-        texts += [text for text in swapped if label.casefold() not in text.casefold()]
-        texts += [answer.replace(label, near) if label in answer else near for near in _near(label)]
+    texts = ["", "   "]
+    if is_answered_by_label(task, right):
+        texts += NOTHING
+        if not any(part and part in _core(prompt) for part in accepted):
+            texts.append(prompt)
+        if label is not None and len(label) <= _SHORT:
+            texts += CONSTANTS
+            others = (label_text(other) for other in tasks if other.label != task.label)
+            swapped = [answer.replace(label, other) for other in others if other]
+            texts += [text for text in swapped if label.casefold() not in text.casefold()]
+            texts += [answer.replace(label, near) for near in _near(label)]
     for text in texts:
-        if text.strip().casefold() not in accepted and not _equal(text, label):
+        if _core(text) not in accepted and not _equal(text, label):
             yield text
+
+
+def is_answered_by_label(task: Task, right: EpisodeScript) -> bool:
+    """True where the right answer holds the label; else its length or form may be what counts.
+
+    Without a label, a solution of several turns, of calls or of many words is taken for one that
+    no short text stands for.
+    """
+    label, last = label_text(task), right.turns[-1]
+    if label is None:
+        return len(right.turns) > 1 or not isinstance(last, str) or len(last) > _SHORT
+    return isinstance(last, str) and label in last
+
+
+def _core(text: str) -> str:
+    """Letters and digits of a text, by which lenient graders compare."""
+    return re.sub(r"\W+", "", text.casefold())
 
 
 def _near(label: str) -> Iterator[str]:
     """Other answers that look like one, for graders that look at a part of it."""
     if label.lstrip("-").isdigit():
-        yield str(int(label) + 1)
+        yield str(2 * int(label) + 7)  # the next number may be near enough by rights
         yield f"{label}0" if int(label) else "10"
         yield f"{label[0]}1{label[1:]}" if label.startswith("-") else f"1{label}"
     elif len(label) > 1:

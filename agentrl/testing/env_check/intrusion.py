@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from agentrl.env import Action
-from agentrl.errors import SandboxError
 from agentrl.testing.env_check.episode import Episode, Failed, Setting
 from agentrl.testing.env_check.findings import broken
+from agentrl.testing.env_check.tool_calls import arguments_of
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Blocked, NoCoroutine
 from agentrl.types import Task
@@ -39,7 +39,8 @@ async def check_code(setting: Setting, task: Task, *, calls: bool) -> None:
             for tool in episode.tools:
                 for name, entry in (tool.parameters.get("properties") or {}).items():
                     if isinstance(entry, dict) and entry.get("type") == "string":
-                        await episode.call_tool(tool, {name: _CODE}, code="E602")
+                        given = arguments_of(tool.parameters)[0] | {name: _CODE}
+                        await episode.call_tool(tool, given)
                         _report(setting, f"the tool {tool.name} ran {shown(_CODE)}")
 
 
@@ -77,5 +78,3 @@ async def _cancel(setting: Setting, what: str, start: Callable[[], Any]) -> None
         work.cancel()
     elif not work.cancelled() and work.exception() is None:
         setting.add(broken("E210", f"{what} was cancelled and returned {shown(work.result())}"))
-    elif not work.cancelled() and isinstance(work.exception(), SandboxError):
-        raise SandboxError(str(work.exception()))

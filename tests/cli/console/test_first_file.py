@@ -67,6 +67,9 @@ def test_what_is_asked_by_halves_is_refused(
     assert not list(here.iterdir())
 
 
-def test_overrides_may_come_first(here: Path) -> None:
+def test_overrides_may_come_first_and_are_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, overrides = _first_file("train.steps=2", ["run.seed=1"], "r.jsonl", ["a.py:b"], None)
     assert (path.name, overrides) == ("r.yaml", ["train.steps=2", "run.seed=1"])
+    assert capsys.readouterr().out.endswith("agentrl train r.yaml train.steps=2 run.seed=1\n")

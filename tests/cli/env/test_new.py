@@ -117,7 +117,7 @@ def test_new_refuses_to_overwrite_and_what_cannot_be(tmp_path, capsys):
     assert run("env", "new", "two", "--out", tmp_path) == 2
     assert "held_out.jsonl exists already; choose another --out" in capsys.readouterr().err
     assert not (tmp_path / "two.py").exists()
-    for name in ("a-b", "class", "1a", "../up", "random", "agentrl"):
+    for name in ("a-b", "class", "1a", "../up", "random", "agentrl", "numpy", "__main__"):
         assert run("env", "new", name, "--out", tmp_path / "other") == 2
         assert "expected a Python name" in capsys.readouterr().err
     assert run("env", "new", "a", "--tools", "--sandbox", "--out", tmp_path / "other") == 2

@@ -200,6 +200,7 @@ def test_a_function_that_asks_for_base_dir_reads_beside_the_config(tmp_path: Pat
 HI = (Message(role="user", content="hi"),)
 SAID = {"role": "assistant", "content": "yo"}
 ASKED = {"role": "user", "content": "hi"}
+BE = Message(role="system", content="be")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +224,17 @@ ASKED = {"role": "user", "content": "hi"}
             "",
         ),
         ({"prompt": [ASKED], "ground_truth": "yo"}, HI, "yo", "ground_truth"),
+        ({"query": "hi", "response": "yo"}, "hi", "yo", "response"),
+        ({"prompt": "hi", "completion": "yo"}, "hi", "yo", "completion"),
+        ({"system": "be", "question": "hi", "answer": "yo"}, (BE, *HI), "yo", "answer"),
+        ({"system": "be", "messages": [ASKED, SAID]}, (BE, *HI), "yo", ""),
+        (
+            {"system": "be", "prompt": [{"role": "system", "content": "be"}, ASKED]},
+            (BE, *HI),
+            None,
+            "",
+        ),
+        ({"system": {"os": "linux"}, "question": "hi"}, "hi", None, ""),
         ({"prompt": "hi", "label": None, "answer": "yo"}, "hi", None, ""),
         ({"question": "hi", "reward_model": {"ground_truth": "7"}, "answer": "8"}, "hi", "7", ""),
     ],
@@ -246,6 +258,20 @@ def test_usual_names_of_a_prompt_and_a_label_need_no_mapping(
         ({"text": "a"}, r"no column for the prompt: got 'prompt'; valid: text; name the right"),
         ({"messages": [SAID]}, r"line 1: the prompt is an empty list of messages"),
         ({"messages": []}, r"line 1: the prompt is an empty list"),
+        (
+            {"question": None, "answer": "a"},
+            r"the prompt, column 'question', is None; expected text",
+        ),
+        (
+            {"question": "", "input": None},
+            r"column 'question', is ''; .* leave the row out, or name",
+        ),
+        ({"problem": 0}, r"column 'problem', is 0; expected text"),
+        ({"instruction": 3, "input": "a"}, r"the prompt is int 3; expected text"),
+        (
+            {"prompt": [{"role": "system", "content": "a"}, ASKED], "system": "b"},
+            "two system texts",
+        ),
         ({"messages": 3}, r"the prompt is int 3; expected text or a list"),
         ({"conversations": [{"from": "fox", "value": "hi"}]}, r"from got 'fox'; valid: assistant"),
     ],

@@ -16,6 +16,7 @@ from agentrl.types import Termination
         (Termination.ENGINE_FAILED, "logs/", "env check"),
         (Termination.NO_ENGINE, "logs/", "env check"),
         (Termination.SANDBOX_FAILED, "agentrl sandbox check", "env check"),
+        (Termination.GRADER_CRASHED, "agentrl preflight CONFIG", "env check"),
         (Termination.ENV_CRASHED, "agentrl env check", "logs/"),
     ],
 )

@@ -172,6 +172,13 @@ PAIRS = [
          {"methods": "def solution(self, task):\n    return f'{task.prompt} {task.label}'", "right": "action.text == f'{self.task.prompt} {self.label}'"}),
     Pair("label_ignored", "E503", {"methods": SOLVED, "right": "action.text.strip().isdigit()"}, {"right": "len(action.text) > 10", "score": "None", "reward": "min(1.0, len(action.text) / 100)"}),
     Pair("score_against_pay", "E505", {"reward": "right", "score": "0.0"}, {"reward": "right - 1.0", "score": "right"}),
+    Pair("words_counted", "E502", {"right": "len(action.text.split()) == int(self.label)", "methods": "def solution(self, task):\n    return 'a ' * 3"},
+         {"right": "len(action.text.split()) == int(self.label)", "methods": "def solution(self, task):\n    return 'a ' * int(task.label)", "feedback": "f'Use {self.label} words.'",
+          "tasks": "def tasks(split='train'):\n    return [Task(id=str(n), prompt=f'Say something in {n} words', label=n) for n in (4, 1, 3)]"}),
+    Pair("answer_in_metadata", "E504", {"feedback": "f'Hint: {self.task.metadata[\"answer\"]}.'", "right": "action.text == self.task.metadata['answer']", "methods": "def solution(self, task):\n    return task.metadata['answer']",
+          "tasks": "def tasks(split='train'):\n    return [Task(id=w, prompt='Which colour?', metadata={'answer': w}) for w in ('crimson', 'azure')]"},
+         {"feedback": "f'One of {self.task.metadata[\"options\"]} in {self.task.label[\"unit\"]}'", "right": "action.text == self.task.metadata['answer']", "methods": "def solution(self, task):\n    return task.metadata['answer']",
+          "tasks": "def tasks(split='train'):\n    return [Task(id=w, prompt='Which colour?', label={'unit': 'words'}, metadata={'answer': w, 'options': ['azure', 'crimson']}) for w in ('crimson', 'azure')]"}),
     # The answer is shown.
     Pair("label_in_prompt", "E504", {"prompt": "f'{task.prompt} (answer: {task.label})'"}, {"prompt": "f'{task.prompt} Choose: {task.metadata[\"options\"]}'",
          "tasks": "def tasks(split='train'):\n    return [Task(id=str(i), prompt=f'{i} + 30', label=30 + i, metadata={'options': [29, 30, 31, 32, 33]}) for i in range(4)]"}),

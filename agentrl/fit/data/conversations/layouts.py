@@ -4,8 +4,9 @@
     messages      messages                                      OpenAI, TRL's conversational rows
     sharegpt      conversations, of from and value (or role     ShareGPT, LLaMA-Factory
                   and content)
-    answered      prompt|instruction|question|context and       TRL's prompt-completion, Alpaca
-                  completion|output|response|answer             (input), GSM8K
+    answered      prompt|question|problem|instruction|query|    TRL's prompt-completion, Alpaca
+                  context and completion|output|response|       (input), GSM8K, MATH
+                  answer|solution
 
 The columns `system` and `tools` belong to every layout. Texts are one message each: a prompt is
 the user's, a completion the assistant's. Where a row does not divide itself into prompt and
@@ -22,8 +23,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from agentrl.data.example_rows import PROMPTS, first_of, prompt_in, there
-from agentrl.data.messages import messages_of
+from agentrl.data.example_rows import ANSWERS, PROMPTS, first_of, prompt_in, there
+from agentrl.data.messages import messages_of, with_system
 from agentrl.data.sharegpt import sharegpt_messages
 from agentrl.data.tasks.files import SourceRow
 from agentrl.data.tasks.formats import ABSENT
@@ -31,9 +32,6 @@ from agentrl.errors import DataError
 from agentrl.types import Message
 
 _Divided = tuple[tuple[Message, ...], tuple[Message, ...]]
-
-ANSWERS = ("completion", "output", "response", "answer")
-"""Columns that may hold what the assistant wrote."""
 
 
 class ConversationLayout(StrEnum):
@@ -92,7 +90,7 @@ def conversation_in(row: SourceRow, layout: ConversationLayout) -> _Divided:
     else:
         _refuse_unweighted(row.where, values["messages"])
         messages = messages_of(row.where, values["messages"], "conversation")
-    return _divided(row.where, _with_system(row.where, values.get("system"), messages))
+    return _divided(row.where, with_system(row.where, values.get("system"), messages))
 
 
 def _divided(where: str, messages: tuple[Message, ...]) -> _Divided:
@@ -137,20 +135,6 @@ def _answered(row: SourceRow) -> _Divided:
             f"{row.where}: the completion begins with {got}; expected the assistant's message"
         )
     return prompt, said
-
-
-def _with_system(where: str, system: Any, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    if not isinstance(system, str) or not system:
-        return messages
-    first = messages[0]
-    if first.role != "system":
-        return (Message(role="system", content=system), *messages)
-    if first.content != system:
-        raise DataError(
-            f"{where}: the column system and the first message are two system texts, "
-            f"{ascii(system)[:40]} and {ascii(first.content)[:40]}; expected one"
-        )
-    return messages
 
 
 def _refuse_unweighted(where: str, messages: Any) -> None:

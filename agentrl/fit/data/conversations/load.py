@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.example_rows import (
+    ANSWERS,
     PROMPTS,
     RowIds,
     mapped,
@@ -20,7 +21,6 @@ from agentrl.data.tasks.files import SourceRow
 from agentrl.errors import ConfigError, choices
 from agentrl.fit.data.conversations.from_runs import conversations_of_run
 from agentrl.fit.data.conversations.layouts import (
-    ANSWERS,
     ConversationLayout,
     conversation_in,
     conversation_layout,

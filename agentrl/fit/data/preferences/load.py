@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.example_rows import (
+    PROMPTS,
     RowIds,
     mapped,
     own_number,
@@ -31,7 +32,7 @@ from agentrl.types import PreferencePair
 
 MAPPED = ("prompt", "chosen", "rejected", "margin", "label_probability", "weight", "tools")
 """What columns may be mapped; each is also the column taken when it is not."""
-_INSTEAD = {"prompt": ("instruction", "context", "question")}
+_INSTEAD = {"prompt": PROMPTS[1:]}
 
 
 class LoadedPairs(list[PreferencePair]):

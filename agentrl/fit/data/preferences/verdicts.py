@@ -15,6 +15,7 @@ from typing import Any
 
 from agentrl.config.schema import DatasetSection
 from agentrl.data.example_rows import (
+    ANSWERS,
     PROMPTS,
     RowIds,
     first_of,
@@ -40,8 +41,7 @@ from agentrl.types.solved import reaches
 COLUMNS = ("completion", "label", *MAPPED)
 """What columns may be mapped; each is also the column taken when it is not."""
 
-_ANSWERS = ("completion", "response", "output", "answer")
-_INSTEAD = {"prompt": PROMPTS[1:], "completion": _ANSWERS[1:]}
+_INSTEAD = {"prompt": PROMPTS[1:], "completion": ANSWERS[1:]}
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -136,10 +136,10 @@ def load_verdicts(
 
 def _labelled(row: SourceRow, ids: RowIds) -> LabelledAnswer:
     values: Mapping[str, Any] = row.values
-    prompt, answer = prompt_in(row), first_of(values, _ANSWERS)
+    prompt, answer = prompt_in(row), first_of(values, ANSWERS)
     if answer is ABSENT:
         raise DataError(
-            f"{row.where}: a label, and none of the columns {', '.join(_ANSWERS)} that it is of; "
+            f"{row.where}: a label, and none of the columns {', '.join(ANSWERS)} that it is of; "
             "map it with data.columns, as in completion: NAME"
         )
     conversation = Conversation(

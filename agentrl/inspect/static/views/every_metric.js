@@ -79,13 +79,57 @@ function card(run, name, steps, open, look) {
 }
 
 /** How each model of the run compared with its own forward pass when it started. */
-export function proofs(lines) {
-  if (!lines?.length) return null;
+// Differences are beside what rounding explains: on average, and of one token.
+export function proofs(rows) {
+  if (!rows?.length) return null;
+  const first = rows.map((row, i) => row.name !== rows[i - 1]?.name);
+  const beside = (found, allowed) =>
+    h("td", { class: "n" }, found, " ", h("span", { class: "note" }, `of ${allowed}`));
+  const cells = (row) =>
+    row.error
+      ? [h("td", { colspan: 5 }, row.error)]
+      : [
+          h("td", {}, row.model),
+          h("td", {}, row.form),
+          h("td", {}, row.by ? `${row.dtype}, ${row.by}` : row.dtype),
+          beside(row.mean, row.mean_allowed),
+          row.worst ? beside(row.worst, row.worst_allowed) : h("td", {}),
+        ];
   return h(
     "details",
     { class: "card", "data-key": "proofs" },
-    h("summary", {}, "Models beside their own forward passes"),
-    lines.map((line) => h("p", { class: "notes" }, line)),
+    h("summary", {}, h("h2", {}, "Models beside their own forward passes")),
+    h(
+      "p",
+      { class: "note" },
+      "Differences in nats of a token, or in parts of the size of a layer or a critic's state, of " +
+        "what rounding explains. A model that differs by more is not used.",
+    ),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Models" },
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            ["Name", "Model", "Computed", "In"].map((text) => h("th", {}, text)),
+            ["On average", "At most"].map((text) => h("th", { class: "n" }, text)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((row, i) =>
+            h("tr", {}, h("td", { class: "mono" }, first[i] ? row.name : ""), cells(row)),
+          ),
+        ),
+      ),
+    ),
   );
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.json_calls import HermesParser
+from agentrl.chat.calls.json_calls import HermesParser
 from agentrl.chat.parser import Found
 from agentrl.runtime.sampling.api.transcript import Transcript, Utterance
 from agentrl.served import ServedSettings

@@ -95,6 +95,8 @@ ROWS: dict[str, tuple[dict[str, Any], ConversationLayout, str]] = {
         {"instruction": USER["content"], "input": "", "output": "4"}, ANSWERED, SHORT,
     ),
     "GSM8K": ({"question": USER["content"], "answer": "4"}, ANSWERED, SHORT),
+    "MATH": ({"problem": USER["content"], "solution": "4"}, ANSWERED, SHORT),
+    "MetaMath": ({"query": USER["content"], "response": "4"}, ANSWERED, SHORT),
     "a joined table": (
         {"messages": None, "conversations": None, "prompt": USER["content"], "response": "4",
          "completion": None},
@@ -234,6 +236,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "empty": ({"messages": []}, "the conversation is an empty list"),
     "user answers": ({"prompt": "p", "completion": [USER]}, "begins with role 'user'"),
     "two prompts": ({"prompt": "p", "question": "q", "answer": "a"}, "may be the prompt"),
+    "an answer and its way": (
+        {"problem": "p", "solution": "q", "answer": "a"}, "may be the completion",
+    ),
+    "two systems of a prompt": (
+        {"prompt": [{"role": "system", "content": "a"}, USER], "system": "b", "answer": "4"},
+        "two system texts, 'b' and 'a'",
+    ),
     "two answers": ({"prompt": "p", "response": "q", "answer": "a"}, "may be the completion"),
     "history": (
         {"instruction": "p", "output": "a", "history": [["q", "a"]]}, "a history beside the prompt",

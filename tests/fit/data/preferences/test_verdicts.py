@@ -86,7 +86,7 @@ def test_pairs_are_one_good_and_one_bad_answer(tmp_path):
 BAD = {
     "label": ({"prompt": "p", "completion": "a", "label": "good"}, r"line 1.*label is 'good'; exp"),
     "score": ({"prompt": "p", "completion": "a", "label": 0.5}, r"label is 0\.5"),
-    "answer": ({"prompt": "p", "label": True}, "none of the columns completion, response"),
+    "answer": ({"prompt": "p", "label": True}, "none of the columns completion, output"),
     "no label": ({"prompt": "p", "completion": "a"}, "line 1"),
     "user": ({"prompt": [USER], "completion": [USER], "label": True}, "nothing after the prompt"),
 }

@@ -1,4 +1,4 @@
-"""Calls written as nested tags: the formats `qwen3_coder` and `glm`."""
+"""Calls written as nested tags: the formats `qwen3_coder`, `glm` and `minimax_m2`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from agentrl.chat.json_calls import read_json
+from agentrl.chat.calls.json_calls import read_json
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 from agentrl.types.schemas import ArgumentSchema
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _SPACE = re.compile(r"\s*+")
 
 
@@ -33,6 +32,12 @@ class TaggedCallParser(ToolCallParser):
     where they do not fit, they stay text.
     """
 
+    opens: ClassVar[str] = "<tool_call>"
+    """Tag that may stand before the name."""
+    closes: ClassVar[str] = "</tool_call>"
+    """Tag that closes it."""
+    follows: ClassVar[str] = ""
+    """Text with which another call begins between the two tags; empty if each has its own."""
     starts: ClassVar[re.Pattern[str]]
     """Begins a call."""
     tags: ClassVar[tuple[str, ...]]
@@ -62,15 +67,17 @@ class TaggedCallParser(ToolCallParser):
         the last argument. Raises `_Broken`."""
 
     def _read(self, text: str, at: int, tools: Sequence[Tool]) -> Found:
-        wrapped = text.startswith(_OPEN, at)
-        inside = at + len(_OPEN) if wrapped else at
+        wrapped = text.startswith(self.opens, at)
+        inside = at + len(self.opens) if wrapped else at
         name, arguments = "", {}
         try:
             name, inside = self.read_name(text, _skip(text, inside))
             inside = self._read_arguments(text, inside, arguments)
             end = _skip(text, inside)
-            if wrapped and not text.startswith(_CLOSE, end):
-                raise _Broken(end, "</tool_call> is missing")
+            closed = text.startswith(self.closes, end)
+            goes_on = self.follows and text.startswith(self.follows, end)
+            if (wrapped or self.follows) and not closed and not goes_on:
+                raise _Broken(end, f"{self.closes} is missing")
         except _Broken as broken:
             rest = text[broken.at :]
             cut_off = not rest.strip() or self._is_beginning_of_tag(rest)
@@ -86,7 +93,7 @@ class TaggedCallParser(ToolCallParser):
                 status=status,
                 error=str(broken),
             )
-        end = end + len(_CLOSE) if wrapped else inside
+        end = end + len(self.closes) if closed and (wrapped or self.follows) else inside
         if not name:
             error = "the call names no tool"
             return Found(start=at, end=end, status=CallStatus.MISSING_NAME, error=error)
@@ -113,15 +120,15 @@ class TaggedCallParser(ToolCallParser):
 
     def _is_beginning_of_tag(self, rest: str) -> bool:
         """Whether the text ends inside one of the tags that may come next."""
-        if any(tag != rest and tag.startswith(rest) for tag in (_CLOSE, *self.tags)):
+        if any(tag != rest and tag.startswith(rest) for tag in (self.closes, *self.tags)):
             return True
         return self.begun.fullmatch(rest) is not None
 
     def _end_of_broken(self, text: str, at: int) -> int:
-        close = text.find(_CLOSE, at)
+        close = text.find(self.closes, at)
         following = self.starts.search(text, at)
         if close >= 0 and (following is None or close < following.start()):
-            return close + len(_CLOSE)
+            return close + len(self.closes)
         return following.start() if following else len(text)
 
 
@@ -206,12 +213,63 @@ class GlmParser(TaggedCallParser):
 
     def read_key(self, text: str, at: int) -> tuple[str, int] | int:
         """Read the name of an argument; see `TaggedCallParser.read_key`."""
-        if text.startswith(_CLOSE, at):
+        if text.startswith(self.closes, at):
             return at
         match = self._argument.match(text, at)
         if match is None:
             raise _Broken(at, "expected <arg_key>KEY</arg_key><arg_value> or </tool_call>")
         return match[1].strip(), match.end()
+
+
+class MiniMaxParser(TaggedCallParser):
+    """Reads the calls of MiniMax M2, one or several in a block.
+
+    <minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>
+    </minimax:tool_call>
+    """
+
+    name = "minimax_m2"
+    how_to_call = (
+        'To call a tool, write:\n<minimax:tool_call>\n<invoke name="TOOL">\n'
+        '<parameter name="ARGUMENT">VALUE</parameter>\n</invoke>\n</minimax:tool_call>'
+    )
+    opens, closes, follows = "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name="
+    starts = re.compile(r"<minimax:tool_call>|<invoke name=")
+    tags = ("</invoke>", "<invoke name=", "<parameter name=")
+    begun = re.compile(r'<(?:invoke|parameter) name="?+[^>"\n]*+"?+')
+    goes_on = re.compile(r'<parameter name="[^<>"\n]*+">|</invoke>\s*+(?:</minimax|<invoke)')
+    end_value = "</parameter>"
+    _invoke = re.compile(r'<invoke name="([^<>"\n]*+)">\s*+')
+    _parameter = re.compile(r'<parameter name="([^<>"\n]*+)">')
+
+    def write(self, call: ToolCall) -> str:
+        """Write the text of a call; see `CallSyntax.write`."""
+        values = "".join(
+            f'<parameter name="{key}">{_lines_apart(_plain(value))}</parameter>\n'
+            for key, value in call.arguments.items()
+        )
+        return f'{self.opens}\n<invoke name="{call.name}">\n{values}</invoke>\n{self.closes}'
+
+    def read_name(self, text: str, at: int) -> tuple[str, int]:
+        """Read the name of a tool; see `TaggedCallParser.read_name`."""
+        match = self._invoke.match(text, at)
+        if match is None:
+            raise _Broken(at, 'expected <invoke name="NAME"> after <minimax:tool_call>')
+        return match[1].strip(), match.end()
+
+    def read_key(self, text: str, at: int) -> tuple[str, int] | int:
+        """Read the name of an argument; see `TaggedCallParser.read_key`."""
+        if text.startswith("</invoke>", at):
+            return at + len("</invoke>")
+        match = self._parameter.match(text, at)
+        if match is None:
+            raise _Broken(at, 'expected <parameter name="KEY"> or </invoke>')
+        return match[1].strip(), match.end()
+
+
+def _lines_apart(value: str) -> str:
+    """A value whose outer line breaks are its own, on lines of their own."""
+    return f"\n{value}\n" if value != value.strip("\n") else value
 
 
 def _typed(arguments: Mapping[str, str], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
