@@ -134,7 +134,7 @@ class Room:
     shared: bool = False
     """Whether servers are on the GPUs of the trainer."""
     turns: bool = False
-    """Whether they take turns there, as `takes_turns` says."""
+    """Whether they take turns there; see `takes_turns`."""
 
 
 def on_same_gpus(runtime: RuntimeSection, serving: ServingSection, gpus: int) -> bool:
