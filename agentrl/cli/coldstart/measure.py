@@ -48,8 +48,8 @@ class HeldOutMeasure:
         elif not self.mixed:
             yield (
                 f"all rollouts of each of {self.tasks} held-out tasks were paid the same, so RL "
-                "has nothing to choose from; fit less (fewer --epochs, --learning-rate 2e-5) if pass@1 "
-                "is high, and more if it is 0"
+                "has nothing to choose from; fit less (fewer --epochs, --learning-rate 2e-5) if "
+                "pass@1 is high, and more if it is 0"
             )
 
     def report(self, before: HeldOutMeasure, console: Console) -> None:
