@@ -171,6 +171,8 @@ async def test_a_teacher_that_solves_some_and_one_that_solves_none(tmp_path: Pat
         assert [(call.name, call.status) for call in calls] == [("add", CallStatus.OK)]
         assert "<tool_call>" in row.turns[0].text  # the policy's syntax, not the teacher's
         assert sum(row.response_mask) > 10
+    assert "2 examples with " in text
+    assert "16 steps" in text  # as no number of epochs was given
     assert "go on with RL" in text
     async with scripted_server(always="four") as server:
         asked = ("--teacher", server.url, *words, "--out", tmp_path / "other")

@@ -19,9 +19,13 @@ def command(
         typer.Option(min=1, help="Solve only the first so many training tasks. Default: all."),
     ] = None,
     epochs: Annotated[
-        int,
-        typer.Option(min=1, help="Passes over the solutions; more leave RL less to choose from."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Passes over the solutions; default one, or as many as make 16 steps. More leave "
+            "RL less choice.",
+        ),
+    ] = None,
     learning_rate: Annotated[float, typer.Option(help="Of the fit.")] = 5e-5,
     min_score: Annotated[
         float, typer.Option(help="Least score of an episode that is learned from.")

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ from agentrl.config.plan import plan_run
 from agentrl.config.yaml_text import dump_yaml
 from agentrl.disk.checkpoint import latest_checkpoint
 from agentrl.errors import ConfigError, RunError
+from agentrl.fit.data.conversations.from_runs import conversations_of_run
 from agentrl.machine.files import write_whole
 
 __all__ = ["ColdStart", "ColdStartSettings", "ColdStartTeacher"]
 
 _EXAMPLES_PER_STEP = 8
+_LEAST_STEPS = 16
+"""Steps that a fit takes unless it is told how many epochs. With 4 the quickstart's model still
+called no tool of `examples/my_tools.py`; with 8 it did in 37 of 48 rollouts."""
 _KEPT = ("teacher", "before", "fit")
 """Stages that took time, so that they are only gone on with as they were begun."""
 _STOPPED = "stopped; the same command goes on"
@@ -45,8 +50,8 @@ class ColdStartSettings:
 
     tasks: int | None
     """Training tasks that are solved; None for all."""
-    epochs: int
-    """Passes over the solutions."""
+    epochs: int | None
+    """Passes over the solutions; None for one, or as many as take `_LEAST_STEPS` steps."""
     learning_rate: float
     """Of the fit."""
     min_score: float
@@ -214,6 +219,11 @@ class ColdStart:
 
     def _fit_file(self) -> Mapping[str, Any]:
         run = self.config.model_dump(mode="json", exclude_unset=True)
+        epochs = self.settings.epochs
+        if epochs is None:
+            least = self.settings.min_score
+            learned = len(conversations_of_run(self.out / "solutions", min_score=least))
+            epochs = ceil(_LEAST_STEPS / ceil(learned / _EXAMPLES_PER_STEP))
         train = {k: v for k, v in run.get("train", {}).items() if k not in _OWN_OF_RL}
         return {
             "run": {"name": "fit", "dir": str(self.out), "seed": self.config.run.seed},
@@ -223,7 +233,7 @@ class ColdStart:
                 "source": f"run:{self.out / 'solutions'}",
                 "min_score": self.settings.min_score,
                 "examples_per_step": _EXAMPLES_PER_STEP,
-                "epochs": self.settings.epochs,
+                "epochs": epochs,
             },
             "objective": "sft",
             "train": train | {"learning_rate": self.settings.learning_rate},

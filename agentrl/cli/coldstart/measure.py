@@ -40,7 +40,7 @@ class HeldOutMeasure:
         if calls and not self.calls:
             yield (
                 f"no tool was called in {self.rollouts} rollouts, though the solutions call some; "
-                "give it more: --epochs 3, more tasks, or --learning-rate 1e-4"
+                "give it more: --epochs twice as many, more tasks, or --learning-rate 1e-4"
             )
         solved = all(found.score.mean > 0.99 for found in self.scores.by_dataset.values())
         if not self.mixed and solved:
@@ -48,8 +48,8 @@ class HeldOutMeasure:
         elif not self.mixed:
             yield (
                 f"all rollouts of each of {self.tasks} held-out tasks were paid the same, so RL "
-                "has nothing to choose from; fit less (--epochs 1, --learning-rate 2e-5) if pass@1 "
-                "is high, and more if it is 0"
+                "has nothing to choose from; fit less (fewer --epochs, --learning-rate 2e-5) if "
+                "pass@1 is high, and more if it is 0"
             )
 
     def report(self, before: HeldOutMeasure, console: Console) -> None:
