@@ -5,7 +5,6 @@ import sqlite3
 
 from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ToolError
-from agentrl.tool import FunctionTool
 from agentrl.types import Task, ToolCall
 
 CITIES = {"Oslo": 709, "Lyon": 522, "Porto": 231, "Ghent": 265, "Turin": 841, "Graz": 292}
@@ -19,7 +18,7 @@ class CityQuestions(AgentInstance):
         self.table.executemany("insert into cities values (?, ?)", CITIES.items())
         self.table.set_authorizer(lambda action, *_: action not in MAY_DO)  # a model only reads,
         self.table.set_progress_handler(lambda: 1, 100_000)  # and not without end
-        return Observation(content=task.prompt, tools=(FunctionTool(self.run_sql),))
+        return Observation(content=task.prompt)
 
     async def run_sql(self, query: str) -> str:
         """Run a query on the table cities(name, thousands) and return its first rows."""
@@ -27,6 +26,8 @@ class CityQuestions(AgentInstance):
             return str(self.table.execute(query).fetchmany(20))
         except sqlite3.Error as error:
             raise ToolError(str(error)) from error  # the model reads this and tries again
+
+    tools = (run_sql,)
 
     async def step(self, action: Action) -> StepResult:
         if action.tool_calls and not action.last:
