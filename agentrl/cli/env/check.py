@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.env.target import EnvTarget, target_of
+from agentrl.cli.env.target import EnvTarget, quiet, target_of
 from agentrl.plugins.tasks_beside import WHERE
 from agentrl.testing.env_check.episode import CheckLimits, Episode, Failed, Setting, TriedCounts
 from agentrl.types import Task
@@ -59,7 +58,7 @@ def check(
     """
     found = target_of(target, args or (), dataset, tools or (), sandbox)
     tried = TriedCounts()
-    with _quiet():
+    with quiet():
         findings, note = asyncio.run(_check(found, CheckLimits(step_s=timeout_s), seed, tried))
     if as_json:
         first = [{"code": "sample", "message": note, "fix": _FIX}] if note else []
@@ -73,18 +72,6 @@ def check(
 
 
 _FIX = f"Write {WHERE}, or name yours with --dataset."
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What the environment or the adapter logs would only repeat the findings."""
-    logger = logging.getLogger("agentrl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 async def _check(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,3 +98,15 @@ def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--args {pair!r}: expected key=value")
         arguments[key] = yaml.safe_load(value)
     return arguments
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Log errors alone within it: the rest would repeat what the command itself says."""
+    logger = logging.getLogger("agentrl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

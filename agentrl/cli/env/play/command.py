@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from agentrl.cli.env.target import EnvTarget, target_of
+from agentrl.cli.env.target import EnvTarget, quiet, target_of
 from agentrl.config import load_config
 from agentrl.config.plan import RolloutPlan, plan_run
 from agentrl.config.schema import RolloutSection
@@ -68,8 +67,9 @@ def play(
     if target.endswith((".yaml", ".yml")):
         plan = plan_run(load_config(Path(target)), found.base).rollouts
     view = json_view if as_json else text_view(Console(highlight=False))
-    logging.getLogger("agentrl").setLevel(logging.ERROR)  # the end says what is logged, too
-    row = asyncio.run(ends_alone(_play(found, plan, _task(found, task), view, solution=solution)))
+    with quiet():
+        playing = _play(found, plan, _task(found, task), view, solution=solution)
+        row = asyncio.run(ends_alone(playing))
     view("end", **ending(row))
     if not row.rule.reward_trusted and row.termination != "aborted":
         raise typer.Exit(1)
