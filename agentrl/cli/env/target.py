@@ -102,7 +102,7 @@ def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Log errors alone within it: the rest would repeat what the command itself says."""
+    """Level at which agentrl logs errors alone: the rest would repeat what the command says."""
     logger = logging.getLogger("agentrl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -243,7 +243,7 @@ def test_a_class_without_tasks_is_told_how_to_name_some(tmp_path, capsys) -> Non
         "    async def reset(self, task): ...\n    async def step(self, action): ...\n"
     )
     assert run("env", "attack", str(tmp_path / "bare.py")) == 2
-    assert "name some with --dataset FILE" in " ".join(capsys.readouterr().err.split())
+    assert "--dataset on the command line" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_help_says_what_each_status_means(capsys) -> None:
