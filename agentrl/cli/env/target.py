@@ -102,7 +102,7 @@ def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Level at which agentrl logs errors alone: the rest would repeat what the command says."""
+    """Level at which agentrl logs errors alone: the command prints the rest itself."""
     logger = logging.getLogger("agentrl")
     level = logger.level
     logger.setLevel(logging.ERROR)
