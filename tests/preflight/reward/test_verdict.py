@@ -148,6 +148,9 @@ async def test_a_solution_may_call_tools_over_several_turns(project: Path) -> No
     assert "the solution was cut off at its token limit on 4 tasks" in check.detail
     assert check.fix == "raise rollout.max_turn_tokens"
     found = await lines(project, *calls)
+    assert found["tool calls"].detail == "fenced_json reads back calls of add"
+    assert found["reward test"].status is Status.OK
+    found = await lines(project, *calls, "chat.tool_parser=none")
     assert found["tool calls"].status is Status.WARN
     assert found["reward test"].status is Status.FAIL
 
