@@ -45,7 +45,7 @@ def make_trainer(size: str, ranks: Any, rows: int) -> tuple[Any, Any]:
     from agentrl.train.backends.choose import make_backend
     from agentrl.train.trainer import Trainer
 
-    vocabulary, hidden, inner, layers, heads, keys = SHAPES[size]
+    vocabulary, hidden, inner, layers, heads, keys, _ = SHAPES[size]
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,

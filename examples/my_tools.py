@@ -3,10 +3,9 @@
 import random
 import sqlite3
 
-from agentrl.env import Action, AgentInstance, Observation, StepResult
+from agentrl.env import Action, AgentInstance, Observation, Solution, StepResult
 from agentrl.errors import ToolError
-from agentrl.tool import FunctionTool
-from agentrl.types import Task
+from agentrl.types import Task, ToolCall
 
 CITIES = {"Oslo": 709, "Lyon": 522, "Porto": 231, "Ghent": 265, "Turin": 841, "Graz": 292}
 MAY_DO = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
@@ -19,7 +18,7 @@ class CityQuestions(AgentInstance):
         self.table.executemany("insert into cities values (?, ?)", CITIES.items())
         self.table.set_authorizer(lambda action, *_: action not in MAY_DO)  # a model only reads,
         self.table.set_progress_handler(lambda: 1, 100_000)  # and not without end
-        return Observation(content=task.prompt, tools=(FunctionTool(self.run_sql),))
+        return Observation(content=task.prompt)
 
     async def run_sql(self, query: str) -> str:
         """Run a query on the table cities(name, thousands) and return its first rows."""
@@ -28,11 +27,18 @@ class CityQuestions(AgentInstance):
         except sqlite3.Error as error:
             raise ToolError(str(error)) from error  # the model reads this and tries again
 
+    tools = (run_sql,)
+
     async def step(self, action: Action) -> StepResult:
         if action.tool_calls and not action.last:
             return StepResult()  # the model has read what the tool returned, and goes on
         right = float(self.answer in action.text.split())
         return StepResult(rewards=right, scores=right, done=True)
+
+    def solution(self, task: Task) -> Solution:  # what an expert does, for `agentrl coldstart`
+        names = tuple(name for name in CITIES if name in task.prompt)
+        query = f"select sum(thousands) from cities where name in {names}"
+        return [ToolCall("run_sql", {"query": query}), f"Together {task.label}"]
 
 
 def tasks(split: str = "train", n: int = 64) -> list[Task]:

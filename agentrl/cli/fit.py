@@ -33,10 +33,15 @@ def command(
 ) -> None:
     """Train on data that is there: conversations (sft) or preference pairs (dpo, rm)."""
     prepare()
-    raise typer.Exit(_fit(config, overrides or [], resume=resume, dry_run=dry_run))
+    raise typer.Exit(run_fit(config, overrides or [], resume=resume, dry_run=dry_run))
 
 
-def _fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
+def run_fit(path: Path, overrides: list[str], *, resume: bool, dry_run: bool) -> int:
+    """Fit, or read all data, under a view of lines; gives the exit status.
+
+    Raises:
+        AgentrlError: whatever does not fit, named.
+    """
     from agentrl.cli.console.fit_view import FitView, fit_table
     from agentrl.config.paths import code_line
     from agentrl.disk.run_name import run_path

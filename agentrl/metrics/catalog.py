@@ -237,7 +237,7 @@ _MACHINE = (
     _m("async/queued", "groups waiting to be trained", "count"),
     _m("async/running", "groups being rolled out", "count"),
     _m("perf/tokens_per_second", "tokens sampled in a second of rollouts", "tokens/s"),
-    _m("perf/tokens_per_second_per_engine", "the same for each engine", "tokens/s"),
+    _m("perf/tokens_per_second_per_device", "the same for each device of the engines", "tokens/s"),
     _m(
         "perf/train_tokens_per_second_per_device",
         "tokens the updates read, for each device",

@@ -116,11 +116,15 @@ class _TrlLog:
 
     def values(self, given: Any) -> Any:
         """One value a rollout: its reward with what was logged of it, or `NOT_JUDGED`."""
-        if given is None or isinstance(given, str | bytes | Mapping):
+        try:
+            numbers = None if isinstance(given, str | bytes | Mapping | set) else iter(given)
+        except TypeError:  # one number, also an array of one
+            numbers = None
+        if numbers is None:
             return given  # refused by its reader, who knows what was expected
         return [
             NOT_JUDGED if number is None else _value(number, self._metrics | self._row(index))
-            for index, number in enumerate(given)
+            for index, number in enumerate(numbers)
         ]
 
     def _row(self, index: int) -> dict[str, Any]:

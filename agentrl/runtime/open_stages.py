@@ -105,6 +105,7 @@ async def open_stages(
             stages = Stages(
                 rollouts=policy.rollouts,
                 engines=engines,
+                engine_devices=engine_width(engine.serving),
                 learner=learner,
                 stop_token_ids=policy.chat.stop_token_ids,
                 reward_models=policy.reward_models,

@@ -294,6 +294,8 @@ class Stages:
     """Runs the rollouts."""
     engines: EngineStage
     """Samples the turns of the rollouts."""
+    engine_devices: int
+    """Devices of each engine; a server of tensor parallel 4 has four."""
     learner: LearnStage
     """Trains the policy."""
     stop_token_ids: tuple[int, ...] = field(default=())

@@ -29,6 +29,7 @@ from agentrl.serving.embedded import EmbeddedEngine
 from agentrl.serving.vllm.command import server_command
 from agentrl.serving.vllm.launcher import VllmServer
 from agentrl.train.backends.choose import make_backend
+from agentrl.train.distill.teacher_model import load_teacher
 from agentrl.train.model.load import load_trained
 from agentrl.train.reference import load_reference
 from agentrl.types import SamplingParams
@@ -119,7 +120,9 @@ async def test_trainer_reference_and_engine_have_the_config(
         model.model_copy(update={"path": model_source(model)}), AlgorithmSection(kl_coef=0.1)
     )
     assert reference is not None
-    for holder in (backend, reference.frozen):
+    beside = model.model_copy(update={"path": source_beside(model, str(folder))})
+    teacher: Any = load_teacher(beside, top_k=0, vocabulary=128)
+    for holder in (backend, reference.frozen, teacher._policy):
         with holder.running(), torch.no_grad():
             found = holder.log_probs(holder.to_tensors(micro)).log_probs_R
         assert found.tolist() == pytest.approx(want, abs=1e-4)

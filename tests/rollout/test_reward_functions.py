@@ -129,6 +129,14 @@ async def too_few(completions, **columns):
     return [1.0]
 
 
+def only_one(completions, **columns):
+    return 1.0
+
+
+def in_no_order(completions, **columns):
+    return {1.0, 0.5}
+
+
 def nameless(data_source, solution_str, ground_truth):
     return {"correct": 1.0, "format": 0.5}
 
@@ -249,10 +257,15 @@ async def test_functions_for_trl_are_given_their_whole_group(bench: Make) -> Non
     assert found["bb"].reward_parts == {
         "env": 1.0, "f": 1.0, "f/longest": 4.0, "f/length": 2.0
     }  # fmt: skip
-    grade = grading(functions={"f": "too_few"})
-    for row in (await bench(["a"], Talk, grade=grade, retries=0).group(2)).trajectories:
-        assert row.termination is Termination.GRADER_CRASHED
-        assert "returned 1 values for 2 rollouts" in row.termination_detail
+    for target, got in (
+        ("too_few", "1 values"),
+        ("only_one", "1.0"),
+        ("in_no_order", "{0.5, 1.0}"),
+    ):
+        grade = grading(functions={"f": target})
+        for row in (await bench(["a"], Talk, grade=grade, retries=0).group(2)).trajectories:
+            assert row.termination is Termination.GRADER_CRASHED
+            assert f"returned {got} for 2 rollouts, expected a sequence" in row.termination_detail
 
 
 async def test_other_numbers_that_they_give_become_metrics(bench: Make) -> None:

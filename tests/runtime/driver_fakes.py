@@ -24,6 +24,7 @@ from agentrl.errors import EngineError, NoEngine, SyncError
 from agentrl.machine.processes.stop import StopSwitch
 from agentrl.metrics import MetricBag
 from agentrl.rollout.under_way.effort import CancelledWork
+from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.local_stages import LocalEngines, LocalLearner, LocalRollouts
 from agentrl.runtime.assembly.parts import TaskSets
 from agentrl.runtime.assembly.resume_point import resume_point
@@ -349,6 +350,7 @@ async def drive(
                 shared=config.serving.engine == "embedded",
                 wait_s=wait_s if broken_sync else 0.0,
             ),
+            engine_devices=engine_width(config.serving),
             learner=LocalLearner(
                 StepMaker(
                     plan_run(config, Path()).schedule,

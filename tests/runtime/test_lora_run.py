@@ -51,33 +51,35 @@ FEW_BITS = {
 }
 
 
-@pytest.mark.parametrize("settings", [LORA, FEW_BITS])
-def test_a_run_with_adapters_from_end_to_end(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("settings", "steps"), [(LORA, 3), (FEW_BITS, 2)])
+def test_a_run_with_adapters_from_end_to_end(
+    tmp_path: Path, settings: dict[str, Any], steps: int
+) -> None:
     """Fails if a resumed run puts adapters onto merged weights (its weights differ from those of
     the uninterrupted run), if the base weights are saved in place of the merged ones, or if a bit
     hangs on which rollouts are decoded together: the resumed run decodes three at a time."""
     if settings is FEW_BITS:
         pytest.importorskip("bitsandbytes")
-    run_file = write_project(tmp_path / "whole", train__steps=3, **settings)
+    run_file = write_project(tmp_path / "whole", train__steps=steps, **settings)
     status, text = agentrl(tmp_path / "whole.log", "train", run_file)
     assert status == 0, text
     whole = tmp_path / "whole" / "runs" / "tiny"
     found = list_checkpoints(whole / "checkpoints")
-    assert [item.state.step for item in found] == [1, 2, 3]
+    assert [item.state.step for item in found] == [*range(1, steps + 1)]
 
     few = {**settings, "serving__max_batch_size": 3}
-    other = write_project(tmp_path / "cut", train__steps=2, **few)
+    other = write_project(tmp_path / "cut", train__steps=steps - 1, **few)
     assert agentrl(tmp_path / "cut.log", "train", other)[0] == 0
     resumed = tmp_path / "cut" / "runs" / "tiny"
     fresh = proofs(resumed)
-    other = write_project(tmp_path / "cut", train__steps=3, **few)
+    other = write_project(tmp_path / "cut", train__steps=steps, **few)
     status, text = agentrl(tmp_path / "cut2.log", "train", other, "--resume")
     assert status == 0, text
     # The adapters that were loaded are proven, and not the fresh ones that they replaced.
     loaded = proofs(resumed)
     assert loaded.keys() == fresh.keys() == {"model.path", "serving.engine"}
     assert all(loaded[name] != fresh[name] for name in loaded)
-    for step in (1, 2, 3):
+    for step in range(1, steps + 1):
         assert tokens(resumed, step) == tokens(whole, step), step
     cut = list_checkpoints(resumed / "checkpoints")
     ours, theirs = weights(cut[-1].path), weights(found[-1].path)
@@ -88,6 +90,8 @@ def test_a_run_with_adapters_from_end_to_end(tmp_path: Path, settings: dict[str,
     began = weights(tmp_path / "whole" / "model")
     moved = {name for name in began if not torch.equal(began[name], theirs[name])}
     assert moved == {n for n in began if n.endswith("_proj.weight")}
+    if settings is FEW_BITS:
+        return  # what is exported and scored is that checkpoint, whatever it was trained in
 
     export(whole, tmp_path / "out")
     assert not (tmp_path / "out" / "adapter").exists()

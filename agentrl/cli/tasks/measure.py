@@ -6,15 +6,12 @@ solves are better left out (`difficulty.keep` of a dataset) or drawn less (`sele
 
 from __future__ import annotations
 
-import fcntl
-import os
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from agentrl.cli.console.owner import owned
 from agentrl.config import RunConfig
 from agentrl.config.plan import Plan, plan_run
 from agentrl.config.schema import RolloutSection
@@ -138,7 +135,7 @@ async def profile(
         left = _left(tasks, _known(out, model, schedule.rollout), n)
         if left:
             await stop.guard(require_engines(plan.engines, model_path=model_path))
-            with _owned(out):
+            with owned(out):
                 # Another process may have measured some of them meanwhile.
                 left = _left(tasks, _known(out, model, schedule.rollout), n)
                 if left:
@@ -214,33 +211,6 @@ async def _measure(
                 limit=RolloutLimit(in_flight(plan.engines, schedule.schedule)),
                 on_group=keep,
             )
-
-
-@contextmanager
-def _owned(out: Path) -> Iterator[None]:
-    """Keep other processes from measuring into `out`; its lock goes with the process."""
-    path = out.with_name(f".{out.name}.lock")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a+")
-    except OSError as error:
-        raise DataError(
-            f"cannot write {out}: {error.strerror or error}; name another file with --out"
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
-            raise DataError(
-                f"{out} is being measured by {owner}; wait for it, or name another file with --out"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {platform.node()}")
-        lock.flush()
-        # The file stays: to unlink it would let two processes hold locks of different files.
-        yield
 
 
 def _left(tasks: Sequence[Task], known: dict[str, Measured], n: int) -> list[Task]:

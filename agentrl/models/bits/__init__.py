@@ -39,9 +39,10 @@ class FourBitLinear(nn.Module):
     def __init__(self, layer: nn.Linear, device: torch.device) -> None:
         super().__init__()
         blocks = load_bitsandbytes(FOUR_BITS).functional
-        packed, self._state = blocks.quantize_4bit(
+        packed, state = blocks.quantize_4bit(
             layer.weight.data.to(device), quant_type="nf4", compress_statistics=True
         )
+        self._state: Any = state
         self._dequantize = blocks.dequantize_4bit
         self.shape = layer.weight.shape
         """[out, in] of the whole weight."""
@@ -55,9 +56,9 @@ class FourBitLinear(nn.Module):
         Args:
             packed: the same numbers elsewhere.
         """
-        packed = self.weight if packed is None else packed
-        self._state.to(packed.device)
-        return self._dequantize(packed.data, self._state)
+        given = self.weight if packed is None else packed
+        self._state.to(given.device)
+        return self._dequantize(given.data, self._state)
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b."""

@@ -19,8 +19,16 @@ from agentrl.fit.reward_models.open import reward_model_bytes
 from agentrl.machine.free_memory import available_bytes
 from agentrl.models.device import pick_device
 from agentrl.models.rotary import context_limit
-from agentrl.preflight.memory.estimate import GIB, Room, estimate, on_same_gpus, saved_bytes
+from agentrl.preflight.memory.estimate import (
+    GIB,
+    Room,
+    estimate,
+    on_same_gpus,
+    saved_bytes,
+    takes_turns,
+)
 from agentrl.preflight.memory.shape import demand_of, model_shape
+from agentrl.preflight.memory.target import Device
 from agentrl.runtime.assembly.teacher import teacher_bytes
 from agentrl.types.finding import Finding, fail, warn
 
@@ -115,7 +123,8 @@ async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan
     elsewhere = runtime.address if runtime.kind == "ray" else None
     free, cards = available_bytes(), _gpu_bytes()
     shared = on_same_gpus(runtime, serving, len(cards))
-    room = Room(device=max(cards, default=0), host=free or 0, shared=shared)
+    turns = takes_turns(runtime, serving, len(cards))
+    room = Room(device=max(cards, default=0), host=free or 0, shared=shared, turns=turns)
     processes = estimate(plan, serving, demand, on_gpu=gpu, room=room)
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:
@@ -127,6 +136,11 @@ async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan
     if cards:
         device = sum(process.total * process.devices for process in processes if process.on_gpu)
         largest = max((p.size for p in processes if p.on_gpu), default=0)
+        if turns:  # the first server and the trainer, of which one at a time has all of its own
+            both = Device(held=[process for process in processes if process.on_gpu])
+            largest = both.peak(sleeps=True)
+            device -= both.peak(sleeps=False) - largest
+            text = f"in turns on one GPU, {text}"
         pools += [("GPU memory", device, sum(cards)), ("the largest GPU", largest, max(cards))]
     elif any(process.on_gpu for process in processes):
         text += "; GPUs are not compared: this machine has none"

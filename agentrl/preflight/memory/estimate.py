@@ -9,16 +9,23 @@ Legend: `P` parameters, `T` tokens of one micro-batch, `h` width, `i` width of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
-from agentrl.config.fleet import EmbeddedServing, RuntimeSection, ServingSection, VllmServing
+from agentrl.config.fleet import (
+    EmbeddedServing,
+    OffloadPart,
+    RuntimeSection,
+    ServingSection,
+    VllmServing,
+)
 from agentrl.config.plan import TrainerPlan
 from agentrl.config.schema import CheckpointSection, ModelSection
 from agentrl.config.training import AdapterSection, TrainSection
 from agentrl.machine.compute_threads import usable_cores
 from agentrl.models.cache_bytes import CacheShape
 from agentrl.runtime.assembly.layout import engine_width
+from agentrl.runtime.checks.colocation import USUAL
 from agentrl.serving.cache_room import SHARED_GIB, cache_bytes, option, tiled
 
 GIB = 2**30
@@ -126,6 +133,8 @@ class Room:
     """Bytes of main memory that are free for a cache which takes a share of it."""
     shared: bool = False
     """Whether servers are on the GPUs of the trainer."""
+    turns: bool = False
+    """Whether they take turns there; see `takes_turns`."""
 
 
 def on_same_gpus(runtime: RuntimeSection, serving: ServingSection, gpus: int) -> bool:
@@ -143,6 +152,12 @@ def on_same_gpus(runtime: RuntimeSection, serving: ServingSection, gpus: int) ->
     if runtime.colocated is True:
         return True
     return gpus - 1 < serving.replicas * engine_width(serving)
+
+
+def takes_turns(runtime: RuntimeSection, serving: ServingSection, gpus: int) -> bool:
+    """True if a server sleeps while the trainer works on the GPU of both; args as above."""
+    here = runtime.kind == "local" and runtime.colocated is not False
+    return here and on_same_gpus(runtime, serving, gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +201,8 @@ def estimate(
         if not on_gpu:  # activations are free by then
             copied -= sum(p.size for p in trainer if p.what == "activations")
         trainer += _part("copy for a checkpoint", max(0, copied), on_host=on_gpu)
+    if on_gpu and room.turns and runtime.kind == "local":
+        trainer = _put_aside(trainer, USUAL if runtime.offload is None else runtime.offload)
     count = runtime.rollout_workers if runtime.kind == "ray" else runtime.worker_processes
     scorers = _part("reward models", demand.reward_models)
     beside = [] if count else scorers
@@ -209,6 +226,17 @@ def estimate(
         gpu = runtime.gpus_per_engine > 0 if runtime.kind == "ray" else on_gpu
         found += _servers(plan, serving, demand.shape, on_gpu=gpu, room=room)
     return found
+
+
+def _put_aside(parts: Iterable[Part], moves: Collection[OffloadPart]) -> list[Part]:
+    """The parts of a trainer that takes turns: those that move are in main memory meanwhile."""
+    switches: dict[str, OffloadPart] = {"weights": "weights", "gradients": "gradients"}
+    found = [
+        replace(part, rests=part.rests and switches.get(part.what, "optimizer") in moves)
+        for part in parts
+    ]
+    aside = sum(part.size for part in found if part.rests and not part.on_host)
+    return [*found, *_part("put aside", aside, on_host=True)]
 
 
 def _on_host(name: str, count: int, parts: Iterable[Part]) -> ProcessMemory:

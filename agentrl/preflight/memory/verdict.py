@@ -24,6 +24,7 @@ from agentrl.preflight.memory.estimate import (
     Room,
     estimate,
     on_same_gpus,
+    takes_turns,
 )
 from agentrl.preflight.memory.shape import demand_of
 from agentrl.preflight.memory.target import Node, Target, place
@@ -59,8 +60,13 @@ class TargetRun:
 
     def processes(self, demand: Demand) -> list[ProcessMemory]:
         """Every process with what it holds there."""
-        shared = on_same_gpus(self.plan.runtime, self.serving, self.target.gpus)
-        room = Room(device=self.target.card, host=self.target.host or 0, shared=shared)
+        where = (self.plan.runtime, self.serving, self.target.gpus)
+        room = Room(
+            device=self.target.card,
+            host=self.target.host or 0,
+            shared=on_same_gpus(*where),
+            turns=takes_turns(*where),
+        )
         return estimate(self.plan, self.serving, demand, on_gpu=self.on_gpu, room=room)
 
 
@@ -91,12 +97,7 @@ def target_findings(run: Plan, target: Target, *, dtype_asked: bool = True) -> l
             known[key] = demand_of(plan, config, on_gpu=here.on_gpu, **given)
         return known[key]
 
-    runtime = trainer.runtime
-    sleeps = (
-        runtime.kind == "local"
-        and runtime.colocated is not False
-        and on_same_gpus(runtime, here.serving, target.gpus)
-    )
+    sleeps = takes_turns(trainer.runtime, here.serving, target.gpus)
     return verdict(here, demand, sleeps=sleeps)
 
 

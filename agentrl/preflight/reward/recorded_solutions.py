@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.chat import build_chat
@@ -9,6 +10,7 @@ from agentrl.config import RunConfig
 from agentrl.config.plan import plan_run
 from agentrl.data import TrajectoryStore
 from agentrl.disk.model_source import model_source
+from agentrl.env import Solution
 from agentrl.errors import ConfigError
 from agentrl.images import ImageFolder
 from agentrl.machine.processes.stop import StopSwitch
@@ -39,6 +41,7 @@ async def record_solutions(
     tasks: int | None,
     out: Path,
     progress: Progress,
+    solutions: Mapping[str, Solution] | None = None,
 ) -> Collection:
     """Play the solution of each of the first training tasks through the rollout loop, once.
 
@@ -52,6 +55,7 @@ async def record_solutions(
         tasks: how many; None takes all.
         out: trajectories go to `out`/trajectories, images to `out`/images.
         progress: notified of what happens.
+        solutions: of somebody else by task id, in place of those of the environment.
 
     Raises:
         ConfigError: the environment gives no solution to any of them.
@@ -73,7 +77,8 @@ async def record_solutions(
     with stop.on_signals():
         async with logged(open_tools(plan.env, base=plan.base), out) as tools:
             make_env = make_env_factory(plan.env, base=plan.base, rollout=plan.rollout)
-            solutions = await find_solutions(make_env, chosen, tools)
+            if solutions is None:
+                solutions = await find_solutions(make_env, chosen, tools)
             known = [task for task in chosen if task.id in solutions]
             if not known:
                 raise ConfigError(

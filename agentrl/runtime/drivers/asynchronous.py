@@ -141,13 +141,13 @@ class AsynchronousRun(StepLoop):
         await self._end_step(step, bag, began=began, fresh=not stored)
 
     async def _train_next(self, step: int, bag: MetricBag) -> None:
-        began, engines = _now(), self._parts.stages.engines
+        began = _now()
         await self._begin_stream(bag)
         self._rollouter.open()
         batch = await self._next_batch(step, bag)
         groups = [entry.item for entry in batch]
         await self._parts.learner.train(step, groups, bag, stored=False)
-        note_speed(bag, groups, seconds=_now() - began, engines=len(engines.stats()))
+        note_speed(bag, groups, self._parts.stages, seconds=_now() - began)
         self._parts.position.cursor.commit(entry.index for entry in batch)
         self._pressure.train(self._pace.prompts_per_step)
         await self._swap_if_due(bag)

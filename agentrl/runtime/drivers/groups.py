@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from agentrl.config.schema import RolloutSection
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import GroupGate, RolloutLimit
-from agentrl.runtime.stages import GroupHandle
+from agentrl.runtime.stages import GroupHandle, Stages
 from agentrl.types import SamplingParams, Task, Trajectory, TrajectoryGroup
 
 G = TypeVar("G", covariant=True)
@@ -141,19 +141,20 @@ def note_rollouts(bag: MetricBag, groups: Sequence[GroupHandle], *, n: int) -> N
 
 
 def note_speed(
-    bag: MetricBag, groups: Sequence[GroupHandle], *, seconds: float, engines: int
+    bag: MetricBag, groups: Sequence[GroupHandle], stages: Stages, *, seconds: float
 ) -> None:
-    """Note the tokens sampled in a second of rollouts, by all engines and by each.
+    """Note the tokens sampled in a second of rollouts, by all engines and on each device of theirs.
 
     Args:
         bag: of the step.
         groups: that ended in this time.
+        stages: their engines sampled them.
         seconds: that their rollouts took; with rollouts beside training, the whole step.
-        engines: number of them; one over several devices counts once.
     """
+    devices = len(stages.engines.stats()) * stages.engine_devices
     tokens = sum(handle.report.tokens for handle in groups)
     bag.mean("perf/tokens_per_second", tokens, count=seconds)
-    bag.mean("perf/tokens_per_second_per_engine", tokens, count=seconds * engines)
+    bag.mean("perf/tokens_per_second_per_device", tokens, count=seconds * devices)
 
 
 def rollouts_of(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:

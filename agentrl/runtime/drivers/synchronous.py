@@ -115,7 +115,7 @@ class SynchronousRun(StepLoop):
         parts.failures.trained(step, reports)
         note_rounds(bag, self._reward, rounds=rounds, missing=missing)
         bag.sum("timing_s/rollout", seconds)
-        note_speed(bag, groups, seconds=seconds, engines=len(parts.stages.engines.stats()))
+        note_speed(bag, groups, parts.stages, seconds=seconds)
         return groups
 
 

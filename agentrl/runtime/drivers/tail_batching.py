@@ -153,7 +153,7 @@ class TailBatchingRun(StepLoop):
         seconds = parts.clock.now() - began
         bag.sum("timing_s/rollout", seconds)
         groups = [item.group for item in finished]
-        note_speed(bag, groups, seconds=seconds, engines=len(parts.stages.engines.stats()))
+        note_speed(bag, groups, parts.stages, seconds=seconds)
         return finished
 
     async def _round(self, size: int, bag: MetricBag) -> list[Finished]:

@@ -22,6 +22,7 @@ from agentrl.disk.model_source import plain_source
 from agentrl.disk.proofs import keep_proofs
 from agentrl.engine import Engine
 from agentrl.runtime.assembly.engine_addresses import connect
+from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.layout import plan as plan_layout
 from agentrl.runtime.assembly.live_servers import LiveServers, named_urls
 from agentrl.runtime.rank_restarts import RankLost, RankLostAtStart
@@ -189,6 +190,7 @@ async def _open(
         stages=Stages(
             rollouts=rollouts,
             engines=engines,
+            engine_devices=engine_width(section),
             learner=learner,
             stop_token_ids=opened[0].stop_token_ids,
             reward_models=workers,

@@ -179,12 +179,19 @@ class PrefillAttention:
 def _room(
     data: torch.Tensor, layer: int, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a layer, [R, K, T, D]; a layer may have fewer heads or narrower ones."""
-    heads = key.shape[1]
-    return (
-        data[layer, 0, :, :heads, :, : key.shape[3]],
-        data[layer, 1, :, :heads, :, : value.shape[3]],
-    )
+    """Keys and values of a layer, [R, K, T, D]."""
+    keys, values = data[layer].unbind()
+    return _own_width(keys, values, key, value)
+
+
+def _own_width(
+    keys: torch.Tensor, values: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[.., K, T, D] of a layer, which may have fewer heads than others, or narrower ones."""
+    heads, width = key.shape[1], value.shape[3]
+    if (heads, key.shape[3], width) != (keys.shape[1], keys.shape[3], keys.shape[3]):
+        return keys[:, :heads, :, : key.shape[3]], values[:, :heads, :, :width]
+    return keys, values
 
 
 def _visible(
@@ -253,6 +260,8 @@ class DecodeAttention:
         self._count = count
         self._on_cpu = device.type == "cpu"
         self._longest = tiled(max(cache.lengths[:count]) + 1)
+        # Of all layers at once: a slice costs as much as a small product.
+        self._past = cache.data[:, :, :count, :, : self._longest].unbind()
         self._kind = torch.promote_types(cache.data.dtype, torch.float32)
         self._rows_N = torch.arange(count, device=device)
         self.positions = torch.tensor(cache.lengths[:count], device=device)
@@ -269,29 +278,34 @@ class DecodeAttention:
         changes: ScoreChanges = _NO_CHANGES,
     ) -> torch.Tensor:
         """Attend with a cache; see `CacheAttention.attend`."""
-        keys, values = _room(self._data, layer, key, value)
-        keys[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
-        values[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
+        k, v = self._past[layer].unbind()
+        k, v = _own_width(k, v, key, value)
+        k[self._rows_N, :, self.positions] = key[0].transpose(0, 1)
+        v[self._rows_N, :, self.positions] = value[0].transpose(0, 1)
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         # Query heads that share a key head become query positions: no repeated keys, no loop.
-        q = query[0].transpose(0, 1).reshape(self._count, kv_heads, heads // kv_heads, dim)
+        q = query[0].transpose(0, 1).reshape(self._count * kv_heads, heads // kv_heads, dim)
         factor = dim**-0.5 if scale is None else scale
-        k, v = (part[: self._count, :, : self._longest] for part in (keys, values))
         if window is not None and window_size(window) >= self._longest:
             window = None
         # A CPU computes the key heads of a row one by one.
         mask = self._mask(window, kv_heads if self._on_cpu else 1)
         sinks = None if changes.sinks is None else changes.sinks.view(1, kv_heads, -1)
         if self._on_cpu:
-            q = (q * factor).flatten(0, 1)
             sunk = None if sinks is None else sinks.expand(self._count, -1, -1).flatten(0, 1)
             out = row_attention(
-                q, k.flatten(0, 1), v.flatten(0, 1), mask, softcap=changes.softcap, sinks_BC=sunk
+                q * factor,
+                k.flatten(0, 1),
+                v.flatten(0, 1),
+                mask,
+                softcap=changes.softcap,
+                sinks_BC=sunk,
             )
         else:
             # Plain products: a fused kernel gains little for one query, and may be planned for
             # every length. Scores are formed in float32, as a fused kernel does.
             kind = self._kind
+            q = q.unflatten(0, (self._count, kv_heads))
             scores = factor * (q.to(kind) @ k.transpose(2, 3).to(kind))
             if changes.softcap is not None:
                 scores = torch.tanh(scores / changes.softcap) * changes.softcap
@@ -336,6 +350,8 @@ class PaddedAttention:
         """Attend with a cache; see `CacheAttention.attend`."""
         query, key, value = (kept[:, :, : self._count] for kept in (query, key, value))
         out = self._part.attend(layer, query, key, value, scale, window, changes)
+        if self._count == 1:
+            return out.expand(-1, 1 + self._missing, -1, -1)
         return pad(out, (0, 0, 0, 0, 0, self._missing))
 
 

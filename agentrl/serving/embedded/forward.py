@@ -9,6 +9,7 @@ Legend: `_N` active rows, `_V` vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -121,6 +122,15 @@ class RowModel:
         self.head_dim = max(max(shape[1:]) for shape in shapes.values())
         self._unit = _token_unit(self.device, self._widths(shapes))
         self._least = least_rows(model) if self.device.type == "cpu" else 1
+
+    def retyped(self) -> RowModel:
+        """The same model after its weights were given another dtype; nothing is tried again.
+
+        What was found of the rows of its products is that of the first dtype.
+        """
+        made = copy.copy(self)
+        made.dtype = self._head.weight.dtype
+        return made
 
     @contextmanager
     def trying(self) -> Iterator[None]:

@@ -79,7 +79,7 @@ def prove_decoding(model: RowModel) -> ModelProof:
     """
     whole = model.model
 
-    return proven(whole, lambda again: _judge(RowModel(whole) if again else model), who=_WHO)
+    return proven(whole, lambda again: _judge(model.retyped() if again else model), who=_WHO)
 
 
 def _judge(model: RowModel) -> ModelProof:

@@ -5,7 +5,8 @@ float32, MKL takes other kernels below 4 and below 16 columns, and adds long sum
 depend on their length. So here all float32 products over keys have one shape: the queries of one
 token, padded to a multiple of `FEW`, and `TILE` keys after `TILE` keys. Keys behind a token weigh
 exactly 0, so a wider row changes nothing. Products of narrow dtypes (bfloat16 with AVX-512) have
-the same bits in every shape of at least two rows, and are computed whole.
+the same bits in every shape of at least two rows whose sums are of at most 1024 numbers; longer
+ones are added in blocks of those.
 
 Legend: `_B` products side by side, `_C` queries, `_T` keys, `_D` head size.
 """
@@ -20,6 +21,8 @@ from agentrl.serving.cache_room import TILE
 
 FEW = 4
 """Fewest rows of a product that has the bits of larger ones."""
+_NARROW = 1024
+"""Keys of a product of a narrow dtype: oneDNN takes another kernel for longer sums."""
 
 
 def row_attention(
@@ -46,21 +49,30 @@ def row_attention(
     """
     wide = mask.dtype == query_BCD.dtype
     count = query_BCD.shape[1]
-    missing = -count % FEW
-    query_BCD = pad(query_BCD, (0, 0, 0, missing))
+    missing = -count % FEW if wide else max(0, 2 - count)
+    if missing:
+        query_BCD = pad(query_BCD, (0, 0, 0, missing))
     scores = torch.bmm(keys_BTD, query_BCD.transpose(1, 2)).transpose(1, 2)[:, :count]
     scores = scores.to(mask.dtype, memory_format=torch.contiguous_format)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    masked = scores + mask
+    masked = scores.add_(mask)
     if sinks_BC is None:
         probs = torch.softmax(masked, dim=-1).to(query_BCD.dtype)
     else:
         masked = torch.cat([masked, sinks_BC.to(mask.dtype)[..., None]], dim=-1)
         probs = torch.softmax(masked, dim=-1)[..., :-1].to(query_BCD.dtype)
-    probs = pad(probs, (0, 0, 0, missing))
+    if missing:
+        probs = pad(probs, (0, 0, 0, missing))
     if not wide:
-        return torch.bmm(probs, values_BTD)[:, :count]
+        out = torch.bmm(probs[:, :, :_NARROW], values_BTD[:, :_NARROW])
+        if values_BTD.shape[1] > _NARROW:
+            total = out.to(mask.dtype)
+            for start in range(_NARROW, values_BTD.shape[1], _NARROW):
+                tile = slice(start, start + _NARROW)
+                total += torch.bmm(probs[:, :, tile], values_BTD[:, tile])
+            out = total.to(out.dtype)
+        return out[:, :count]
     out = torch.bmm(probs[:, :, :TILE], values_BTD[:, :TILE])
     for start in range(TILE, values_BTD.shape[1], TILE):
         tile = slice(start, start + TILE)

@@ -255,7 +255,8 @@ class VllmServer:
                 said = line.partition("error: ")[2]
                 return ConfigError(
                     f"vLLM does not take an option of serving.args: {said}; its options are "
-                    "listed by python -m vllm.entrypoints.openai.api_server --help=all"
+                    "listed by python -m vllm.entrypoints.openai.api_server --help=all, and "
+                    "agentrl train CONFIG --dry-run names the nearest"
                 )
         status = self._process.wait(5) if self._process is not None else None
         causes = [line.strip() for line in text.splitlines() if _CAUSE.match(line.strip())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -113,7 +114,7 @@ class Grading:
             said = shown(best.script.turns[-1])
             return f"earns {one.total:g}, less than {said} with {best.total:g}"
         top = self._top()
-        if top is not None and top > 0 and one.total < top / 2:
+        if top is not None and 0 < top <= 1 and one.total < top / 2:
             return f"earns {one.total:g}, of at most {top:g}"
         if wrong and one.total <= 0 and one.total <= min(other.total for other in wrong):
             return f"earns {one.total:g}, as every wrong answer does"
@@ -218,12 +219,16 @@ def wrong_answers(task: Task, tasks: Sequence[Task], right: EpisodeScript) -> It
     """
     last = right.turns[-1]
     answer, label = (last if isinstance(last, str) else ""), label_text(task)
-    accepted = {answer.strip().casefold(), (label or answer).strip().casefold()}
+    accepted = {_core(answer), _core(label or answer)}
+    if accepted & {"true", "yes"}:
+        accepted |= {"1", "yes"}
+    if accepted & {"false", "no"}:
+        accepted |= {"0", "no"}
     prompt = task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content
     texts = ["", "   "]
     if is_answered_by_label(task, right):
         texts += NOTHING
-        if not any(part and part in prompt.casefold() for part in accepted):
+        if not any(part and part in _core(prompt) for part in accepted):
             texts.append(prompt)
         if label is not None and len(label) <= _SHORT:
             texts += CONSTANTS
@@ -232,7 +237,7 @@ def wrong_answers(task: Task, tasks: Sequence[Task], right: EpisodeScript) -> It
             texts += [text for text in swapped if label.casefold() not in text.casefold()]
             texts += [answer.replace(label, near) for near in _near(label)]
     for text in texts:
-        if text.strip().casefold() not in accepted and not _equal(text, label):
+        if _core(text) not in accepted and not _equal(text, label):
             yield text
 
 
@@ -248,10 +253,15 @@ def is_answered_by_label(task: Task, right: EpisodeScript) -> bool:
     return isinstance(last, str) and label in last
 
 
+def _core(text: str) -> str:
+    """Letters and digits of a text, by which lenient graders compare."""
+    return re.sub(r"\W+", "", text.casefold())
+
+
 def _near(label: str) -> Iterator[str]:
     """Other answers that look like one, for graders that look at a part of it."""
     if label.lstrip("-").isdigit():
-        yield str(int(label) + 1)
+        yield str(2 * int(label) + 7)  # the next number may be near enough by rights
         yield f"{label}0" if int(label) else "10"
         yield f"{label[0]}1{label[1:]}" if label.startswith("-") else f"1{label}"
     elif len(label) > 1:

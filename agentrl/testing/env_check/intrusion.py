@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from agentrl.env import Action
-from agentrl.errors import SandboxError
 from agentrl.testing.env_check.episode import Episode, Failed, Setting
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.tool_calls import arguments_of
@@ -79,5 +78,3 @@ async def _cancel(setting: Setting, what: str, start: Callable[[], Any]) -> None
         work.cancel()
     elif not work.cancelled() and work.exception() is None:
         setting.add(broken("E210", f"{what} was cancelled and returned {shown(work.result())}"))
-    elif not work.cancelled() and isinstance(work.exception(), SandboxError):
-        raise SandboxError(str(work.exception()))

@@ -127,10 +127,12 @@ class _Guarded(Stretches):
 
     def resume(self, way: Callable[..., Any], *given: Any) -> Any:
         """Run it up to its next await, under the watch."""
-        before = note()
+        off, *signals = note()
+        if signals:
+            signals[0] = True  # the alarm is that of this watch, also while it goes off
         self._watch.enter()
         try:
             return way(*given)
         finally:
             self._watch.leave()
-            restore(before, "user code")
+            restore((off, *signals), "user code")

@@ -85,7 +85,7 @@ def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
     assert run("env", "check", good, "--dataset", "none.jsonl") == 2
 
 
-@pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 48)])
+@pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 54)])
 def test_the_example_is_short_clean_and_its_run_file_loads(name, lines):
     assert 20 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
     assert 10 <= len((EXAMPLES / f"{name}.yaml").read_text().splitlines()) <= 20

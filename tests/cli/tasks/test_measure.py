@@ -103,7 +103,7 @@ async def test_two_profiles_do_not_write_one_file(measured: Path, tmp_path: Path
         assert time.monotonic() < deadline, process.text()
         time.sleep(0.02)
     config = load_config(measured)
-    with pytest.raises(DataError, match=r"is being measured by process \d+ on .*; wait for it"):
+    with pytest.raises(DataError, match=r"is being written by process \d+ on .*; wait for it"):
         await profile(
             config, base=measured.parent, model_path=None, n=4, out=file, progress=Progress()
         )

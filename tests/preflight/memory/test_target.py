@@ -113,7 +113,14 @@ def test_one_card_for_both_and_the_turns_they_take(run_file: Path) -> None:
     assert "beside vLLM server" in shared["trainer"].detail
     assert "keys and values 4.00" in shared["vLLM server"].detail
     assert "GiB of a GPU, in turns" in shared["trainer"].detail
+    # What moves is in main memory, and on the card meanwhile nothing of it; weights stay there.
+    full = ("gpus=1x80GiB", "train.micro_batch_tokens=8192")
+    usual = lines(run_file, *full)
+    assert "put aside 119.66" in usual["host"].detail, usual["host"].detail
+    every = lines(run_file, *full, "runtime.offload=[optimizer, gradients, weights]")
+    assert "put aside 134.62" in every["host"].detail, every["host"].detail
     stays = lines(run_file, "gpus=1x80GiB", "train.lora.rank=16", "runtime.colocated=false")
+    assert "put aside" not in stays["host"].detail
     assert "in turns" not in stays["trainer"].detail
     alone = lines(run_file, "gpus=2x80GiB", "train.lora.rank=16")
     assert "beside" not in alone["trainer"].detail

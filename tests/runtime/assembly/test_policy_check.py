@@ -22,6 +22,23 @@ def test_a_model_that_reads_images_is_taken(tmp_path: Path, name: str) -> None:
     check_policy(source, ModelSection(path=source), ChatSection(), context=64)
 
 
+def test_tokens_beyond_the_embedding_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt that held one ended in a refusal of the engine, and nothing had been said."""
+    source = write_model(tmp_path / "model")
+    section, chat = ModelSection(path=str(source)), ChatSection()
+    check_policy(str(source), section, chat, context=64)
+    assert not caplog.text
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<|extra|>"])
+    tokenizer.save_pretrained(source)
+    check_policy(str(source), section, chat, context=64)
+    assert f"has {rows} rows in its embedding, and its tokenizer 1 tokens beyond" in caplog.text
+    assert "(<|extra|>)" in caplog.text
+
+
 def test_marks_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path / "model"))
     ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in ("<|im_start|>", "<|im_end|>")}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agentrl.metrics import MetricBag
 from agentrl.runtime.drivers.concurrency import LEAST, MOST, Concurrency, GroupGate, RolloutLimit
+from agentrl.runtime.drivers.groups import note_speed
 from agentrl.serving.records import EngineState, EngineStats, Routed, Served
 
 
@@ -201,3 +204,14 @@ def test_a_fixed_number_stays():
     for turns in range(64, 6400, 64):
         concurrency.observe(stats(turns, 0.9, 64))
     assert concurrency.limit.value == 64
+
+
+def test_every_device_of_an_engine_counts():
+    """Fails if a server of tensor parallel 4 counts as one device."""
+    bag, groups = MetricBag(), [SimpleNamespace(report=SimpleNamespace(tokens=80))]
+    engines = SimpleNamespace(stats=lambda: {"a": None, "b": None})
+    stages: Any = SimpleNamespace(engines=engines, engine_devices=4)
+    note_speed(bag, groups, stages, seconds=2.0)  # type: ignore[arg-type]
+    values = bag.result()
+    assert values["perf/tokens_per_second"] == 40
+    assert values["perf/tokens_per_second_per_device"] == 5

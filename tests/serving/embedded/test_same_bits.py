@@ -14,6 +14,7 @@ from agentrl.serving.embedded import EmbeddedEngine, forward
 from agentrl.serving.embedded.cache_attention import CacheSegment
 from agentrl.serving.embedded.forward import RowModel, least_rows
 from agentrl.serving.embedded.kv_cache import KvCache
+from agentrl.serving.embedded.row_attention import row_attention
 from agentrl.serving.embedded.sampling import TokenDraw, sample
 from agentrl.types import SamplingParams
 
@@ -172,6 +173,28 @@ def test_a_trial_sees_what_a_narrow_result_hides() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", halves)
         assert not forward._same_bits(weight, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_keys_behind_a_row_change_no_bit_of_narrow_products(count: int) -> None:
+    """Fails if sums of all keys are one product: beyond 1024 of them its kernel is another one."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no products of bfloat16")
+    draw = torch.Generator().manual_seed(0)
+    long, longer = 1024, 3072
+    sizes = (count, longer, longer)
+    query, keys, values = (
+        torch.randn(8, size, 64, generator=draw).to(torch.bfloat16) for size in sizes
+    )
+    # Sums that cancel leave only what was rounded on the way.
+    keys[:, long // 2 : long] = keys[:, : long // 2]
+    values[:, long // 2 : long] = -values[:, : long // 2]
+    mask = torch.zeros(1, 1, longer)
+    mask[..., long:] = float("-inf")
+    query /= 4  # as scaled queries are
+    wide = row_attention(query, keys, values, mask)
+    keys, values, mask = keys[:, :long], values[:, :long], mask[..., :long]
+    assert torch.equal(row_attention(query, keys, values, mask), wide)
 
 
 @pytest.mark.parametrize("count", [5, 6, 7, 9])

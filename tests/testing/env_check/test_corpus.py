@@ -19,7 +19,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # what the faults leave open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-HERE = [pair for pair in PAIRS if not pair.elsewhere]
+WAITS = {"tool_blocks", "step_blocks", "program_waits", "cancel_swallowed"}
+"""Pairs that wait for what they plant."""
+HERE = [
+    pytest.param(pair, marks=[pytest.mark.slow] * (pair.name in WAITS), id=pair.name)
+    for pair in PAIRS
+    if not pair.elsewhere
+]
 THERE = [pair for pair in PAIRS if pair.elsewhere]
 LIMITS = CheckLimits(repeat_s=0.1)
 
@@ -43,7 +49,7 @@ def codes_of(folder, places, *, elsewhere: bool) -> list[str]:
     return asyncio.run(check())
 
 
-@pytest.mark.parametrize("pair", HERE, ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", HERE)
 def test_a_fault_is_named_and_its_twin_is_not_accused(pair, tmp_path):
     (tmp_path / "sound").mkdir()
     assert pair.code in codes_of(tmp_path, pair.fault, elsewhere=False)

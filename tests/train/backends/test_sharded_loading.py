@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from agentrl.batch.packing import padding_micro_batch
-from agentrl.config.schema import CriticSection, ModelSection
+from agentrl.config.schema import AlgorithmSection, CriticSection, ModelSection
 from agentrl.config.training import LoraSection
+from agentrl.disk.model_source import model_source
 from agentrl.errors import AgentrlError
 from agentrl.models import parts, recipes
 from agentrl.models.parts import load_weights
@@ -21,10 +23,13 @@ from agentrl.train.backends import lockstep
 from agentrl.train.backends.choose import make_backend
 from agentrl.train.backends.filling import Filling
 from agentrl.train.frozen_policy import SlicedFrozenPolicy
+from agentrl.train.model.load import load_trained
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import load_critic
+from agentrl.train.reference import load_reference
 from tests.models.test_parts import make
 from tests.models.test_whole import SMALL, change, stored
+from tests.runtime.tiny_project import write_model
 from tests.train.backends.sharded_trainers import KINDS, needs, section
 from tests.train.crew import joined
 
@@ -221,3 +226,49 @@ def test_blocks_that_a_start_has_freed_are_given_back(crew, tmp_path):
     """Fails if what its checks gather stays: with it a rank of 850M took 4.06 GiB, not 2.41."""
     make(tmp_path, "llama")
     assert crew.run(2, keeping, tmp_path) == [(0, 1), (0, 1)]
+
+
+LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
+
+
+def rotations(
+    address: str, rank: int, size: int, folder: Path, cache: Path, kind: str
+) -> dict[str, list[float]]:
+    """Frequencies of policy, critic and reference, each divided among the ranks."""
+    os.environ["AGENTRL_CACHE"] = str(cache)
+    ranks = joined(address, rank, size)
+    try:
+        model = ModelSection(path=str(folder), dtype="float32", device="cpu", overrides=LINEAR)
+        train = section(**KINDS[kind])
+        began = model.model_copy(update={"path": model_source(model)})
+        policy = load_trained(model, train, checkpoint=None).model
+        critic = load_critic(CriticSection(), began, in_parts=True)
+        reference = load_reference(
+            began, AlgorithmSection(kl_coef=0.1), backend=train.backend, ranks=ranks
+        )
+        held: Any = reference and reference.frozen
+        contents(policy, ranks, kind)
+        contents(critic, ranks, kind)
+        return {
+            who: next(b for n, b in part.named_buffers() if n.endswith("inv_freq")).tolist()
+            for who, part in {
+                "policy": policy,
+                "critic": critic,
+                "reference": held._model,
+            }.items()
+        }
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
+def test_ranks_have_the_config_that_the_run_file_asks_for(kind, crew, tmp_path):
+    """Fails if a model whose weights are read in parts keeps the rotation of its folder."""
+    needs(kind)
+    folder = write_model(tmp_path / "model")
+    width = AutoConfig.from_pretrained(folder).head_dim
+    wanted = [10000.0 ** (-2 * i / width) / 4 for i in range(width // 2)]
+    for found in crew.run(2, rotations, folder, tmp_path / "cache", kind):
+        assert found.keys() == {"policy", "critic", "reference"}
+        for who, rotation in found.items():
+            assert rotation == pytest.approx(wanted), who

@@ -201,6 +201,7 @@ async def _open_parts(
         stages = Stages(
             rollouts=rollouts,
             engines=MeteredEngines(stage, meter),
+            engine_devices=1,
             learner=learner,
             stop_token_ids=build_chat(tokenizer, plan.rollouts.chat).stop_token_ids,
         )

@@ -1,0 +1,5 @@
+"""The command `agentrl coldstart`."""
+
+from agentrl.cli.coldstart.command import command
+
+__all__ = ["command"]
