@@ -140,7 +140,6 @@ async def _samples(
 
     Of an environment whose tasks are unknown, nothing is wrong if a made-up label is none.
     """
-    from agentrl.sandbox import SandboxLimits
     from agentrl.testing.env_check.watch import BlockingWatch
 
     note = f"no tasks were found beside the environment ({WHERE}), so a built-in sample was played"
@@ -154,10 +153,7 @@ async def _samples(
             limits=limits,
             tools=env.tools,
             backend=env.backend,
-            sandbox_limits=SandboxLimits(),
-            seed=0,
             watch=watch,
-            tried=TriedCounts(),
             add=failed.append,
         )
         with watch.armed():

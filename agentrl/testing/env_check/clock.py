@@ -49,4 +49,9 @@ def _classes(delta: datetime.timedelta) -> tuple[type, type]:
         def today(cls) -> Any:
             return (real.now() + delta).date()
 
+    for made, base in ((Shifted, real), (ShiftedDate, real_date)):
+        # What an environment shows of a value, or pickles, names the class.
+        for name in ("__module__", "__name__", "__qualname__"):
+            setattr(made, name, getattr(base, name))
+        made.__repr__ = lambda self, base=base: f"datetime.{base.__repr__(self)}"
     return Shifted, ShiftedDate

@@ -7,7 +7,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,19 +68,19 @@ class Setting:
     """Makes a fresh instance, as for each rollout."""
     limits: CheckLimits
     """Limits of the check in seconds, turns and tasks."""
-    tools: Sequence[Tool]
-    """Offered to the environment in its context."""
-    backend: SandboxBackend | None
-    """Makes sandboxes."""
-    sandbox_limits: SandboxLimits
-    """Limits of each sandbox."""
-    seed: int
-    """`EnvContext.seed`."""
     watch: BlockingWatch
     """Interrupts what blocks the event loop."""
     add: Callable[[Finding], None]
     """Takes every finding."""
-    tried: TriedCounts
+    tools: Sequence[Tool] = ()
+    """Offered to the environment in its context."""
+    backend: SandboxBackend | None = None
+    """Makes sandboxes."""
+    sandbox_limits: SandboxLimits = SandboxLimits()
+    """Limits of each sandbox."""
+    seed: int = 0
+    """`EnvContext.seed`."""
+    tried: TriedCounts = field(default_factory=lambda: TriedCounts())
     """Counts what is called."""
 
     def fresh(self, task: Task) -> Task:
@@ -163,13 +163,12 @@ class Episode:
     ) -> Episode:
         """Make an instance and reset it; it is closed with its sandbox when the stack is left."""
         try:
+            tools = tuple(tool.fresh() for tool in setting.tools)
             env = setting.make_env()
         except Exception as error:  # a user's constructor may raise anything: recorded
             setting.add(broken("E101", f"the constructor {raised(error)}"))
             raise Failed from None
-        context = EnvContext(
-            seed=setting.seed, rollout_id=f"check-{task.id}", tools=tuple(setting.tools)
-        )
+        context = EnvContext(seed=setting.seed, rollout_id=f"check-{task.id}", tools=tools)
         sandboxes = None
         if setting.backend:
             sandboxes = EpisodeSandboxes(setting.backend, setting.sandbox_limits, setting.add)
@@ -180,12 +179,12 @@ class Episode:
         async def finish() -> None:
             try:
                 if not episode.closed:
-                    await episode.close("after the episode")
-            except Failed:
-                pass  # recorded; the sandbox is closed all the same
+                    with suppress(Failed):  # recorded; the rest is closed all the same
+                        await episode.close("after the episode")
+                for tool in tools:
+                    with suppress(Failed):
+                        await call(setting, "E402", f"close of the tool {tool.name}", tool.close)
             finally:
-                for tool in episode._tools.values():
-                    await tool.close()
                 episode._rollout.close()
                 if sandboxes is not None:
                     setting.tried.sandbox |= sandboxes.used
@@ -224,7 +223,7 @@ class Episode:
         self._messages = messages_of(value)
         offered = value.tools if isinstance(value, Observation) else ()
         self._tools = {}
-        self._offer((*self._setting.tools, *offered))
+        self._offer((*self.env.context.tools, *offered))
         self.shown.append(("the first observation", self._history))
         self.lines.append(f"observation {value!r}")
         self._check_task("reset")
@@ -355,7 +354,7 @@ class Episode:
 
     def _offer(self, tools: Sequence[Tool]) -> None:
         for tool in tools:
-            self._tools.setdefault(tool.name, tool.fresh())
+            self._tools.setdefault(tool.name, tool)
             self.shown.append((f"the description of the tool {tool.name}", repr(tool.schema())))
 
     def _refused(self, code: str, read: Callable[..., Any], *values: Any) -> Any:

@@ -18,6 +18,7 @@ from agentrl_sandboxes import make_backend
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox import Isolation, Probe, SandboxBackend
+from agentrl.testing.env_check.elsewhere import Elsewhere
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.findings import FIXES
 from agentrl.testing.env_check.suite import check_env
@@ -474,6 +475,43 @@ async def test_a_broken_sandbox_says_nothing_about_the_environment():
 
     with pytest.raises(SandboxError, match="no space"):
         await check_env(CodeTask, make_tasks(n=1), backend=Broken())
+
+
+async def test_a_tool_whose_close_fails_is_a_finding_and_no_tool_is_shared():
+    """Fails if the check ends there, or gives the same tool to two episodes."""
+
+    class Closing(FunctionTool):
+        def fresh(self):
+            made.append(Closing(double))
+            return made[-1]
+
+        async def close(self):
+            closed.append(self)
+            raise OSError("the connection is gone")
+
+    class Given(Good):
+        async def reset(self, task):
+            assert self.context.tools[0] in made
+            return await super().reset(task)
+
+    made, closed = [], []
+    (finding,) = await check_env(Given, TASKS[:1], limits=LIMITS, tools=[Closing(double)])
+    assert finding.name == "E402"
+    assert "close of the tool double raised OSError" in finding.detail
+    assert set(closed) == set(made)
+    assert len(closed) == len(made)
+
+
+async def test_what_differs_here_is_named_though_no_other_process_answers():
+    class Drawn(Good):
+        async def reset(self, task):
+            return replace(await super().reset(task), content=f"Say {random.random()}")
+
+    with Elsewhere({"base": "."}) as others:
+        for process in others._started:
+            process.close()
+        findings = await check_env(Drawn, TASKS[:1], limits=LIMITS, elsewhere=others)
+    assert [finding.name for finding in findings] == ["E105"]
 
 
 async def test_no_task_is_an_error():
