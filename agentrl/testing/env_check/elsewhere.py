@@ -162,9 +162,7 @@ async def _asked(
         return None
 
 
-def _differs(
-    here: Mapping[str, Any] | None, other: Mapping[str, Any] | None
-) -> _Difference | None:
+def _differs(here: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> _Difference | None:
     if here is None or other is None:
         return None
     if here["tasks"] != other["tasks"]:

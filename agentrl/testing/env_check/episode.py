@@ -76,7 +76,7 @@ class Setting:
     """Offered to the environment in its context."""
     backend: SandboxBackend | None = None
     """Makes sandboxes."""
-    sandbox_limits: SandboxLimits = SandboxLimits()
+    sandbox_limits: SandboxLimits = field(default_factory=SandboxLimits)
     """Limits of each sandbox."""
     seed: int = 0
     """`EnvContext.seed`."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.env.check import _plain
 from agentrl.cli.env.target import target_of
 from agentrl.data import load_tasks
 from agentrl.testing.env_check.elsewhere import Elsewhere
@@ -45,7 +44,7 @@ def codes_of(folder, places, *, elsewhere: bool) -> list[str]:
         async with opened_env(found.env, None, base=found.base) as env:
             if not elsewhere:
                 return [f.name for f in await check_env(env.make_env, tasks, limits=LIMITS)]
-            with Elsewhere(_plain(found, found.dataset)) as others:
+            with Elsewhere({**found.plain(found.dataset), "base": str(found.base)}) as others:
                 findings = await check_env(env.make_env, tasks, limits=LIMITS, elsewhere=others)
                 return [finding.name for finding in findings]
 

@@ -468,6 +468,21 @@ async def test_an_environment_that_changes_its_history_is_clean():
     assert ["So far 1.", "42"] in Compacts.seen
 
 
+async def test_a_solution_that_functions_pay_for_is_not_accused():
+    """Fails if the check judges the pay of an environment that leaves it to `reward.functions`."""
+
+    class Unpaid(Good):
+        async def step(self, action):
+            return replace(await super().step(action), rewards=0.0, scores=None)
+
+        def solution(self, task):
+            return task.label
+
+    assert await check_env(Unpaid, TASKS[:1], limits=LIMITS, paid=False) == []
+    findings = await check_env(Unpaid, TASKS[:1], limits=LIMITS)
+    assert [finding.name for finding in findings] == ["E502"]
+
+
 async def test_a_broken_sandbox_says_nothing_about_the_environment():
     class Broken(LocalBackend):
         async def create(self, limits, snapshot=None):
