@@ -84,8 +84,7 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
                 f"take another chat.tool_parser than {parser.name}, or a template and tokenizer "
                 "that keep its markers",
             )
-    read_as = chat.syntax.name if parser.name == "auto" else parser.name
-    return f"{read_as} reads back calls of {some_of((tool.name for tool in tools), 6)}"
+    return f"{parser.name} reads back calls of {some_of((tool.name for tool in tools), 6)}"
 
 
 def sample_arguments(tool: Tool) -> dict[str, Any]:
