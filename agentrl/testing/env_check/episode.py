@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext, Observation
@@ -82,6 +83,8 @@ class Setting:
     """`EnvContext.seed`."""
     tried: TriedCounts = field(default_factory=lambda: TriedCounts())
     """Counts what is called."""
+    ids: set[str] = field(default_factory=set[str])
+    """Ids of the rollouts that go on now: no two at once have the same, as in a run."""
 
     def fresh(self, task: Task) -> Task:
         """A copy of a task for one episode, so that one that changes its own changes no other."""
@@ -168,7 +171,10 @@ class Episode:
         except Exception as error:  # a user's constructor may raise anything: recorded
             setting.add(broken("E101", f"the constructor {raised(error)}"))
             raise Failed from None
-        context = EnvContext(seed=setting.seed, rollout_id=f"check-{task.id}", tools=tools)
+        ids = (f"check-{task.id}-{number}" for number in count())
+        own = next(name for name in ids if name not in setting.ids)
+        setting.ids.add(own)
+        context = EnvContext(seed=setting.seed, rollout_id=own, tools=tools)
         sandboxes = None
         if setting.backend:
             sandboxes = EpisodeSandboxes(setting.backend, setting.sandbox_limits, setting.add)
@@ -185,6 +191,7 @@ class Episode:
                     with suppress(Failed):
                         await call(setting, "E402", f"close of the tool {tool.name}", tool.close)
             finally:
+                setting.ids.discard(own)
                 episode._rollout.close()
                 if sandboxes is not None:
                     setting.tried.sandbox |= sandboxes.used

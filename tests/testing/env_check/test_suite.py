@@ -483,6 +483,30 @@ async def test_a_solution_that_functions_pay_for_is_not_accused():
     assert [finding.name for finding in findings] == ["E502"]
 
 
+async def test_no_two_rollouts_at_once_have_the_same_id(tmp_path):
+    """Fails if an environment is accused that keeps its files in a folder of its rollout."""
+
+    class Files(Good):
+        folder = None
+
+        async def reset(self, task):
+            await self.close()
+            self.folder = tmp_path / self.context.rollout_id
+            self.folder.mkdir()
+            return await super().reset(task)
+
+        async def step(self, action):
+            await asyncio.sleep(0.001)
+            return await super().step(action)
+
+        async def close(self):
+            if self.folder is not None:
+                self.folder.rmdir()
+            self.folder = None
+
+    assert await check_env(Files, TASKS, limits=LIMITS) == []
+
+
 async def test_a_broken_sandbox_says_nothing_about_the_environment():
     class Broken(LocalBackend):
         async def create(self, limits, snapshot=None):
