@@ -299,6 +299,14 @@ class Episode:
             seconds=time.monotonic() - began,
         )
 
+    @classmethod
+    async def played(cls, setting: Setting, task: Task, script: EpisodeScript) -> Played | None:
+        """Play a script on a fresh instance to its end; None where that failed."""
+        async with AsyncExitStack() as stack:
+            with suppress(Failed, NoSuchTool):
+                return await (await cls.begin(setting, stack, task)).play(script)
+        return None
+
     async def act(self, said: Turn) -> Action:
         """The action of one turn; a call has been made in it."""
         if isinstance(said, str):

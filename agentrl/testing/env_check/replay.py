@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.data import load_tasks
 from agentrl.machine.processes.child_main import ChildChannel
 from agentrl.testing.env_check.clock import shift_clock
-from agentrl.testing.env_check.episode import (
-    CheckLimits,
-    Episode,
-    Failed,
-    NoSuchTool,
-    Setting,
-)
+from agentrl.testing.env_check.episode import CheckLimits, Episode, Setting
 from agentrl.testing.env_check.opened import opened_env
 from agentrl.testing.env_check.script import script_from
 from agentrl.testing.env_check.watch import BlockingWatch
@@ -60,12 +53,8 @@ async def _answer(request: dict[str, Any]) -> dict[str, Any]:
         numbered = list(enumerate(map(script_from, request["scripts"])))
         with watch.armed():
             for number, script in numbered[::-1] if request["reversed"] else numbered:
-                async with AsyncExitStack() as stack:
-                    try:
-                        episode = await Episode.begin(setting, stack, tasks[script.task])
-                        plays[number] = list((await episode.play(script)).lines)
-                    except (Failed, NoSuchTool):
-                        plays[number] = None
+                played = await Episode.played(setting, tasks[script.task], script)
+                plays[number] = played and list(played.lines)
     # Of a set as a label the order says nothing yet: what an episode shows of it does.
     named = [[task.id, repr(task.prompt)] for task in tasks]
     return {"tasks": named, "plays": [plays[number] for number in range(len(plays))]}
