@@ -50,7 +50,7 @@ class EnvTarget:
 
     @property
     def paid(self) -> bool:
-        """Whether the environment itself pays, and not functions or models of its run file."""
+        """True unless functions or models of its run file pay in place of the environment."""
         return self.config is None or not (
             self.config.reward.functions or self.config.reward.models
         )
