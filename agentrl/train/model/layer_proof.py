@@ -139,8 +139,10 @@ class LayerComparison:
         call = self._calls[name].pop(0)
         hidden = call.hidden_NLE[rows_T, positions_T][None].float()
         out = _called(_twin(module), args, kwargs, hidden)[0]
-        self.gaps[name] = gaps(out, call.out_NLE[rows_T, positions_T])
-        self.tolerances[name] = call.tolerance
+        before = sum(known.split()[0] == name for known in self.gaps)
+        label = f"{name} (call {before + 1})" if before else name  # some share a layer's weights
+        self.gaps[label] = gaps(out, call.out_NLE[rows_T, positions_T])
+        self.tolerances[label] = call.tolerance
 
 
 def _attentions(model: Any) -> Iterator[tuple[str, nn.Module]]:

@@ -212,6 +212,18 @@ def test_a_rank_on_which_a_layer_fails_still_gathers_with_the_others(monkeypatch
     assert gathered == calls
 
 
+def test_each_call_of_a_layer_that_is_called_twice_is_compared(monkeypatch):
+    """Fails if the last of several calls hides what the others differ by."""
+    monkeypatch.setattr(own_forward, "_MOST_WIDENED", 0)
+    seen = []
+    worst = property(lambda self: seen.append(list(self.gaps)) or seen[-1][0])
+    monkeypatch.setattr(layer_proof.LayerComparison, "worst", worst)
+    made = model("llama", torch.bfloat16)
+    made.base_model.layers[1] = made.base_model.layers[0]
+    backend(made)
+    assert seen[-1] == ["model.layers.0.self_attn", "model.layers.0.self_attn (call 2)"]
+
+
 def test_adapters_and_weights_in_four_bits_are_compared_by_layers(monkeypatch):
     pytest.importorskip("bitsandbytes")
     made = model("llama", torch.bfloat16, hidden_size=64, num_attention_heads=4, head_dim=16)
