@@ -90,7 +90,7 @@ class TrainBackend(ModelPasses, Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As in `ProvenPasses.dtype`."""
+        """`dtype` as in `ProvenPasses.dtype`."""
         ...
 
     def probe(self, probe: ProofRows) -> Tensor:
