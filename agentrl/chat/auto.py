@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.chat.calls.marked_json import FencedJsonParser
 from agentrl.chat.format import ChatFormat
 from agentrl.chat.offered import OfferedTool
-from agentrl.chat.parser import Found, ParsedTurn, ToolCallParser, read_text
+from agentrl.chat.parser import ToolCallParser
 from agentrl.chat.template import PROBE_CALL_ID, PROBE_TOOL, GuardedTemplate
-from agentrl.tool import Tool
-from agentrl.types import CallStatus, ToolCall
+from agentrl.types import CallStatus
 
 _USER = "Alphaprobe"
 _ARGUMENTS = {"place": "Betaprobe", "count": 7, "parts": {"deep": [1, True, "x"]}}
@@ -94,50 +94,16 @@ def _left_beside(parser: ToolCallParser, text: str, start: int) -> int | None:
     return len(text) - (found[0].end - found[0].start)
 
 
-class AutoParser(ToolCallParser):
-    """Reads the calls that the template of a model writes, in rollouts that offer tools.
-
-    `build_chat` chooses the format; `for_chat` gives the parser of it.
-    """
+class AutoParser(FencedJsonParser):
+    """The parser of a run until its chat format is known, which is what `for_chat` asks for."""
 
     name = "auto"
-    how_to_call = FencedJsonParser.how_to_call
-
-    def __init__(self, chosen: ToolCallParser | None = None) -> None:
-        """Begin without a format, which reads as `fenced_json`."""
-        self._chosen = chosen or FencedJsonParser()
+    only_offered = True
 
     def for_chat(self, chat: ChatFormat) -> ToolCallParser:
         """The parser of the chosen format; see `ToolCallParser.for_chat`."""
-        syntax = chat.syntax
-        return AutoParser(syntax) if isinstance(syntax, ToolCallParser) else self
-
-    def parse(
-        self,
-        ids: Sequence[int],
-        chat: ChatFormat,
-        *,
-        given: Sequence[int] = (),
-        tools: Sequence[Tool] = (),
-        turn: int = 0,
-        begun: str | None = None,
-    ) -> ParsedTurn:
-        """Read one turn; where no tool is offered, text that looks like a call is text."""
-        if tools:
-            return self._chosen.parse(ids, chat, given=given, tools=tools, turn=turn, begun=begun)
-        body = list(ids)
-        while body and body[-1] in chat.stop_token_ids:
-            body.pop()
-        return read_text(body, chat, given=given, begun=begun)
-
-    def find(self, text: str, start: int, tools: Sequence[Tool]) -> Iterable[Found]:
-        """Find the calls of a turn; see `ToolCallParser.find`."""
-        return self._chosen.find(text, start, tools)
-
-    def quotes(self, text: str, tools: Sequence[Tool] = ()) -> Iterator[tuple[int, int]]:
-        """Spans of whole calls; see `ToolCallParser.quotes`."""
-        return self._chosen.quotes(text, tools)
-
-    def write(self, call: ToolCall) -> str:
-        """Write the text of a call; see `CallSyntax.write`."""
-        return self._chosen.write(call)
+        if not isinstance(chat.syntax, ToolCallParser):
+            return self
+        chosen = copy(chat.syntax)
+        chosen.only_offered = True
+        return chosen

@@ -69,6 +69,9 @@ class ToolCallParser(CallSyntax):
     a user's is named by an import string.
     """
 
+    only_offered: bool = False
+    """Whether text that looks like a call is text where no tool is offered."""
+
     def parse(
         self,
         ids: Sequence[int],
@@ -96,6 +99,8 @@ class ToolCallParser(CallSyntax):
         body = [*given, *ids]
         while body and body[-1] in chat.stop_token_ids:
             body.pop()
+        if self.only_offered and not tools:
+            return read_text(body, chat, begun=begun)
         raw = chat.decode_raw(body)
         begun = chat.thought_opening if begun is None else begun
         behind = end_of_thought(raw, begun=begun, quotes=self.quotes(raw, tools))

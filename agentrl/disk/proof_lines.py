@@ -7,8 +7,6 @@ from typing import Any
 
 PROOFS = "proofs"
 """Key in `run.json`."""
-_WORST = 16.0
-"""As in `agentrl.models.proof`, which needs torch."""
 
 
 def proof_lines(identity: Mapping[str, Any]) -> list[str]:
@@ -48,7 +46,7 @@ def proof_rows(identity: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _rows(name: str, proof: Mapping[str, Any]) -> list[dict[str, str]]:
-    worst = proof.get("worst") or {}
+    worst, allowed = proof.get("worst") or {}, proof.get("worst_tolerance")
     return [
         {
             "name": name,
@@ -59,7 +57,7 @@ def _rows(name: str, proof: Mapping[str, Any]) -> list[dict[str, str]]:
             "mean": f"{mean:.2g}",
             "worst": f"{worst[form]:.2g}" if form in worst else "",
             "mean_allowed": f"{proof['tolerance']:.2g}",
-            "worst_allowed": f"{_WORST * proof['tolerance']:.2g}",
+            "worst_allowed": "" if allowed is None else f"{allowed:.2g}",
         }
         for form, mean in proof["forms"].items()
     ]
@@ -74,6 +72,7 @@ def _in_words(proof: Mapping[str, Any]) -> str:
         for form, mean in proof["forms"].items()
     ]
     by = f" by {proof['attention']}" if proof.get("attention") else ""
-    limit = proof["tolerance"]
-    allowed = f"{limit:.2g} on average and {_WORST * limit:.2g} at most"
+    allowed = f"{proof['tolerance']:.2g} on average"
+    if (most := proof.get("worst_tolerance")) is not None:
+        allowed += f" and {most:.2g} at most"
     return f"in {proof['dtype']}{by} {'; '.join(forms)} (rounding explains {allowed})"

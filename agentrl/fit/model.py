@@ -251,16 +251,15 @@ def _load(
         # as others and learns; otherwise a resumed fit would go another way.
         model.body.get_input_embeddings().padding_idx = None
         if config.train.lora is not None:
-            from agentrl.train.model.adapters.start import start_from
-            from agentrl.train.model.lora import add_adapters
+            from agentrl.train.model.load import adapt
 
-            add_adapters(model.body, config.train.lora, base=model_source(section))
-            if config.train.lora.base is not None:
-                from agentrl.train.model.adapters.four_bit import keep_in_four_bits
-
-                keep_in_four_bits(model.body, next(model.parameters()).device)
-            if config.train.lora.start is not None and checkpoint is None:
-                start_from(model.body, config.train.lora, config.train.lora.start)
+            adapt(
+                model.body,
+                config.train.lora,
+                base=model_source(section),
+                device=next(model.parameters()).device,
+                begins=checkpoint is None,
+            )
         elif config.train.freeze:
             from agentrl.train.model.freeze import freeze_parts
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.machine.free_memory import available_bytes
 from agentrl.models.rotary import rotary_limit
 from agentrl.models.vision.reader import VisionReader, reader_of
 from agentrl.types import ImageSpan
@@ -203,17 +204,18 @@ def _shaken(model: Any, *, on: bool) -> Iterator[None]:
 def is_widened(model: Any) -> bool:
     """True if `widened` changes a model.
 
-    Not where no weight has 16 bits, or copies need more than `_MOST_WIDENED` bytes or than a GPU
-    has left, or a weight is quantised or divided among ranks.
+    Not where no weight has 16 bits, or copies need more than `_MOST_WIDENED` bytes or than the GPU
+    or main memory has left, or a weight is quantised or divided among ranks.
     """
     weights, narrow = list(model.parameters()), _narrow_tensors(model)
     size = sum(4 * each.numel() for each in narrow)
     whole = all(type(each) is torch.nn.Parameter and each.is_floating_point() for each in weights)
     whole = whole and all(each.numel() and not each.is_meta for each in weights)
-    on = bool(narrow) and whole and size <= _MOST_WIDENED
-    if on and weights[0].is_cuda:
-        on = size < torch.cuda.mem_get_info(weights[0].device)[0]
-    return on
+    if not (narrow and whole and size <= _MOST_WIDENED):
+        return False
+    cuda = weights[0].is_cuda
+    free = torch.cuda.mem_get_info(weights[0].device)[0] if cuda else available_bytes()
+    return free is None or size < free
 
 
 def _narrow_tensors(model: Any) -> list[Tensor]:

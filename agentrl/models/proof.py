@@ -45,7 +45,9 @@ class ModelProof:
     worst: Mapping[str, float]
     """Difference of the token that differs most, in each form."""
     tolerance: float
-    """Largest such difference that rounding explains; of one token, 16 times that."""
+    """Largest such difference that rounding explains."""
+    worst_tolerance: float
+    """Largest difference of one token that is allowed."""
     tokens: int
     """Tokens that were compared."""
     seconds: float
@@ -195,6 +197,7 @@ def judged(
         forms=forms,
         worst=worst,
         tolerance=tolerance,
+        worst_tolerance=_WORST * tolerance,
         tokens=sum(len(each) for each in found.values()),
         seconds=round(time.perf_counter() - began, 3),
         attention=attention,

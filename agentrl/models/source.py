@@ -129,6 +129,16 @@ def last_line(error: Exception) -> str:
     return said[-1].strip().removeprefix("ValueError: ")
 
 
+def weights_bytes(source: str) -> int:
+    """Bytes of the weights in the files of a folder; 0 of a hub name.
+
+    Args:
+        source: folder or hub name.
+    """
+    files = Path(source).expanduser().glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
+
+
 def refuse_quantised(source: str, *, who: str) -> None:
     """Refuse weights that a gradient cannot move, from config.json alone.
 

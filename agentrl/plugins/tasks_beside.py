@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -56,12 +56,14 @@ def tasks_beside(target: str, *, base: Path | None = None) -> str | None:
 def _in_module(name: str, module: ModuleType) -> str | None:
     if attribute := _name_in(module):
         return f"{name}:{attribute}"
-    folder = Path(getattr(module, "__file__", None) or ".").parent
+    if (module_file := getattr(module, "__file__", None)) is None:
+        return None  # a package without a file of its own has no folder of its own either
+    folder = Path(module_file).parent
     for file in FILES:
         if (folder / file).is_file():
             return str(folder / file)
     beside = folder / "tasks.py"
-    if not beside.is_file() or str(beside) == getattr(module, "__file__", None):
+    if not beside.is_file() or str(beside) == module_file:
         return None
     package = module.__name__ if hasattr(module, "__path__") else module.__package__
     own = f"{package}.tasks" if package and package in sys.modules else str(beside)
@@ -89,17 +91,12 @@ def _gives_tasks(value: Any) -> bool:
         return len(cast("Sequence[Any]", value)) > 0
     if not callable(value) or inspect.isclass(value):
         return False
-    return not wanted_of(value) - {"split"}
-
-
-def wanted_of(function: Callable[..., Any]) -> set[str]:
-    """Names of the parameters without a default."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # a built-in that does not say
-        return {"?"}
+        return False
     plain = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    return {p.name for p in plain if p.default is p.empty}
+    return not {p.name for p in plain if p.default is p.empty} - {"split"}
 
 
 def require_tasks(target: str, *, base: Path | None = None) -> str:

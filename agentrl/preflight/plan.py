@@ -173,7 +173,7 @@ class _Checks:
             ("metrics", lambda: parts.metrics(trainer.log)),
             ("disk", lambda: machine.disk(plan, trainer)),
             ("context", lambda: machine.context(model, tokens)),
-            ("memory", lambda: machine.memory(trainer, engines.serving, self.run.rewards)),
+            ("memory", lambda: machine.memory(trainer, engines, self.run.rewards)),
             ("budget", lambda: parts.budget(plan.rollout, plan.train, found)),
         ]
 

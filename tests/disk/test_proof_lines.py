@@ -13,14 +13,13 @@ from agentrl.disk.proofs import keep_proofs
 from agentrl.inspect.pages.overview import run_overview
 from agentrl.inspect.read.reader import RunReader
 from agentrl.inspect.read.runs import FoundRun
-from agentrl.models import proof
 from agentrl.models.proof import ModelProof
 
 
 def of(dtype: str, **changes) -> ModelProof:
     return ModelProof(
         model="LlamaForCausalLM", dtype=dtype, forms={"packed": 0.004}, worst={"packed": 0.02},
-        tolerance=0.3, tokens=60, seconds=0.5, **changes,
+        tolerance=0.3, worst_tolerance=4.8, tokens=60, seconds=0.5, **changes,
     )  # fmt: skip
 
 
@@ -32,9 +31,9 @@ def test_a_proof_is_told_with_its_numbers_by_doctor_and_by_the_page(tmp_path: Pa
     assert line == (
         "model.path: LlamaForCausalLM gives the numbers of its own forward pass: "
         "in bfloat16 packed off by 0.004 on average, 0.02 at most "
-        f"(rounding explains 0.3 on average and {proof._WORST * 0.3:.2g} at most); "
+        "(rounding explains 0.3 on average and 4.8 at most); "
         "in float32 packed off by 0.004 on average, 0.02 at most "
-        f"(rounding explains 0.3 on average and {proof._WORST * 0.3:.2g} at most)"
+        "(rounding explains 0.3 on average and 4.8 at most)"
     )
     page = run_overview(RunReader(FoundRun(id="r", path=tmp_path)))
     narrow, wide = page["proofs"]
@@ -42,7 +41,15 @@ def test_a_proof_is_told_with_its_numbers_by_doctor_and_by_the_page(tmp_path: Pa
     assert [narrow[key] for key in ("name", "model", "form", "mean", "worst", "mean_allowed")] == [
         *("model.path", "LlamaForCausalLM", "packed", "0.004", "0.02", "0.3")
     ]
-    assert narrow["worst_allowed"] == f"{proof._WORST * 0.3:.2g}"
+    assert narrow["worst_allowed"] == "4.8"
+
+
+def test_a_proof_of_before_that_names_no_limit_of_one_token_is_told_without() -> None:
+    kept = {"model": "M", "dtype": "float32", "forms": {"packed": 0.1}, "tolerance": 0.3}
+    (line,) = proof_lines({"proofs": {"model.path": kept}})
+    assert line.endswith("packed off by 0.1 on average (rounding explains 0.3 on average)")
+    (row,) = proof_rows({"proofs": {"model.path": kept}})
+    assert (row["worst"], row["worst_allowed"]) == ("", "")
 
 
 @pytest.mark.parametrize(

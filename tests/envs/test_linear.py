@@ -36,7 +36,8 @@ OF_TASKS = ("agentrl_envs.swe.harbor:_WORKDIR",)
 """Patterns that read files of a task, which no model has written."""
 AT_A_PLACE = (
     "agentrl.chat.calls.json_calls:MistralParser._named",
-    "agentrl.chat.calls.json_calls:_SPACE",
+    "agentrl.chat.calls.gemma_calls:_SPACE",
+    "agentrl.chat.calls.gemma_calls:GemmaParser._name",
     "agentrl_envs.swe.runners:_DJANGO_NAME",
 )
 """Patterns that are matched at one place and never looked for."""

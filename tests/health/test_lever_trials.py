@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.fit import _fit
+from agentrl.cli.fit import run_fit
 from agentrl.config import load_config
 from agentrl.config.keys import dotted
 from agentrl.config.load import FIT_FILE
@@ -224,4 +224,4 @@ def test_levers_pass_a_dry_run_of_the_fit_and_push_its_number(
     assert verdict.status is Status.WARN, verdict.detail
     assert verdict.levers
     check_ways(verdict, FITS[name], config)
-    assert _fit(path, [*changes, *map(word, verdict.levers)], resume=False, dry_run=True) == 0
+    assert run_fit(path, [*changes, *map(word, verdict.levers)], resume=False, dry_run=True) == 0

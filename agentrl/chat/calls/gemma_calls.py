@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.calls.json_calls import MAX_DEPTH, JsonText, read_json
+from agentrl.chat.calls.json_calls import MAX_DEPTH, JsonText, read_json, skip_space
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 
 _QUOTE = '<|"|>'
-_SPACE = re.compile(r"\s*+")
 _KEY = re.compile(r'[^\n:,{}\[\]<>"]++')
 _NUMBER = re.compile(r"-?\d++(?:\.\d++)?+(?:[eE][+-]?\d++)?+")
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "None": None}
@@ -69,7 +68,7 @@ class GemmaParser(ToolCallParser):
             error = "the call names no tool"
             end = self._end_of_broken(text, end)
             return Found(start=at, end=end, status=CallStatus.MISSING_NAME, error=error)
-        behind = _skip(text, end)
+        behind = skip_space(text, end)
         if text.startswith(self._close, behind):
             end = behind + len(self._close)
             return Found(start=at, end=end, name=match[1], arguments=arguments)
@@ -91,7 +90,7 @@ class GemmaParser(ToolCallParser):
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """One value at a position, and the position behind it; raises `_BrokenCall`."""
-    at = _skip(text, at)
+    at = skip_space(text, at)
     if depth > MAX_DEPTH:
         raise _BrokenCall(at, f"nested more than {MAX_DEPTH} levels deep")
     if text.startswith(_QUOTE, at):
@@ -100,7 +99,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _members(text, at + 1, depth)
     if text.startswith("[", at):
         items: list[Any] = []
-        at = _skip(text, at + 1)
+        at = skip_space(text, at + 1)
         while not text.startswith("]", at):
             item, at = _value(text, at, depth + 1)
             items.append(item)
@@ -120,7 +119,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     members: dict[str, Any] = {}
-    at = _skip(text, at)
+    at = skip_space(text, at)
     while not text.startswith("}", at):
         if text.startswith(_QUOTE, at):
             key, at = _quoted(text, at)
@@ -128,7 +127,7 @@ def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
             key, at = match[0].strip(), match.end()
         else:
             raise _BrokenCall(at, "expected the name of an argument, or '}'")
-        at = _skip(text, at)
+        at = skip_space(text, at)
         if not text.startswith(":", at):
             raise _BrokenCall(at, f"expected ':' behind {key[:40]!r}")
         members[key], at = _value(text, at + 1, depth + 1)
@@ -138,9 +137,9 @@ def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
 
 def _behind_item(text: str, at: int, close: str) -> int:
     """The position of the next item, or of what closes the items."""
-    at = _skip(text, at)
+    at = skip_space(text, at)
     if text.startswith(",", at):
-        return _skip(text, at + 1)
+        return skip_space(text, at + 1)
     if not text.startswith(close, at):
         raise _BrokenCall(at, f"expected ',' or '{close}'")
     return at
@@ -167,8 +166,3 @@ def _written(value: Any) -> str:
 def _key(key: str) -> str:
     bare = _KEY.fullmatch(key) and key == key.strip()
     return key if bare else f"{_QUOTE}{key}{_QUOTE}"
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at

@@ -62,7 +62,7 @@ def read_json(text: str, start: int) -> JsonValue:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        cut_off = _skip(text, error.pos) == len(text) or error.msg.startswith("Unterminated")
+        cut_off = skip_space(text, error.pos) == len(text) or error.msg.startswith("Unterminated")
         said = error.msg.removesuffix(" at")
         message = f"{said} at character {max(0, error.pos - start)} of the JSON"
         return JsonValue(end=error.pos, error=message, cut_off=cut_off)
@@ -166,9 +166,9 @@ class HermesParser(ToolCallParser):
             at = text.find(self._open, found.end)
 
     def _read(self, text: str, at: int) -> Found:
-        inside = _skip(text, at + len(self._open))
+        inside = skip_space(text, at + len(self._open))
         read = read_json(text, inside)
-        after = _skip(text, read.end)
+        after = skip_space(text, read.end)
         if not read.error and text.startswith(self._close, after):
             return read_call(read.value, at, after + len(self._close))
         # A JSON string may hold the closing tag, so it is looked for only after what was read.
@@ -215,7 +215,7 @@ class Llama3JsonParser(ToolCallParser):
         at = start
         while match := self._start.search(text, at):
             tagged = match[0] != "{"
-            inside = _skip(text, match.end()) if tagged else match.start()
+            inside = skip_space(text, match.end()) if tagged else match.start()
             read = read_json(text, inside)
             found = self._found(text, match.start(), read, inside, tagged)
             if found is None:
@@ -248,8 +248,8 @@ class Llama3JsonParser(ToolCallParser):
 
     def _next(self, text: str, at: int) -> Found | None:
         """The call behind a semicolon, which becomes a part of it."""
-        semicolon = _skip(text, at)
-        inside = _skip(text, semicolon + 1)
+        semicolon = skip_space(text, at)
+        inside = skip_space(text, semicolon + 1)
         if not text.startswith(";", semicolon) or not text.startswith("{", inside):
             return None
         return self._found(text, at, read_json(text, inside), inside, True)
@@ -277,7 +277,7 @@ class MistralParser(ToolCallParser):
         text = JsonText(text)
         at = text.find(self._open, start)
         while at >= 0:
-            inside = _skip(text, at + len(self._open))
+            inside = skip_space(text, at + len(self._open))
             if text.startswith("[", inside):
                 calls = self._read_list(text, at, inside + 1)
             else:
@@ -287,7 +287,7 @@ class MistralParser(ToolCallParser):
 
     def _read_list(self, text: str, at: int, inside: int) -> list[Found]:
         calls: list[Found] = []
-        begin, position = at, _skip(text, inside)
+        begin, position = at, skip_space(text, inside)
         while True:
             read = read_json(text, position)
             if read.error:
@@ -296,11 +296,11 @@ class MistralParser(ToolCallParser):
             own = read.value.get("id") if isinstance(read.value, Mapping) else None
             if isinstance(own, str) and self._own_id.fullmatch(own):
                 found = replace(found, call_id=own)
-            after = _skip(text, read.end)
+            after = skip_space(text, read.end)
             if text.startswith(",", after):
                 calls.append(found)
                 # The comma belongs to the call behind it: it is nothing the model said.
-                begin, position = read.end, _skip(text, after + 1)
+                begin, position = read.end, skip_space(text, after + 1)
                 continue
             if text.startswith("]", after):
                 return [*calls, replace(found, end=after + 1)]
@@ -354,7 +354,8 @@ def _beyond(text: str, inside: int, read: JsonValue) -> int:
     return line if line >= 0 else len(text)
 
 
-def _skip(text: str, at: int) -> int:
+def skip_space(text: str, at: int) -> int:
+    """The position of the first character that is no space."""
     match = _SPACE.match(text, at)
     return match.end() if match else at
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from agentrl.chat.calls.json_calls import JsonText, JsonValue, read_call, read_json
+from agentrl.chat.calls.json_calls import JsonText, JsonValue, read_call, read_json, skip_space
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
-
-_SPACE = re.compile(r"\s*+")
 
 
 class MarkedJsonParser(ToolCallParser):
@@ -34,10 +31,12 @@ class MarkedJsonParser(ToolCallParser):
     """Marks around all calls of a turn."""
     closing_name: ClassVar[str]
     """The closing mark, for messages."""
+    closes: ClassVar[re.Pattern[str]]
+    """The closing mark."""
 
-    @abstractmethod
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
         """Pattern of the end of a call that was opened so, without the space before it."""
+        return self.closes
 
     def found_call(self, opening: re.Match[str], read: JsonValue, end: int) -> Found:
         """The call of an object that was read."""
@@ -63,7 +62,7 @@ class MarkedJsonParser(ToolCallParser):
         if read.error:
             status = CallStatus.UNCLOSED if read.cut_off else CallStatus.MALFORMED
             return self._broken(text, at, max(read.end, at + 1), status, read.error)
-        behind = _skip(text, read.end)
+        behind = skip_space(text, read.end)
         close = self.closing(opening).match(text, behind)
         if close:
             return self.found_call(opening, read, self._behind(text, close.end()))
@@ -91,7 +90,7 @@ class MarkedJsonParser(ToolCallParser):
 
     def _behind(self, text: str, end: int) -> int:
         """Where a call ends, with the mark of its section."""
-        mark, behind = self.section[1], _skip(text, end)
+        mark, behind = self.section[1], skip_space(text, end)
         return behind + len(mark) if mark and text.startswith(mark, behind) else end
 
 
@@ -122,12 +121,12 @@ class DeepSeekParser(MarkedJsonParser):
         rf"(?P<name>[^\n{{<]*+)(?:{re.escape(_sep)})?+\s*+(?P<fence>```(?:json)?+\s*+)?+(?=\{{)"
     )
     closing_name = _end
-    _plain = re.compile(re.escape(_end))
+    closes = re.compile(re.escape(_end))
     _fenced = re.compile(rf"```\s*+{re.escape(_end)}")
 
     def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
         """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
-        return self._fenced if opening["fence"] else self._plain
+        return self._fenced if opening["fence"] else self.closes
 
     def write(self, call: ToolCall) -> str:
         """Write the text of a call; see `CallSyntax.write`."""
@@ -152,11 +151,7 @@ class KimiParser(MarkedJsonParser):
         r"<\|tool_call_argument_begin\|>\s*+"
     )
     closing_name = "<|tool_call_end|>"
-    _close = re.compile(r"<\|tool_call_end\|>")
-
-    def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
-        return self._close
+    closes = re.compile(r"<\|tool_call_end\|>")
 
     def write(self, call: ToolCall) -> str:
         """Write the text of a call; see `CallSyntax.write`."""
@@ -187,12 +182,8 @@ class HarmonyParser(MarkedJsonParser):
         r"(?:<\|constrain\|>\s*+)?+(?:json|code)?+\s*+<\|message\|>\s*+"
     )
     closing_name = "<|call|>"
-    _close = re.compile(r"<\|call\|>|<\|end\|>|\Z")
+    closes = re.compile(r"<\|call\|>|<\|end\|>|\Z")
     """A turn ends with the mark, which is not part of what is read."""
-
-    def closing(self, opening: re.Match[str]) -> re.Pattern[str]:
-        """Pattern of the end of a call; see `MarkedJsonParser.closing`."""
-        return self._close
 
     def write(self, call: ToolCall) -> str:
         """Write the text of a call; see `CallSyntax.write`."""
@@ -238,8 +229,3 @@ class FencedJsonParser(MarkedJsonParser):
 
 def _json(call: ToolCall) -> str:
     return json.dumps(dict(call.arguments), ensure_ascii=False)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at

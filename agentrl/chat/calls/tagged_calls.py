@@ -8,13 +8,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from agentrl.chat.calls.json_calls import read_json
+from agentrl.chat.calls.json_calls import read_json, skip_space
 from agentrl.chat.parser import Found, ToolCallParser
 from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 from agentrl.types.schemas import ArgumentSchema
-
-_SPACE = re.compile(r"\s*+")
 
 
 class _Broken(Exception):
@@ -71,9 +69,9 @@ class TaggedCallParser(ToolCallParser):
         inside = at + len(self.opens) if wrapped else at
         name, arguments = "", {}
         try:
-            name, inside = self.read_name(text, _skip(text, inside))
+            name, inside = self.read_name(text, skip_space(text, inside))
             inside = self._read_arguments(text, inside, arguments)
-            end = _skip(text, inside)
+            end = skip_space(text, inside)
             closed = text.startswith(self.closes, end)
             goes_on = self.follows and text.startswith(self.follows, end)
             if (wrapped or self.follows) and not closed and not goes_on:
@@ -102,7 +100,7 @@ class TaggedCallParser(ToolCallParser):
     def _read_arguments(self, text: str, at: int, arguments: dict[str, Any]) -> int:
         """Fill `arguments`; the position behind the last one."""
         while True:
-            found = self.read_key(text, _skip(text, at))
+            found = self.read_key(text, skip_space(text, at))
             if isinstance(found, int):
                 return found
             key, start = found
@@ -306,11 +304,6 @@ def _typed_value(value: str, schema: ArgumentSchema, key: str) -> Any:
 def _same(value: Any, other: Any) -> bool:
     """True for one value of JSON, in which 1 is not true."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
 
 
 def _plain(value: Any) -> str:

@@ -147,21 +147,27 @@ class ColdStart:
 
     def _solutions(self, console: Console) -> None:
         """Episodes that are learned from, in `solutions`."""
+        out = self.out / "solutions"
+        if not (out / "trajectories").is_dir():
+            self._record(out, console)
+        text = require_paid(
+            out,
+            min_score=self.settings.min_score,
+            own=self.settings.teacher is None,
+            parser=self.config.chat.tool_parser,
+        )
+        console.print(text, markup=False, soft_wrap=True)
+
+    def _record(self, out: Path, console: Console) -> None:
         from agentrl.preflight.reward.recorded_solutions import record_solutions
 
-        out, own = self.out / "solutions", self.settings.teacher is None
-        parser, least = self.config.chat.tool_parser, self.settings.min_score
-        if (out / "trajectories").is_dir():
-            text = require_paid(out, min_score=least, own=own, parser=parser)
-            console.print(text, markup=False, soft_wrap=True)
-            return
         given = None
         if self.settings.teacher is not None:
             given = teacher_solutions(
                 plan_run(self.config, self.base),
                 self.settings.teacher,
                 tasks=self.settings.tasks,
-                min_score=least,
+                min_score=self.settings.min_score,
                 out=self.out / "teacher",
                 console=console,
             )
@@ -177,8 +183,6 @@ class ColdStart:
             ),
             stopped=_STOPPED,
         )
-        text = require_paid(out, min_score=least, own=own, parser=parser)
-        console.print(text, markup=False, soft_wrap=True)
 
     def _calls_tools(self) -> bool:
         """True if the solutions call tools."""

@@ -137,7 +137,7 @@ def teacher_solutions(
         row = stored.trajectory
         asked.add(row.task_id)
         if row.row_index == 0 and _is_paid(row, min_score) and row.task_id not in solved:
-            solved[row.task_id] = solution_of(row)
+            solved[row.task_id] = turns_said(row)
     if not solved:
         raise ConfigError(
             f"the teacher {teacher.model} at {teacher.url} solved none of {len(asked)} tasks in "
@@ -147,7 +147,7 @@ def teacher_solutions(
     return solved
 
 
-def solution_of(row: Trajectory) -> Solution:
+def turns_said(row: Trajectory) -> Solution:
     """The turns of the model in an episode; words beside a call are left out."""
     turns: list[str | ToolCall] = []
     for turn in row.turns:

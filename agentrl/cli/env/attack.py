@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.env.target import target_of
+from agentrl.cli.env.target import Args, Dataset, SandboxName, Target, Tools, target_of
 from agentrl.errors import ConfigError, choices
-from agentrl.plugins.tasks_beside import require_tasks
 
 if TYPE_CHECKING:
     from agentrl.preflight.attack.attack import AttackClass
@@ -26,23 +25,11 @@ _SHOWN = 4
 
 
 def attack(
-    target: Annotated[
-        str,
-        typer.Argument(help="package.module:Class, file.py:Class or file.py; or a run file."),
-    ],
-    args: Annotated[
-        list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="File or import string of tasks; default: tasks beside the class."),
-    ] = None,
-    tools: Annotated[
-        list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
-    ] = None,
-    sandbox: Annotated[
-        str, typer.Option(help="auto, a backend's name or import string, or none.")
-    ] = "auto",
+    target: Target,
+    args: Args = None,
+    dataset: Dataset = None,
+    tools: Tools = None,
+    sandbox: SandboxName = "auto",
     only: Annotated[
         list[str] | None, typer.Option("--class", help="Class of attacks; may be repeated.")
     ] = None,
@@ -99,15 +86,7 @@ def _plan(
     from agentrl.preflight.attack.campaign import AttackPlan
 
     found = target_of(target, args, dataset, tools, sandbox)
-    if found.dataset is None:
-        require_tasks(found.env.target)
-    assert found.dataset is not None
-    return AttackPlan(
-        env=found.env.model_dump(mode="json"),
-        dataset=found.dataset.model_dump(mode="json"),
-        sandbox=found.sandbox and found.sandbox.model_dump(mode="json"),
-        base=found.base,
-    )
+    return AttackPlan(**found.plain(found.tasks()), base=found.base)
 
 
 def _classes(names: Sequence[str]) -> tuple[AttackClass, ...]:

@@ -7,13 +7,22 @@ import contextlib
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.env.target import EnvTarget, quiet, target_of
+from agentrl.cli.env.target import (
+    Args,
+    Dataset,
+    EnvTarget,
+    SandboxName,
+    Target,
+    Tools,
+    quiet,
+    target_of,
+)
 from agentrl.plugins.tasks_beside import WHERE
 from agentrl.testing.env_check.episode import CheckLimits, Episode, Failed, Setting, TriedCounts
 from agentrl.types import Task
@@ -27,25 +36,11 @@ _TASKS = 16
 
 
 def check(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="package.module:Class or file.py:Class; file.py if it has one; or a run file."
-        ),
-    ],
-    args: Annotated[
-        list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="File or import string of tasks; default: tasks beside the class."),
-    ] = None,
-    tools: Annotated[
-        list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
-    ] = None,
-    sandbox: Annotated[
-        str, typer.Option(help="auto, a backend's name or import string, or none.")
-    ] = "auto",
+    target: Target,
+    args: Args = None,
+    dataset: Dataset = None,
+    tools: Tools = None,
+    sandbox: SandboxName = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds a reset or step may take.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Seed of every episode.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
@@ -90,7 +85,9 @@ async def _check(
             few = min(found.dataset.limit or _TASKS, _TASKS)
             source = found.dataset.model_copy(update={"limit": few})
             tasks: Sequence[Task] = load_tasks(source, base=found.base)
-            elsewhere = others.enter_context(Elsewhere(_plain(found, source)))
+            elsewhere = others.enter_context(
+                Elsewhere({**found.plain(source), "base": str(found.base)})
+            )
         async with opened_env(found.env, found.sandbox, base=found.base) as env:
             if found.dataset is None:
                 tasks, note, failed = await _samples(env, limits)
@@ -105,19 +102,10 @@ async def _check(
                 seed=seed,
                 tried=tried,
                 labelled=found.dataset is not None,
+                paid=found.paid,
                 elsewhere=elsewhere,
             )
     return findings, note
-
-
-def _plain(found: EnvTarget, dataset: Any) -> dict[str, Any]:
-    """The target as plain data, for other processes."""
-    return {
-        "env": found.env.model_dump(mode="json"),
-        "dataset": dataset.model_dump(mode="json"),
-        "sandbox": found.sandbox and found.sandbox.model_dump(mode="json"),
-        "base": str(found.base),
-    }
 
 
 async def _samples(
@@ -127,7 +115,6 @@ async def _samples(
 
     Of an environment whose tasks are unknown, nothing is wrong if a made-up label is none.
     """
-    from agentrl.sandbox import SandboxLimits
     from agentrl.testing.env_check.watch import BlockingWatch
 
     note = f"no tasks were found beside the environment ({WHERE}), so a built-in sample was played"
@@ -141,10 +128,7 @@ async def _samples(
             limits=limits,
             tools=env.tools,
             backend=env.backend,
-            sandbox_limits=SandboxLimits(),
-            seed=0,
             watch=watch,
-            tried=TriedCounts(),
             add=failed.append,
         )
         with watch.armed():

@@ -7,16 +7,32 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
-from agentrl.config import load_config
+from agentrl.config import RunConfig, load_config
 from agentrl.config.sandboxes import sandbox_section
 from agentrl.config.schema import DatasetSection, EnvSection
 from agentrl.errors import ConfigError
 from agentrl.plugins.imports import load_module
-from agentrl.plugins.tasks_beside import tasks_beside
+from agentrl.plugins.tasks_beside import require_tasks, tasks_beside
+
+Target = Annotated[
+    str, typer.Argument(help="package.module:Class, file.py:Class or file.py; or a run file.")
+]
+Args = Annotated[
+    list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="File or import string of tasks; default: tasks beside the class."),
+]
+Tools = Annotated[
+    list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
+]
+SandboxName = Annotated[str, typer.Option(help="auto, a backend's name or import string, or none.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +47,28 @@ class EnvTarget:
     """A section of `agentrl.config.sandboxes`; None for none."""
     base: Path
     """Folder that relative paths start from."""
+    config: RunConfig | None = None
+    """The run file that names it; None for a class."""
+
+    @property
+    def paid(self) -> bool:
+        """True unless functions or models of its run file pay in place of the environment."""
+        return self.config is None or not (
+            self.config.reward.functions or self.config.reward.models
+        )
+
+    def tasks(self) -> DatasetSection:
+        """The tasks, for what cannot do without.
+
+        Raises:
+            ConfigError: there are none beside it; says where was looked.
+        """
+        return self.dataset or DatasetSection(source=require_tasks(self.env.target))
+
+    def plain(self, dataset: DatasetSection) -> dict[str, Any]:
+        """The sections as plain data, for other processes."""
+        parts = {"env": self.env, "dataset": dataset, "sandbox": self.sandbox}
+        return {name: part and part.model_dump(mode="json") for name, part in parts.items()}
 
 
 def target_of(
@@ -41,6 +79,11 @@ def target_of(
     chosen = None if sandbox == "none" else sandbox_section(sandbox)
     source = None if dataset is None else DatasetSection(source=dataset)
     if target.endswith((".yaml", ".yml")):
+        if args or tools:
+            raise ConfigError(
+                f"--args and --tool belong to a class, and {target} is a run file; write env.args "
+                "and env.tools there"
+            )
         config = load_config(Path(target))
         if source is None:
             # What it trains on, without what decides how often a task comes.
@@ -51,6 +94,7 @@ def target_of(
             dataset=source,
             sandbox=config.sandbox if sandbox == "auto" else chosen,
             base=base,
+            config=config,
         )
     target = with_class(target)
     found = tasks_beside(target) if source is None else None

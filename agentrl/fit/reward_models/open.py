@@ -26,7 +26,7 @@ from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.fit.reward_models.versions import UsedRewardModel
 from agentrl.machine.compute_threads import run_computing
 from agentrl.models.device import pick_device
-from agentrl.models.source import load_tokenizer
+from agentrl.models.source import load_tokenizer, weights_bytes
 from agentrl.reward.posterior import POSTERIOR_FILE, HeadPosterior
 from agentrl.reward.scale import RewardScale, load_scales
 from agentrl.reward.target import ENV_PART, RewardTarget
@@ -105,12 +105,11 @@ def check_reward_models(plan: RewardPlan, *, tokenizer: Any = None) -> list[str]
 
 def reward_model_bytes(plan: RewardPlan) -> int:
     """Bytes of the weights of all reward models in one process, from their files; hub names 0."""
-    folders = [
-        Path(source)
+    return sum(
+        weights_bytes(source)
         for item in plan.reward.models.values()
         for source in reward_model_sources(item, plan.base).values()
-    ]
-    return sum(file.stat().st_size for each in folders for file in each.glob("*.safetensors"))
+    )
 
 
 @contextlib.asynccontextmanager

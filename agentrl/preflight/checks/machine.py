@@ -10,7 +10,7 @@ import shutil
 from functools import partial
 
 from agentrl.config.fleet import ServingSection
-from agentrl.config.plan import RewardPlan, SchedulePlan, TrainerPlan
+from agentrl.config.plan import EnginePlan, RewardPlan, SchedulePlan, TrainerPlan
 from agentrl.config.schema import ModelSection, recomputed_layers
 from agentrl.disk.model_source import policy_config
 from agentrl.disk.run_name import run_path
@@ -30,6 +30,7 @@ from agentrl.preflight.memory.estimate import (
 from agentrl.preflight.memory.shape import demand_of, model_shape
 from agentrl.preflight.memory.target import Device
 from agentrl.runtime.assembly.teacher import teacher_bytes
+from agentrl.runtime.checks.colocation import find_colocation
 from agentrl.types.finding import Finding, fail, warn
 
 _TOKEN_BYTES = 8
@@ -91,13 +92,14 @@ async def context(model: ModelSection, wanted: int) -> Finding | str:
     return f"{wanted} of the {positions} tokens that the model was made for"
 
 
-async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan) -> Finding | str:
+async def memory(plan: TrainerPlan, engines: EnginePlan, rewards: RewardPlan) -> Finding | str:
     """Every process of the run against the memory of this machine and its GPUs.
 
     Raises:
-        ConfigError: more layers recompute their activations than there are.
+        ConfigError: more layers recompute their activations than there are, or turns on one GPU
+            that cannot be.
     """
-    runtime = plan.runtime
+    runtime, serving = plan.runtime, engines.serving
     gpu = pick_device(plan.model.device).type == "cuda" or (
         runtime.kind == "ray" and runtime.gpus_per_trainer > 0
     )
@@ -124,7 +126,14 @@ async def memory(plan: TrainerPlan, serving: ServingSection, rewards: RewardPlan
     free, cards = available_bytes(), _gpu_bytes()
     shared = on_same_gpus(runtime, serving, len(cards))
     turns = takes_turns(runtime, serving, len(cards))
-    room = Room(device=max(cards, default=0), host=free or 0, shared=shared, turns=turns)
+    colocation = find_colocation(engines, plan.train) if turns else None
+    room = Room(
+        device=max(cards, default=0),
+        host=free or 0,
+        shared=shared,
+        turns=turns,
+        keeps_weights=colocation is not None and colocation.level == 1,
+    )
     processes = estimate(plan, serving, demand, on_gpu=gpu, room=room)
     text = "; ".join(process.text() for process in processes)
     if elsewhere is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from agentrl.chat import build_parser
 from agentrl.config.plan import Plan, RewardPlan, RolloutPlan
@@ -21,11 +19,11 @@ from agentrl.preflight.reward.verdict import KnownTasks, common_label, judge_ans
 from agentrl.reward import load_reward_functions
 from agentrl.runtime.assembly.parts import open_sandboxes, sandbox_limits
 from agentrl.sandbox import SandboxSpec
-from agentrl.tool import Tool
 from agentrl.types import CallStatus, ToolCall
 from agentrl.types.finding import Finding, fail, warn
+from agentrl.types.schema_values import arguments_of
 
-_WORD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
+_AWKWARD = 'it\'s "quoted",\n\tGr\u00fc\u00dfe \u4e16\u754c <b> & {1}'
 """A string argument that careless writing or reading of calls damages."""
 _ECHO = "from the sandbox"
 _HELD_UP_S = 0.05
@@ -67,12 +65,12 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
     if not tools:
         return f"{parser.name}: no tool of the config; the environment reads calls itself"
     for tool in tools:
-        call = ToolCall(id="", name=tool.name, arguments=sample_arguments(tool), raw="")
+        given = arguments_of(tool.parameters, texts=[_AWKWARD] * 3)[0]
+        call = ToolCall(tool.name, given)
         text = parser.write(call)
         ids = (*chat.raw_delta(f"I call it.\n{text}", ended=False), chat.stop_token_ids[0])
         read = parser.parse(ids, chat, tools=tools).calls
         same = len(read) == 1 and read[0].name == tool.name and read[0].status is CallStatus.OK
-        given = call.arguments
         if not parser.names_tools:
             given = {"code": given.get("code", ""), "language": "python"}
         if not same or dict(read[0].arguments) != dict(given):
@@ -84,32 +82,7 @@ async def tool_calls(section: ChatSection, found: PreflightFacts) -> Finding | s
                 f"take another chat.tool_parser than {parser.name}, or a template and tokenizer "
                 "that keep its markers",
             )
-    read_as = chat.syntax.name if parser.name == "auto" else parser.name
-    return f"{read_as} reads back calls of {some_of((tool.name for tool in tools), 6)}"
-
-
-def sample_arguments(tool: Tool) -> dict[str, Any]:
-    """Arguments that fit the schema of a tool, with text that is awkward to quote."""
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    return {name: _sample(schema) for name, schema in properties.items()}
-
-
-def _sample(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return _WORD
-    if schema.get("enum"):
-        return schema["enum"][0]
-    for key in ("anyOf", "oneOf"):
-        if schema.get(key):
-            return _sample(schema[key][0])
-    kind = schema.get("type", "string")
-    kind = kind[0] if isinstance(kind, Sequence) and not isinstance(kind, str) else kind
-    if kind == "array":
-        return [_sample(schema["items"])] if "items" in schema else []
-    if kind == "object":
-        return {name: _sample(inner) for name, inner in schema.get("properties", {}).items()}
-    plain: dict[str, Any] = {"integer": -7, "number": 2.5, "boolean": True, "null": None}
-    return plain.get(kind, _WORD)
+    return f"{parser.name} reads back calls of {some_of((tool.name for tool in tools), 6)}"
 
 
 async def reward_test(plan: RolloutPlan, seed: int, found: PreflightFacts) -> Finding | str:

@@ -58,7 +58,7 @@ class ModelShape:
     adapters: int
     """Parameters of LoRA adapters of rank 1 on every linear layer."""
     linear: int
-    """Parameters of the weights of these layers."""
+    """Parameters of the weights below the adapters of `train.lora.targets`."""
     layers: int
     """Decoder layers."""
     hidden: int
@@ -135,6 +135,8 @@ class Room:
     """Whether servers are on the GPUs of the trainer."""
     turns: bool = False
     """Whether they take turns there; see `takes_turns`."""
+    keeps_weights: bool = False
+    """Whether main memory has their weights while they sleep (level 1)."""
 
 
 def on_same_gpus(runtime: RuntimeSection, serving: ServingSection, gpus: int) -> bool:
@@ -304,6 +306,8 @@ def _servers(
         left = int(SHARED_GIB * GIB)
     parts.append(Part(what="keys and values", size=max(0, left), rests=True))
     host = [Part(what="process", size=_SERVER * devices)]
+    if room.turns and room.keeps_weights:
+        host += _part("weights asleep", weights.size * devices)
     return [
         ProcessMemory(name="vLLM server", count=serving.replicas, on_gpu=True, parts=tuple(parts),
                       devices=devices),

@@ -5,6 +5,7 @@ Imports inside functions keep torch and transformers away until a check needs th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from agentrl.config.plan import TrainerPlan
@@ -13,6 +14,9 @@ from agentrl.disk.model_source import policy_config
 from agentrl.errors import ConfigError
 from agentrl.models.cache_bytes import cache_shape, key_width
 from agentrl.preflight.memory.estimate import Demand, ModelShape, activation_bytes
+
+ALL_LINEAR = ("all-linear",)
+"""`train.lora.targets` by default: every linear layer but the head."""
 
 
 def model_shape(section: ModelSection) -> ModelShape:
@@ -25,17 +29,21 @@ def model_shape(section: ModelSection) -> ModelShape:
     return shape_of_config(policy_config(section))
 
 
-def shape_of_config(config: Any) -> ModelShape:
-    """The shape of the model that `transformers` makes of a config."""
+def shape_of_config(config: Any, *, targets: Collection[str] = ALL_LINEAR) -> ModelShape:
+    """The shape of the model that `transformers` makes of a config; `targets` as in `shape_of`."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return shape_of(AutoModelForCausalLM.from_config(config))
+        return shape_of(AutoModelForCausalLM.from_config(config), targets=targets)
 
 
-def shape_of(model: Any) -> ModelShape:
+def shape_of(model: Any, *, targets: Collection[str] = ALL_LINEAR) -> ModelShape:
     """The shape of a `transformers` causal language model; its weights are not read.
+
+    Args:
+        model: with or without memory.
+        targets: `train.lora.targets`, the layers that `linear` counts.
 
     Raises:
         ConfigError: its config names no heads.
@@ -46,10 +54,15 @@ def shape_of(model: Any) -> ModelShape:
     if getattr(text, "num_attention_heads", None) is None:
         raise ConfigError(f"{type(model).__name__} has no attention heads")
     head = model.get_output_embeddings()
-    linear = [
-        module
-        for module in model.modules()
+    linear = {
+        name: module
+        for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    adapted = [
+        module
+        for name, module in linear.items()
+        if targets == ALL_LINEAR or any(f".{name}".endswith(f".{target}") for target in targets)
     ]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     kept_whole = set(getattr(model, "_no_split_modules", None) or ())
@@ -60,8 +73,8 @@ def shape_of(model: Any) -> ModelShape:
     ]
     return ModelShape(
         parameters=parameters,
-        adapters=sum(module.in_features + module.out_features for module in linear),
-        linear=sum(module.in_features * module.out_features for module in linear),
+        adapters=sum(module.in_features + module.out_features for module in linear.values()),
+        linear=sum(module.in_features * module.out_features for module in adapted),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -92,8 +105,8 @@ def demand_of(
     """
     from agentrl.preflight.memory.activations import measured  # imports torch
 
-    shape = shape_of_config(config)
-    rollout = plan.rollout
+    lora, rollout = plan.train.lora, plan.rollout
+    shape = shape_of_config(config, targets=ALL_LINEAR if lora is None else lora.targets)
     found = measured(
         config,
         plan.train,

@@ -30,6 +30,7 @@ from agentrl.preflight.memory.shape import demand_of
 from agentrl.preflight.memory.target import Node, Target, place
 from agentrl.runtime.assembly.layout import engine_width
 from agentrl.runtime.assembly.teacher import teacher_bytes
+from agentrl.runtime.checks.colocation import USUAL, kept_bytes, sends_patches
 from agentrl.serving.cache_room import layout, option, require_one_sequence, sequence_bytes
 from agentrl.types.finding import Finding, Status, fail, warn
 
@@ -50,6 +51,8 @@ class TargetRun:
     """The engines."""
     target: Target
     """The machines."""
+    patched: bool = False
+    """Whether a sync brings only what changed, on top of weights that servers must keep."""
 
     @property
     def on_gpu(self) -> bool:
@@ -61,13 +64,24 @@ class TargetRun:
     def processes(self, demand: Demand) -> list[ProcessMemory]:
         """Every process with what it holds there."""
         where = (self.plan.runtime, self.serving, self.target.gpus)
+        turns, host = takes_turns(*where), self.target.host
+        weights = demand.shape.parameters * (2 if self.plan.model.dtype == "bfloat16" else 4)
+        kept = self._kept_bytes(weights) if turns and self.patched else 0
         room = Room(
             device=self.target.card,
             host=self.target.host or 0,
             shared=on_same_gpus(*where),
-            turns=takes_turns(*where),
+            turns=turns,
+            keeps_weights=0 < kept <= (kept if host is None else host),
         )
         return estimate(self.plan, self.serving, demand, on_gpu=self.on_gpu, room=room)
+
+    def _kept_bytes(self, weights: int) -> int:
+        runtime, serving = self.plan.runtime, self.serving
+        assert runtime.kind == "local", runtime.kind
+        assert serving.engine == "vllm", serving.engine
+        moves = USUAL if runtime.offload is None else runtime.offload
+        return kept_bytes(weights, serving.replicas, self.plan.train, moves)
 
 
 def target_findings(run: Plan, target: Target, *, dtype_asked: bool = True) -> list[Finding]:
@@ -86,7 +100,8 @@ def target_findings(run: Plan, target: Target, *, dtype_asked: bool = True) -> l
         model = trainer.model.model_copy(update={"dtype": "bfloat16"})
         trainer = replace(trainer, model=model)
     config = policy_config(trainer.model)
-    here = TargetRun(plan=trainer, serving=run.engines.serving, target=target)
+    patched = sends_patches(run.engines.sync)
+    here = TargetRun(plan=trainer, serving=run.engines.serving, target=target, patched=patched)
     given = {"reward_models": reward_model_bytes(run.rewards), "teacher": teacher_bytes(trainer)}
     known: dict[Any, Demand] = {}
 

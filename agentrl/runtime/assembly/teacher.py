@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.config.distill import CheckpointTeacher, DistillSection, ServedTeacher
@@ -17,7 +16,13 @@ from agentrl.disk.other_models import (
 from agentrl.errors import ConfigError
 from agentrl.fit.data.vocabulary import vocabulary_of
 from agentrl.models.rotary import check_row_length
-from agentrl.models.source import check_language_model, load_tokenizer, loadable, stored_config
+from agentrl.models.source import (
+    check_language_model,
+    load_tokenizer,
+    loadable,
+    stored_config,
+    weights_bytes,
+)
 from agentrl.models.vision.sizes import model_sizes
 
 if TYPE_CHECKING:
@@ -152,8 +157,7 @@ def teacher_bytes(plan: TrainerPlan) -> int | None:
         return 0
     if section.teacher.kind == "hint":
         return 0 if section.teacher.weights == "current" else None
-    folder = Path(other_model_source(section.teacher.path, plan.base))
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return weights_bytes(other_model_source(section.teacher.path, plan.base))
 
 
 def _form(section: DistillSection) -> str:

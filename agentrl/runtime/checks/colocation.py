@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from agentrl.config.fleet import OffloadPart, ScheduleSection
+from agentrl.config.fleet import OffloadPart, ScheduleSection, SyncSection
 from agentrl.config.plan import EnginePlan, Plan
 from agentrl.config.training import TrainSection
+from agentrl.disk.model_source import plain_source
 from agentrl.errors import ConfigError
+from agentrl.machine.free_memory import available_bytes
 from agentrl.models.device import pick_device
+from agentrl.models.source import weights_bytes
 from agentrl.runtime.assembly.weight_route import gpus_needed
 from agentrl.runtime.colocated.turns import TurnTaking
 from agentrl.runtime.drivers.choose import runs_ahead
@@ -18,6 +21,8 @@ from agentrl.serving.vllm.sleep import SharedDevice, SleepLevel
 
 USUAL: tuple[OffloadPart, ...] = ("optimizer", "gradients")
 """Parts that move where `runtime.offload` is None."""
+_STATE = 6
+"""Masters and moments, in bytes for each byte of weights in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +37,23 @@ class Colocation:
     """State of the trainer that is in main memory while the servers sample."""
     backend: str
     """By which weights go, as in `sync.backend`."""
+    no_room: str = ""
+    """Why servers that get patches do not sleep at level 1; empty where they do, or get none."""
+
+    def of(self, sync: SyncSection) -> SyncSection:
+        """The section as these turns need it: level 2 leaves nothing that a patch goes on."""
+        dense = {"dense_every": 1} if self.no_room else {}
+        return sync.model_copy(update={"backend": self.backend, **dense})
 
     @property
     def text(self) -> str:
         """In words, for the log and preflight."""
         moved = ", ".join(self.moves) or "nothing"
-        return (
+        text = (
             f"colocated: servers sleep (level {self.level}) while the trainer works on GPU "
             f"{self.index}; of the trainer {moved} is in main memory while they sample"
         )
+        return f"{text}; {self.no_room}" if self.no_room else text
 
 
 def find_colocation(engines: EnginePlan, train: TrainSection) -> Colocation | None:
@@ -67,11 +80,14 @@ def find_colocation(engines: EnginePlan, train: TrainSection) -> Colocation | No
             )
         return None
     moves = USUAL if offload is None else offload
+    patched = sends_patches(engines.sync)
+    no_room = _no_room(engines, train, moves) if patched else ""
     return Colocation(
         index=pick_device(engines.model.device).index or 0,
-        level=_level(engines),
+        level=1 if patched and not no_room else 2,
         moves=moves,
         backend=_backend(engines, train, moves),
+        no_room=no_room,
     )
 
 
@@ -102,10 +118,45 @@ def _apart(engines: EnginePlan) -> str:
     return ""
 
 
-def _level(engines: EnginePlan) -> SleepLevel:
-    """1 where a sync brings only what changed, on top of weights that the server must keep."""
-    sync = engines.sync
-    return 1 if sync.dense_every > 1 and sync.backend in ("disk", "collective") else 2
+def sends_patches(sync: SyncSection) -> bool:
+    """True if a sync brings only what changed, on top of weights that the server must keep."""
+    return sync.dense_every > 1 and sync.backend in ("disk", "collective")
+
+
+def kept_bytes(
+    weights: int, servers: int, train: TrainSection, moves: Collection[OffloadPart]
+) -> int:
+    """Bytes of main memory that turns take at level 1, a checkpoint being written meanwhile.
+
+    Weights of the servers, what moves, and the copy that the checkpoint is written from.
+
+    Args:
+        weights: bytes of the model, in 16 bits.
+        servers: that sleep.
+        train: says what is trained.
+        moves: state of the trainer that is in main memory while the servers sample.
+    """
+    state = _STATE * weights if train.lora is None else 0
+    moved = state if "optimizer" in moves else 0
+    return servers * weights + moved + weights + state
+
+
+def _no_room(engines: EnginePlan, train: TrainSection, moves: tuple[OffloadPart, ...]) -> str:
+    """Why main memory does not hold the weights of servers that sleep at level 1; empty if it does.
+
+    Of a hub name the size is not known here.
+    """
+    serving, free = engines.serving, available_bytes()
+    assert serving.engine == "vllm", serving.engine
+    weights = weights_bytes(plain_source(engines.model))
+    asked = kept_bytes(weights, serving.replicas, train, moves)
+    if free is None or asked <= free:
+        return ""
+    return (
+        f"level 1, which sync.dense_every: {engines.sync.dense_every} needs, would take "
+        f"{asked / 2**30:.2f} GiB of main memory for weights, what moves and a checkpoint, and "
+        f"{free / 2**30:.2f} are free: every sync sends all weights, as with sync.dense_every: 1"
+    )
 
 
 def _backend(engines: EnginePlan, train: TrainSection, moves: tuple[OffloadPart, ...]) -> str:
@@ -135,8 +186,7 @@ def with_turns(plan: Plan) -> tuple[Plan, Colocation | None]:
     if found is None:
         return plan, None
     refuse_running_ahead(plan.schedule.schedule)
-    sync = plan.engines.sync.model_copy(update={"backend": found.backend})
-    return replace(plan, engines=replace(plan.engines, sync=sync)), found
+    return replace(plan, engines=replace(plan.engines, sync=found.of(plan.engines.sync))), found
 
 
 def refuse_running_ahead(schedule: ScheduleSection) -> None:

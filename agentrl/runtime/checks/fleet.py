@@ -78,8 +78,7 @@ async def engines(
     """
     colocation = None if train is None else find_colocation(plan, train)
     if colocation is not None:
-        sync = plan.sync.model_copy(update={"backend": colocation.backend})
-        plan = replace(plan, sync=sync)
+        plan = replace(plan, sync=colocation.of(plan.sync))
     section, model, limit = plan.serving, plan.model, plan.rollout.max_context_tokens
     find_transfer(plan.sync.backend, base=plan.base)
     backend = _backend(plan)

@@ -49,4 +49,12 @@ def _classes(delta: datetime.timedelta) -> tuple[type, type]:
         def today(cls) -> Any:
             return (real.now() + delta).date()
 
+    for made, base in ((Shifted, real), (ShiftedDate, real_date)):
+        # What an environment shows of a value, or pickles, names the class.
+        shown: dict[str, Any] = {
+            name: getattr(base, name) for name in ("__module__", "__name__", "__qualname__")
+        }
+        shown["__repr__"] = lambda self, said=base.__repr__: f"datetime.{said(self)}"
+        for name, value in shown.items():
+            setattr(made, name, value)
     return Shifted, ShiftedDate

@@ -8,15 +8,13 @@ with one thing changed.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agentrl.machine.processes.child import ChildEnded, ChildProcess
 from agentrl.testing.env_check.episode import Setting
 from agentrl.testing.env_check.findings import broken
 from agentrl.testing.env_check.repeat import difference, within
@@ -24,6 +22,8 @@ from agentrl.testing.env_check.script import Played
 from agentrl.types.finding import Finding
 
 _ANSWER_S = 60.0
+_GRACE_S = 1.0
+"""Time that a process, and what it has started, gets to end."""
 _DAY_S = 86400.0
 _PLAY_S = 2.0
 """Seconds of episodes, as they took here, that another process plays."""
@@ -74,13 +74,12 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
             target: `env`, `dataset`, `sandbox` (sections as plain data) and `base`.
         """
         self._target = target
-        self._started = [self._start(place) for place in _FIRST]
+        self._started = [_start(place) for place in _FIRST]
 
     def __exit__(self, *error: object) -> None:
         """End all processes that were started."""
         for process in self._started:
-            process.kill()
-            process.communicate()
+            process.close()
 
     async def compare(
         self, setting: Setting, solo: Sequence[Played], *, unlike: str
@@ -104,22 +103,19 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
             request["sandbox"] = None
         first = await self._answers(setting, _FIRST, request, self._started)
         here = first[0]
-        if here is None:
-            return []
         if unlike:
             # As a process of its own shows the same each time, what went before is what counts.
-            again = (await self._answers(setting, [_HERE], request))[0]
+            again = here and (await self._answers(setting, [_HERE], request))[0]
             kept = again is not None and _differs(here, again) is None
             return [broken("E104" if kept else "E105", unlike)]
-        if not any(_differs(here, other) for other in first[1:] if other is not None):
+        if not any(_differs(here, other) for other in first[1:]):
             return []
         # Alone, with nothing else changed; in pairs, as the machine may have two cores.
         for at in range(0, len(_SECOND), _PAIR):
             places = _SECOND[at : at + _PAIR]
             others = await self._answers(setting, places, request)
             for place, other in zip(places, others, strict=True):
-                found = None if other is None else _differs(here, other)
-                if found is not None:
+                if (found := _differs(here, other)) is not None:
                     code = "E109" if found.tasks and place.code == "E105" else place.code
                     return [broken(code, f"{place.what} {found.text}")]
         return []
@@ -129,34 +125,17 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
         setting: Setting,
         places: Sequence[_Conditions],
         request: Mapping[str, Any],
-        started: Sequence[subprocess.Popen[bytes]] = (),
-    ) -> list[dict[str, Any] | None]:
-        processes = started or [self._start(place) for place in places]
+        started: Sequence[ChildProcess] = (),
+    ) -> list[Mapping[str, Any] | None]:
+        processes = started or [_start(place) for place in places]
         if not started:
             self._started += processes
-        answers = await asyncio.gather(
-            *(
-                asyncio.to_thread(_asked, process, place, request)
-                for process, place in zip(processes, places, strict=True)
-            )
-        )
+        pairs = zip(processes, places, strict=True)
+        answers = await asyncio.gather(*(_asked(*pair, request) for pair in pairs))
+        for process in processes:
+            await asyncio.to_thread(process.close)
         setting.tried.processes += sum(answer is not None for answer in answers)
         return answers
-
-    def _start(self, place: _Conditions) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "PYTHONHASHSEED": str(place.hash_seed),
-            "TZ": place.zone,
-            "OMP_NUM_THREADS": "1",
-        }
-        return subprocess.Popen(
-            [sys.executable, "-m", "agentrl.testing.env_check.replay"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +144,27 @@ class _Difference:
     tasks: bool
 
 
-def _asked(
-    process: subprocess.Popen[bytes], place: _Conditions, request: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def _start(place: _Conditions) -> ChildProcess:
+    changed = {"PYTHONHASHSEED": str(place.hash_seed), "TZ": place.zone, "OMP_NUM_THREADS": "1"}
+    return ChildProcess(
+        "agentrl.testing.env_check.replay:serve", env={**os.environ, **changed}, grace_s=_GRACE_S
+    )
+
+
+async def _asked(
+    process: ChildProcess, place: _Conditions, request: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     """The answer of a process; None if it gave none."""
     told = {**request, "clock_s": place.clock_s, "reversed": place.reversed}
     try:
-        out, _ = process.communicate(json.dumps(told).encode() + b"\n", timeout=_ANSWER_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        return (await process.ask_async(told, timeout_s=_ANSWER_S)).head
+    except (ChildEnded, TimeoutError, ValueError):
         return None
-    return json.loads(out) if out.strip() and process.returncode == 0 else None
 
 
-def _differs(here: Mapping[str, Any], other: Mapping[str, Any]) -> _Difference | None:
+def _differs(here: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> _Difference | None:
+    if here is None or other is None:
+        return None
     if here["tasks"] != other["tasks"]:
         pairs = zip(here["tasks"], other["tasks"], strict=False)
         one, two = next(((a, b) for a, b in pairs if a != b), (here["tasks"], other["tasks"]))

@@ -7,8 +7,9 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from agentrl.env import Action, AgentInstance, EnvContext, Observation
@@ -68,20 +69,22 @@ class Setting:
     """Makes a fresh instance, as for each rollout."""
     limits: CheckLimits
     """Limits of the check in seconds, turns and tasks."""
-    tools: Sequence[Tool]
-    """Offered to the environment in its context."""
-    backend: SandboxBackend | None
-    """Makes sandboxes."""
-    sandbox_limits: SandboxLimits
-    """Limits of each sandbox."""
-    seed: int
-    """`EnvContext.seed`."""
     watch: BlockingWatch
     """Interrupts what blocks the event loop."""
     add: Callable[[Finding], None]
     """Takes every finding."""
-    tried: TriedCounts
+    tools: Sequence[Tool] = ()
+    """Offered to the environment in its context."""
+    backend: SandboxBackend | None = None
+    """Makes sandboxes."""
+    sandbox_limits: SandboxLimits = field(default_factory=SandboxLimits)
+    """Limits of each sandbox."""
+    seed: int = 0
+    """`EnvContext.seed`."""
+    tried: TriedCounts = field(default_factory=lambda: TriedCounts())
     """Counts what is called."""
+    ids: set[str] = field(default_factory=set[str])
+    """Ids of the rollouts that go on now: no two at once have the same, as in a run."""
 
     def fresh(self, task: Task) -> Task:
         """A copy of a task for one episode, so that one that changes its own changes no other."""
@@ -163,13 +166,15 @@ class Episode:
     ) -> Episode:
         """Make an instance and reset it; it is closed with its sandbox when the stack is left."""
         try:
+            tools = tuple(tool.fresh() for tool in setting.tools)
             env = setting.make_env()
         except Exception as error:  # a user's constructor may raise anything: recorded
             setting.add(broken("E101", f"the constructor {raised(error)}"))
             raise Failed from None
-        context = EnvContext(
-            seed=setting.seed, rollout_id=f"check-{task.id}", tools=tuple(setting.tools)
-        )
+        ids = (f"check-{task.id}-{number}" for number in count())
+        own = next(name for name in ids if name not in setting.ids)
+        setting.ids.add(own)
+        context = EnvContext(seed=setting.seed, rollout_id=own, tools=tools)
         sandboxes = None
         if setting.backend:
             sandboxes = EpisodeSandboxes(setting.backend, setting.sandbox_limits, setting.add)
@@ -180,12 +185,13 @@ class Episode:
         async def finish() -> None:
             try:
                 if not episode.closed:
-                    await episode.close("after the episode")
-            except Failed:
-                pass  # recorded; the sandbox is closed all the same
+                    with suppress(Failed):  # recorded; the rest is closed all the same
+                        await episode.close("after the episode")
+                for tool in tools:
+                    with suppress(Failed):
+                        await call(setting, "E402", f"close of the tool {tool.name}", tool.close)
             finally:
-                for tool in episode._tools.values():
-                    await tool.close()
+                setting.ids.discard(own)
                 episode._rollout.close()
                 if sandboxes is not None:
                     setting.tried.sandbox |= sandboxes.used
@@ -224,7 +230,7 @@ class Episode:
         self._messages = messages_of(value)
         offered = value.tools if isinstance(value, Observation) else ()
         self._tools = {}
-        self._offer((*self._setting.tools, *offered))
+        self._offer((*self.env.context.tools, *offered))
         self.shown.append(("the first observation", self._history))
         self.lines.append(f"observation {value!r}")
         self._check_task("reset")
@@ -293,6 +299,14 @@ class Episode:
             seconds=time.monotonic() - began,
         )
 
+    @classmethod
+    async def played(cls, setting: Setting, task: Task, script: EpisodeScript) -> Played | None:
+        """Play a script on a fresh instance to its end; None where that failed."""
+        async with AsyncExitStack() as stack:
+            with suppress(Failed, NoSuchTool):
+                return await (await cls.begin(setting, stack, task)).play(script)
+        return None
+
     async def act(self, said: Turn) -> Action:
         """The action of one turn; a call has been made in it."""
         if isinstance(said, str):
@@ -355,7 +369,7 @@ class Episode:
 
     def _offer(self, tools: Sequence[Tool]) -> None:
         for tool in tools:
-            self._tools.setdefault(tool.name, tool.fresh())
+            self._tools.setdefault(tool.name, tool)
             self.shown.append((f"the description of the tool {tool.name}", repr(tool.schema())))
 
     def _refused(self, code: str, read: Callable[..., Any], *values: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.env import EnvContext, turns_of
@@ -15,7 +14,6 @@ from agentrl.rollout.coerce import as_reward_range
 from agentrl.testing.env_check.episode import (
     Episode,
     Failed,
-    NoSuchTool,
     Setting,
     close,
     raised,
@@ -188,12 +186,7 @@ class Grading:
         before = right.script.turns[:-1] if isinstance(right.script.turns[-1], str) else ()
         script = EpisodeScript(task=index, turns=(*before, text))
         quiet = replace(self._setting, add=lambda finding: None)  # other phases look for errors
-        async with AsyncExitStack() as stack:
-            try:
-                episode = await Episode.begin(quiet, stack, self._tasks[index])
-                return await episode.play(script)
-            except (Failed, NoSuchTool):
-                return None
+        return await Episode.played(quiet, self._tasks[index], script)
 
 
 def _pays_alike(one: Played, right: Played) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 from agentrl.env import Action
 from agentrl.testing.env_check.episode import Episode, Failed, Setting
 from agentrl.testing.env_check.findings import broken
-from agentrl.testing.env_check.tool_calls import arguments_of
 from agentrl.testing.env_check.values import shown
 from agentrl.testing.env_check.watch import Blocked, NoCoroutine
 from agentrl.types import Task
+from agentrl.types.schema_values import arguments_of
 
 _MARK = "AGENTRL_CHECK_RAN_THIS"
 _CODE = f"__import__('os').environ.__setitem__('{_MARK}', '1')"

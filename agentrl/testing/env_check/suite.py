@@ -75,6 +75,7 @@ async def check_env(
     seed: int = 0,
     tried: TriedCounts | None = None,
     labelled: bool = True,
+    paid: bool = True,
     elsewhere: Elsewhere | None = None,
 ) -> list[Finding]:
     """Everything wrong with an environment, at most one finding per code, in order of code.
@@ -89,6 +90,7 @@ async def check_env(
         seed: `EnvContext.seed` of every episode.
         tried: counts what is tried.
         labelled: whether the labels are those of the environment, by which its pay is judged.
+        paid: whether the environment itself pays; False where reward functions do.
         elsewhere: plays the same episodes in other processes; None compares within this one.
 
     Raises:
@@ -116,7 +118,8 @@ async def check_env(
     kept = None
     try:
         with watch.armed(), made_files(), process_changes(setting.add):
-            kept = await _run(setting, tasks[: limits.tasks], findings, labelled, elsewhere)
+            few = tasks[: limits.tasks]
+            kept = await _run(setting, few, findings, elsewhere, labelled=labelled, paid=paid)
         if kept is None:
             await _report_left(setting, before)
         if _STAYS & findings.keys():
@@ -142,8 +145,10 @@ async def _run(
     setting: Setting,
     tasks: Sequence[Task],
     findings: Mapping[str, Finding],
-    labelled: bool,
     elsewhere: Elsewhere | None,
+    *,
+    labelled: bool,
+    paid: bool,
 ) -> Belongings | None:
     """All phases; those that compare only where there is something to compare with.
 
@@ -175,7 +180,8 @@ async def _run(
     await check_cancelled(setting, tasks[0])
     await check_close(setting, tasks[0])
     if labelled and not unlike:
-        await grading.check(solo, most=most)
+        if paid:
+            await grading.check(solo, most=most)
         await check_shown(setting, tasks, solo, grading)
     if elsewhere is not None and solo:
         for finding in await elsewhere.compare(setting, solo, unlike=unlike):

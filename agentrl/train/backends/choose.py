@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -173,19 +172,8 @@ def full_weights(backend: TrainBackend) -> dict[str, Tensor]:
 
     All ranks call. One tensor at a time is gathered.
     """
-    return _on_rank_zero(backend, backend.weights())
-
-
-def trained_parameters(backend: TrainBackend) -> dict[str, Tensor]:
-    """Only what is trained, under its own name; otherwise as `full_weights`."""
-    return _on_rank_zero(backend, backend.parameters(trained_only=True))
-
-
-def _on_rank_zero(
-    backend: TrainBackend, gathered: Iterable[tuple[str, Tensor]]
-) -> dict[str, Tensor]:
     kept: dict[str, Tensor] = {}
-    for name, tensor in gathered:
+    for name, tensor in backend.weights():
         if backend.rank == 0:
             kept[name] = tensor.detach().to("cpu", copy=True)
     return kept

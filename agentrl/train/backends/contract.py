@@ -85,10 +85,13 @@ class TrainBackend(ModelPasses, Protocol):
     """Whether passes talk to the other ranks, so that all ranks have to make equally many."""
     holds_whole: bool
     """As in `ProvenPasses.holds_whole`."""
-    dtype: torch.dtype
-    """As in `ProvenPasses.dtype`."""
     proof: ModelProof | None
     """Comparison of the model with its own forward pass; None where it was not asked."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """`dtype` as in `ProvenPasses.dtype`."""
+        ...
 
     def probe(self, probe: ProofRows) -> Tensor:
         """`probe_numbers` of the model, without gradients; all ranks call in lock-step."""

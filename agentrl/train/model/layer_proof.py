@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,13 +98,15 @@ class LayerComparison:
     @contextmanager
     def _watching(self, model: Any, look: Any) -> Iterator[None]:
         def hook(name: str, module: Any, args: Any, kwargs: Any, out: Any) -> None:
-            if self.error is not None:
-                return
-            try:
-                with widened_kernel(model), kernels_used():  # those of the pass are told apart
-                    look(name, module, args, kwargs)
-            except Exception as error:  # the code of 150 families may raise anything
-                self.error = error
+            # Also where a layer has failed: it may be on this rank alone, and the others gather.
+            with _whole(module):
+                if self.error is not None:
+                    return
+                try:
+                    with widened_kernel(model), kernels_used():  # those of the pass are told apart
+                        look(name, module, args, kwargs)
+                except Exception as error:  # the code of 150 families may raise anything
+                    self.error = error
 
         with ExitStack() as stack:
             for name, module in _attentions(model):
@@ -119,13 +121,13 @@ class LayerComparison:
         hidden = _hidden(args, kwargs)
         if tuple(hidden.shape[:2]) != shape:
             raise ValueError(f"{name} reads {list(hidden.shape)}, expected rows of {list(shape)}")
-        with _wide(module) as twin:
-            out = _called(twin, args, kwargs, hidden.float())
-            signs = torch.ones_like(out[:1, :, :1]).expand(*hidden[:1].shape).clone()
-            signs.view(-1)[::2] = -1.0
-            factor = 1.0 + torch.finfo(torch.float32).eps * signs
-            changed = torch.cat([hidden[:1].float() * factor, hidden[1:].float()])
-            shaken = _called(twin, args, kwargs, changed)[0]
+        twin = _twin(module)
+        out = _called(twin, args, kwargs, hidden.float())
+        signs = torch.ones_like(out[:1, :, :1]).expand(*hidden[:1].shape).clone()
+        signs.view(-1)[::2] = -1.0
+        factor = 1.0 + torch.finfo(torch.float32).eps * signs
+        changed = torch.cat([hidden[:1].float() * factor, hidden[1:].float()])
+        shaken = _called(twin, args, kwargs, changed)[0]
         tolerance = tolerated(out[0], shaken, torch.float32)
         self._calls[name].append(
             _OwnCall(hidden_NLE=hidden.clone(), out_NLE=out, tolerance=tolerance)
@@ -136,10 +138,11 @@ class LayerComparison:
     ) -> None:
         call = self._calls[name].pop(0)
         hidden = call.hidden_NLE[rows_T, positions_T][None].float()
-        with _wide(module) as twin:
-            out = _called(twin, args, kwargs, hidden)[0]
-        self.gaps[name] = gaps(out, call.out_NLE[rows_T, positions_T])
-        self.tolerances[name] = call.tolerance
+        out = _called(_twin(module), args, kwargs, hidden)[0]
+        before = sum(known.split()[0] == name for known in self.gaps)
+        label = f"{name} (call {before + 1})" if before else name  # some share a layer's weights
+        self.gaps[label] = gaps(out, call.out_NLE[rows_T, positions_T])
+        self.tolerances[label] = call.tolerance
 
 
 def _attentions(model: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -191,12 +194,10 @@ def _widened(found: Any) -> Any:
     return found.detach().float() if narrow else found
 
 
-@contextmanager
-def _wide(module: Any) -> Iterator[Any]:
-    """A module in float32 beside one that is left as it is, without what hangs on its calls."""
+def _whole(module: Any) -> AbstractContextManager[Any]:
+    """Inside, weights that ZeRO-3 divides are here; all ranks call."""
     divided = [param for param in module.parameters() if hasattr(param, "ds_id")]
-    with _gathered(divided) if divided else nullcontext():
-        yield _twin(module)
+    return _gathered(divided) if divided else nullcontext()
 
 
 def _gathered(params: list[Any]) -> Any:
@@ -206,6 +207,7 @@ def _gathered(params: list[Any]) -> Any:
 
 
 def _twin(module: Any) -> Any:
+    """A module in float32 beside one that is left as it is, without what hangs on its calls."""
     if isinstance(module, FourBitLinear):
         parts = {"weight": module.whole(), "bias": module.bias}
         made: Any = nn.Linear(1, 1, bias=False)

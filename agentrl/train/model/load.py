@@ -16,8 +16,10 @@ from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.pretrained import Pretrained, load_pretrained
 
 if TYPE_CHECKING:
+    import torch
+
     from agentrl.config.schema import ModelSection
-    from agentrl.config.training import TrainSection
+    from agentrl.config.training import LoraSection, TrainSection
 
 
 def load_model(
@@ -50,19 +52,42 @@ def load_trained(
             freeze_parts(pretrained.model, train.freeze)
         return pretrained
     # The engines begin with the same one: see `served_source`.
-    if train.lora.base is None:
-        pretrained = load_model(section, in_parts=in_parts)
-        add_adapters(pretrained.model, train.lora, base=model_source(section))
-    else:
+    near = section
+    if train.lora.base is not None:
         # From main memory, so that the device never holds more than the 4 bits and one layer.
-        pretrained = load_model(section.model_copy(update={"device": "cpu"}))
-        add_adapters(pretrained.model, train.lora, base=model_source(section))
+        near = section.model_copy(update={"device": "cpu"})
+    pretrained = load_model(near, in_parts=in_parts)
+    if near is not section:
         pretrained = replace(pretrained, device=pick_device(section.device))
-        keep_in_four_bits(pretrained.model, pretrained.device)
-        pretrained.model.to(pretrained.device)
-    if train.lora.start is not None and checkpoint is None:
-        start_from(pretrained.model, train.lora, train.lora.start)
+    adapt(
+        pretrained.model,
+        train.lora,
+        base=model_source(section),
+        device=pretrained.device,
+        begins=checkpoint is None,
+    )
     return pretrained
+
+
+def adapt(model: Any, lora: LoraSection, *, base: str, device: torch.device, begins: bool) -> None:
+    """Put adapters into a model, on a base of 4 bits and with the numbers of a folder as asked.
+
+    Args:
+        model: a `transformers` language model, with its head or without.
+        lora: of the run.
+        base: folder or hub name of `model`.
+        device: that a base of 4 bits computes on, and all of the model with it.
+        begins: no checkpoint follows, whose adapters would take the place of those of a folder.
+
+    Raises:
+        ConfigError: as `add_adapters`, `keep_in_four_bits` and `start_from`.
+    """
+    add_adapters(model, lora, base=base)
+    if lora.base is not None:
+        keep_in_four_bits(model, device)
+        model.to(device)
+    if lora.start is not None and begins:
+        start_from(model, lora, lora.start)
 
 
 def parked(model: Any) -> TrainerOffload:

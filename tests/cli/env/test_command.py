@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
+from agentrl.cli.env.target import target_of
 from agentrl.config import load_config
 from agentrl.data import load_tasks
 from agentrl.env import Action
@@ -83,6 +84,16 @@ def test_check_says_what_cannot_be_loaded(tmp_path, capsys):
     good = "agentrl_envs.arithmetic:ArithmeticTask"
     assert run("env", "check", good, "--args", "max_turns") == 2
     assert run("env", "check", good, "--dataset", "none.jsonl") == 2
+
+
+def test_a_run_file_says_who_pays_and_takes_no_arguments_of_a_class(capsys):
+    """Fails if options are ignored in silence beside a run file."""
+    named = str(EXAMPLES / "my_functions.yaml")
+    assert not target_of(named, (), None, (), "none").paid
+    assert target_of(str(EXAMPLES / "my_tools.yaml"), (), None, (), "none").paid
+    for words in (("--args", "n=1"), ("--tool", "my_functions.py:price")):
+        assert run("env", "check", named, *words) == 2
+        assert "write env.args and env.tools there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "lines"), [("my_env", 32), ("my_tools", 54)])

@@ -54,6 +54,17 @@ def test_every_command_finds_the_same_tasks(tmp_path, inside, below, found):
         assert _plan(named, (), None, (), "none").dataset["source"] == source
 
 
+def test_the_current_folder_is_not_that_of_a_package_without_a_file(tmp_path, monkeypatch):
+    """Fails if tasks that happen to lie in the current folder are played."""
+    (tmp_path / "bare_package").mkdir()
+    (tmp_path / "bare_package/env.py").write_text(ENV.format(inside="pass", below=""))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/tasks.jsonl").write_text('{"prompt": "Say 1", "label": "1"}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert tasks_beside("bare_package.env:Env") is None
+
+
 def test_a_file_and_a_module_beside_are_found(tmp_path):
     target = written(tmp_path)
     (tmp_path / "tasks.py").write_text(f"TASKS = {ROW}\n")

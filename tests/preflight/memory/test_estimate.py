@@ -38,7 +38,7 @@ from agentrl.train.backends.choose import make_backend
 from agentrl.train.model.attention import packed_attention
 from agentrl.train.model.kernels.choose import use_kernel
 from agentrl.train.model.logprobs import packed_log_probs
-from agentrl.train.model.lora import add_adapters
+from agentrl.train.model.lora import adapted_layers, add_adapters
 from agentrl.train.optim.choose import make_optimizer
 from agentrl.train.reference import Reference
 from agentrl.train.saving.snapshot import StateSnapshot
@@ -79,7 +79,7 @@ def parts(config: RunConfig) -> dict[str, int]:
 
 async def memory(config: RunConfig) -> Finding | str:
     run = plan_run(config, Path())
-    return await machine.memory(run.trainer, run.engines.serving, run.rewards)
+    return await machine.memory(run.trainer, run.engines, run.rewards)
 
 
 def test_what_is_kept_is_counted_exactly(project: Path) -> None:
@@ -273,6 +273,34 @@ def test_layers_that_were_not_run_cost_what_they_cost(
     whole = module._book(shape, config.train, config.model, (128,) * 4, **arguments)
     found = measured(shape, config.train, config.model, row=128, **arguments)
     assert found == pytest.approx(max(whole.forward, whole.early, whole.late), rel=0.02)
+
+
+def test_what_dropout_keeps_is_counted_on_a_gpu_too(project: Path) -> None:
+    """Fails if a pass over tensors without memory ends at its masks, and a formula is taken."""
+    few: Any = {"row": 64, "response": 8}
+    shape = real_llama().config
+    found = []
+    for rate in (0.0, 0.1):
+        lora = f"train.lora={{rank: 2, dropout: {rate}}}"
+        config = load_config(project, [lora])
+        for on_gpu in (False, True):
+            found.append(measured(shape, config.train, config.model, on_gpu=on_gpu, **few))
+    plain, plain_gpu, masked, masked_gpu = found
+    assert None not in found
+    assert masked > plain
+    assert masked_gpu > plain_gpu
+
+
+def test_a_base_in_four_bits_is_that_of_the_layers_with_adapters(project: Path) -> None:
+    """Fails if layers that no target names are taken for 4 bits, as they never are."""
+    model = real_llama(torch.bfloat16)
+    targets = ("q_proj", "layers.1.mlp.up_proj")
+    add_adapters(model, LoraSection(rank=2, targets=targets), base="")
+    below = sum(layer.base_layer.weight.numel() for _, layer in adapted_layers(model))
+    assert shape_of(real_llama(), targets=targets).linear == below
+    config = load_config(project, ["train.lora={rank: 2, base: nf4, targets: [q_proj]}"])
+    plan = plan_run(config, Path()).trainer
+    assert demand_of(plan, real_llama().config, on_gpu=False).shape.linear == 2 * 64 * 64
 
 
 def test_a_config_without_layers_is_left_to_the_formula(project: Path) -> None:

@@ -135,6 +135,18 @@ def test_one_card_for_both_and_the_turns_they_take(run_file: Path) -> None:
     assert device.peak(sleeps=True) == max(35 + 2, 42 + 5)
 
 
+def test_a_patch_goes_on_weights_that_main_memory_keeps_where_it_can(run_file: Path) -> None:
+    """Fails if the weights of servers that sleep at level 1 are counted nowhere."""
+    small = ("train.lora.rank=16", "train.micro_batch_tokens=8192")
+    patches = (*small, "sync.backend=disk", "sync.dense_every=4")
+    kept = "weights asleep 14.96"
+    assert kept in lines(run_file, "gpus=1x80GiB", *patches)["host"].detail
+    assert kept in lines(run_file, "gpus=1x80GiB,host=64GiB", *patches)["host"].detail
+    tight = lines(run_file, "gpus=1x80GiB,host=20GiB", *patches)["host"]
+    assert (kept in tight.detail, tight.status) == (False, "warn")
+    assert kept not in lines(run_file, "gpus=1x80GiB,host=64GiB", *small)["host"].detail
+
+
 def test_tensor_parallel_servers_divide_weights_and_heads(run_file: Path) -> None:
     wide = ("serving.args.tensor_parallel_size=4", "serving.kv_cache_gb=2", "train.lora.rank=4")
     found = lines(run_file, "gpus=8x80GiB", *wide)

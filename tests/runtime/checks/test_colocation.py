@@ -75,6 +75,23 @@ def test_level_and_route_follow_from_what_is_sent(
     assert (how.backend, how.level) == expected
 
 
+def test_patches_need_weights_that_main_memory_holds(
+    tmp_path: Path, gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if servers keep weights where there is no room, or get patches without any."""
+    for name, data in (("config.json", b"{}"), ("model.safetensors", bytes(1000))):
+        (tmp_path / name).write_bytes(data)
+    model = {"path": str(tmp_path)}
+    sections = {"model": model, "sync": {"backend": "disk", "dense_every": 4}}
+    for lora, needed in ((None, 14000), ({"rank": 8}, 2000)):
+        for free, level, dense in ((needed, 1, 4), (needed - 1, 2, 1), (None, 1, 4)):
+            monkeypatch.setattr(colocation, "available_bytes", lambda free=free: free)
+            plan, how = with_turns(plan_of(tmp_path, train={"lora": lora}, **sections))
+            assert how is not None
+            assert (how.level, plan.engines.sync.dense_every) == (level, dense)
+            assert ("which sync.dense_every: 4 needs" in how.text) is (level == 2)
+
+
 def test_gpus_of_their_own_are_not_shared_unless_asked(tmp_path: Path, gpus: Any) -> None:
     """Fails if a second GPU lies idle, or if `true` puts the server on it all the same."""
     gpus(2)

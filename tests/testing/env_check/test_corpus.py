@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from agentrl.cli.env.check import _plain
 from agentrl.cli.env.target import target_of
 from agentrl.data import load_tasks
 from agentrl.testing.env_check.elsewhere import Elsewhere
@@ -42,7 +44,7 @@ def codes_of(folder, places, *, elsewhere: bool) -> list[str]:
         async with opened_env(found.env, None, base=found.base) as env:
             if not elsewhere:
                 return [f.name for f in await check_env(env.make_env, tasks, limits=LIMITS)]
-            with Elsewhere(_plain(found, found.dataset)) as others:
+            with Elsewhere({**found.plain(found.dataset), "base": str(found.base)}) as others:
                 findings = await check_env(env.make_env, tasks, limits=LIMITS, elsewhere=others)
                 return [finding.name for finding in findings]
 
@@ -56,9 +58,40 @@ def test_a_fault_is_named_and_its_twin_is_not_accused(pair, tmp_path):
     assert codes_of(tmp_path / "sound", pair.sound, elsewhere=False) == []
 
 
-def test_another_process_shows_the_order_of_a_set(tmp_path):
+FORKS = """
+if sys.argv[0].endswith("child_main.py"):
+    forked = os.fork()
+    if not forked:
+        time.sleep(600)
+        os._exit(0)
+    with Path(__file__).with_name("forked").open("a") as file:
+        file.write(f"{forked}\\n")
+"""
+
+
+def test_another_process_shows_the_order_of_a_set_and_leaves_none_behind(tmp_path):
+    """Fails too if a process that an environment forks holds up the end, or outlives it."""
     (pair,) = [pair for pair in THERE if pair.name == "order_of_a_set"]
-    assert codes_of(tmp_path, pair.fault, elsewhere=True) == [pair.code]
+    assert codes_of(tmp_path, {**pair.fault, "top": FORKS}, elsewhere=True) == [pair.code]
+    forked = (tmp_path / "forked").read_text().split()
+    assert len(forked) >= 3
+    assert not [pid for pid in forked if Path(f"/proc/{pid}").exists()]
+
+
+def test_the_other_clock_shows_dates_as_they_are():
+    """Fails if an environment that shows a fixed date differs under the clock that is shifted."""
+    code = (
+        "import datetime as d, pickle, time\n"
+        "def shown(): return repr([d.date(2024, 2, 1), d.datetime(2024, 2, 1, 3), d.date.__name__,"
+        " pickle.loads(pickle.dumps(d.datetime(2024, 2, 1)))])\n"
+        "from agentrl.testing.env_check.clock import shift_clock\n"
+        "before, now = shown(), time.time()\n"
+        "shift_clock(1e6)\n"
+        "assert shown() == before, shown()\n"
+        "assert d.datetime.now().timestamp() - now > 9e5\n"
+        "assert isinstance(d.datetime.now(), d.datetime)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from agentrl_sandboxes import make_backend
 from agentrl.env import Action, AgentInstance, Observation, StepResult
 from agentrl.errors import SandboxError, ToolError
 from agentrl.sandbox import Isolation, Probe, SandboxBackend
+from agentrl.testing.env_check.elsewhere import Elsewhere
 from agentrl.testing.env_check.episode import CheckLimits
 from agentrl.testing.env_check.findings import FIXES
 from agentrl.testing.env_check.suite import check_env
@@ -467,6 +468,45 @@ async def test_an_environment_that_changes_its_history_is_clean():
     assert ["So far 1.", "42"] in Compacts.seen
 
 
+async def test_a_solution_that_functions_pay_for_is_not_accused():
+    """Fails if the check judges the pay of an environment that leaves it to `reward.functions`."""
+
+    class Unpaid(Good):
+        async def step(self, action):
+            return replace(await super().step(action), rewards=0.0, scores=None)
+
+        def solution(self, task):
+            return task.label
+
+    assert await check_env(Unpaid, TASKS[:1], limits=LIMITS, paid=False) == []
+    findings = await check_env(Unpaid, TASKS[:1], limits=LIMITS)
+    assert [finding.name for finding in findings] == ["E502"]
+
+
+async def test_no_two_rollouts_at_once_have_the_same_id(tmp_path):
+    """Fails if an environment is accused that keeps its files in a folder of its rollout."""
+
+    class Files(Good):
+        folder = None
+
+        async def reset(self, task):
+            await self.close()
+            self.folder = tmp_path / self.context.rollout_id
+            self.folder.mkdir()
+            return await super().reset(task)
+
+        async def step(self, action):
+            await asyncio.sleep(0.001)
+            return await super().step(action)
+
+        async def close(self):
+            if self.folder is not None:
+                self.folder.rmdir()
+            self.folder = None
+
+    assert await check_env(Files, TASKS, limits=LIMITS) == []
+
+
 async def test_a_broken_sandbox_says_nothing_about_the_environment():
     class Broken(LocalBackend):
         async def create(self, limits, snapshot=None):
@@ -474,6 +514,43 @@ async def test_a_broken_sandbox_says_nothing_about_the_environment():
 
     with pytest.raises(SandboxError, match="no space"):
         await check_env(CodeTask, make_tasks(n=1), backend=Broken())
+
+
+async def test_a_tool_whose_close_fails_is_a_finding_and_no_tool_is_shared():
+    """Fails if the check ends there, or gives the same tool to two episodes."""
+
+    class Closing(FunctionTool):
+        def fresh(self):
+            made.append(Closing(double))
+            return made[-1]
+
+        async def close(self):
+            closed.append(self)
+            raise OSError("the connection is gone")
+
+    class Given(Good):
+        async def reset(self, task):
+            assert self.context.tools[0] in made
+            return await super().reset(task)
+
+    made, closed = [], []
+    (finding,) = await check_env(Given, TASKS[:1], limits=LIMITS, tools=[Closing(double)])
+    assert finding.name == "E402"
+    assert "close of the tool double raised OSError" in finding.detail
+    assert set(closed) == set(made)
+    assert len(closed) == len(made)
+
+
+async def test_what_differs_here_is_named_though_no_other_process_answers():
+    class Drawn(Good):
+        async def reset(self, task):
+            return replace(await super().reset(task), content=f"Say {random.random()}")
+
+    with Elsewhere({"base": "."}) as others:
+        for process in others._started:
+            process.close()
+        findings = await check_env(Drawn, TASKS[:1], limits=LIMITS, elsewhere=others)
+    assert [finding.name for finding in findings] == ["E105"]
 
 
 async def test_no_task_is_an_error():

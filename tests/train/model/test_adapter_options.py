@@ -304,7 +304,7 @@ def test_an_adapter_makes_no_tensor_but_its_output(hooked: bool) -> None:
     """peft makes three; what it frees of them leaves holes in a heap. A layer with a hook, as those
     of ZeRO-3, may have handed its output on, so it is not written over."""
     lora = section(targets=("up_proj",))
-    model = adapted(lora, torch.float32)
+    model = adapted(torch.float32, section=lora)
     layer = model.model.layers[0].mlp.up_proj
     kept: list[Tensor] = []
     if hooked:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -13,7 +15,7 @@ from agentrl.models import own_forward
 from agentrl.serving.embedded import forward as engine
 from agentrl.serving.embedded.proof import open_rows, prove_decoding
 from agentrl.train.backends.choose import make_backend
-from agentrl.train.model import attention, cpu_rows, logprobs
+from agentrl.train.model import attention, cpu_rows, layer_proof, logprobs
 from agentrl.train.model.adapters.four_bit import keep_in_four_bits
 from agentrl.train.model.lora import add_adapters
 from agentrl.train.model.value_head import ValueModel
@@ -180,6 +182,46 @@ def test_layers_that_know_16_bits_alone_are_told_and_their_model_is_taken(monkey
     assert proof.widened is None
     assert "not compared in float32: expected bfloat16" in caplog.text
     assert not any(part._forward_hooks for part in made.modules())
+
+
+def test_a_copy_that_main_memory_has_no_room_for_is_not_made(monkeypatch):
+    """Fails if a run with adapters ends where the copy of its proof takes the last memory."""
+    made = model("llama", torch.bfloat16)
+    assert own_forward.is_widened(made)
+    size = 4 * sum(param.numel() for param in made.parameters())
+    monkeypatch.setattr(own_forward, "available_bytes", lambda: size // 2)
+    assert not own_forward.is_widened(made)
+    assert next(iter(backend(made).proof.widened.forms)).startswith("the attention of ")
+
+
+def test_a_rank_on_which_a_layer_fails_still_gathers_with_the_others(monkeypatch):
+    """Fails if a layer that fails on one rank leaves the others waiting for its weights."""
+    monkeypatch.setattr(own_forward, "_MOST_WIDENED", 0)
+    gathered = []
+    monkeypatch.setattr(
+        layer_proof, "_gathered", lambda params: gathered.append(len(params)) or nullcontext()
+    )
+    made = model("llama", torch.bfloat16)
+    for param in made.parameters():
+        param.ds_id = 0
+    assert backend(made).proof.widened is not None
+    calls, gathered[:] = list(gathered), []
+    monkeypatch.setattr(layer_proof, "_called", lambda *_: 1 / 0)
+    assert backend(made).proof.widened is None
+    assert len(calls) == 2 * made.config.num_hidden_layers
+    assert gathered == calls
+
+
+def test_each_call_of_a_layer_that_is_called_twice_is_compared(monkeypatch):
+    """Fails if the last of several calls hides what the others differ by."""
+    monkeypatch.setattr(own_forward, "_MOST_WIDENED", 0)
+    seen = []
+    worst = property(lambda self: seen.append(list(self.gaps)) or seen[-1][0])
+    monkeypatch.setattr(layer_proof.LayerComparison, "worst", worst)
+    made = model("llama", torch.bfloat16)
+    made.base_model.layers[1] = made.base_model.layers[0]
+    backend(made)
+    assert seen[-1] == ["model.layers.0.self_attn", "model.layers.0.self_attn (call 2)"]
 
 
 def test_adapters_and_weights_in_four_bits_are_compared_by_layers(monkeypatch):

@@ -6,19 +6,25 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from agentrl.cli.env.target import EnvTarget, quiet, target_of
-from agentrl.config import load_config
+from agentrl.cli.env.target import (
+    Args,
+    Dataset,
+    EnvTarget,
+    SandboxName,
+    Target,
+    Tools,
+    quiet,
+    target_of,
+)
 from agentrl.config.plan import RolloutPlan, plan_run
 from agentrl.config.schema import RolloutSection
 from agentrl.errors import DataError
 from agentrl.plugins.leaving import ends_alone
-from agentrl.plugins.tasks_beside import require_tasks
 from agentrl.types import Task
 
 if TYPE_CHECKING:
@@ -27,29 +33,17 @@ if TYPE_CHECKING:
 
 
 def play(
-    target: Annotated[
-        str,
-        typer.Argument(help="package.module:Class, file.py:Class or file.py; or a run file."),
-    ],
+    target: Target,
     task: Annotated[
         str, typer.Option(help="Id of the task, or its number in the data set from 0.")
     ] = "0",
     solution: Annotated[
         bool, typer.Option("--solution", help="Let the environment's own solution play.")
     ] = False,
-    args: Annotated[
-        list[str] | None, typer.Option("--args", help="key=value for the class; may be repeated.")
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="File or import string of tasks; default: tasks beside the class."),
-    ] = None,
-    tools: Annotated[
-        list[str] | None, typer.Option("--tool", help="Import string of a tool; may be repeated.")
-    ] = None,
-    sandbox: Annotated[
-        str, typer.Option(help="auto, a backend's name or import string, or none.")
-    ] = "auto",
+    args: Args = None,
+    dataset: Dataset = None,
+    tools: Tools = None,
+    sandbox: SandboxName = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what happens as one JSON object a line.")
     ] = False,
@@ -63,9 +57,7 @@ def play(
     from agentrl.cli.env.play.view import ending, json_view, text_view
 
     found = target_of(target, args or (), dataset, tools or (), sandbox)
-    plan = None
-    if target.endswith((".yaml", ".yml")):
-        plan = plan_run(load_config(Path(target)), found.base).rollouts
+    plan = None if found.config is None else plan_run(found.config, found.base).rollouts
     view = json_view if as_json else text_view(Console(highlight=False))
     with quiet():
         playing = _play(found, plan, _task(found, task), view, solution=solution)
@@ -79,12 +71,10 @@ def _task(found: EnvTarget, wanted: str) -> Task:
     """The task with this id, else at this place; no more rows than needed are read."""
     from agentrl.data import load_tasks
 
-    if found.dataset is None:
-        require_tasks(found.env.target)
-    assert found.dataset is not None
+    section = found.tasks()
     number = int(wanted) if wanted.isascii() and wanted.isdigit() else None
-    limit = found.dataset.limit if number is None else number + 1
-    section = found.dataset.model_copy(update={"limit": limit})
+    if number is not None:
+        section = section.model_copy(update={"limit": number + 1})
     tasks = load_tasks(section, base=found.base)
     by_id = [task for task in tasks if task.id == wanted]
     if by_id or (number is not None and number < len(tasks)):

@@ -17,15 +17,6 @@ _TRAIN, _HELD_OUT = 24, 12
 
 PRICES = {"pea": 3, "egg": 2, "hat": 9, "ink": 6, "jam": 8, "cod": 7, "cap": 41, "fig": 5, "nut": 4}
 """As many items as fit on one line of the file that is written."""
-_IMPORTS = "from agentrl.config.schema import DatasetSection\n"
-_IMPORTS_OF_SANDBOX = f"from agentrl.config.sandboxes import sandbox_section\n{_IMPORTS}"
-_OPENS = "from agentrl.runtime.assembly.parts import open_sandboxes\n"
-_CHECK = "    return await check_env({}, TRAIN)"
-_CHECK_IN_SANDBOX = """    backend = await open_sandboxes(sandbox_section("auto"), base=FOLDER)
-    try:
-        return await check_env({}, TRAIN, backend=backend)
-    finally:
-        await backend.close()"""
 
 Row = dict[str, Any]
 
@@ -49,9 +40,8 @@ def scaffold(name: str, kind: str, *, package: bool = False) -> dict[str, str]:
         "env": f"{name}:{class_name}" if package else f"{name}.py:{class_name}",
         "train": f"{name}:make_tasks" if package else TASKS_FILE,
         "held_out": f"{name}:make_tasks" if package else _HELD_OUT_FILE,
-        "opens": _OPENS if kind == "sandbox" else "",
-        "imports": _IMPORTS_OF_SANDBOX if kind == "sandbox" else _IMPORTS,
-        "check": (_CHECK_IN_SANDBOX if kind == "sandbox" else _CHECK).format(class_name),
+        "run": f"../{name}.yaml" if package else f"{name}.yaml",
+        "sandbox": "RUN.sandbox" if kind == "sandbox" else "None",
     }
 
     def text(template: str) -> str:

@@ -93,7 +93,7 @@ export function proofs(rows) {
           h("td", {}, row.form),
           h("td", {}, row.by ? `${row.dtype}, ${row.by}` : row.dtype),
           beside(row.mean, row.mean_allowed),
-          row.worst ? beside(row.worst, row.worst_allowed) : h("td", {}),
+          row.worst_allowed ? beside(row.worst, row.worst_allowed) : h("td", { class: "n" }, row.worst),
         ];
   return h(
     "details",

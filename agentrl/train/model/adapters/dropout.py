@@ -48,7 +48,9 @@ class SeededDropout(nn.Module):
         """The inputs that are left, scaled by 1 / (1 - rate); all of them without a gradient."""
         if not torch.is_grad_enabled():
             return x
-        generator = torch.Generator(x.device).manual_seed((self.seed + self.index) % 2**63)
+        generator = None  # without memory, as preflight counts a pass, there is nothing to draw
+        if not x.is_meta:
+            generator = torch.Generator(x.device).manual_seed((self.seed + self.index) % 2**63)
         kept = torch.empty_like(x).bernoulli_(1.0 - self.rate, generator=generator)
         return x * kept.div_(1.0 - self.rate)
 
