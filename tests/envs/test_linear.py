@@ -36,6 +36,7 @@ OF_TASKS = ("agentrl_envs.swe.harbor:_WORKDIR",)
 """Patterns that read files of a task, which no model has written."""
 AT_A_PLACE = (
     "agentrl.chat.calls.json_calls:MistralParser._named",
+    "agentrl.chat.auto:FencedJsonParser.opening",
     "agentrl.chat.calls.gemma_calls:_SPACE",
     "agentrl.chat.calls.gemma_calls:GemmaParser._name",
     "agentrl_envs.swe.runners:_DJANGO_NAME",
