@@ -182,7 +182,7 @@ async def _run(
     if labelled and not unlike:
         if paid:
             await grading.check(solo, most=most)
-        await check_shown(setting, tasks, solo, grading)
+        await check_shown(setting, tasks, [*solo, *grading.strange], grading)
     if elsewhere is not None and solo:
         for finding in await elsewhere.compare(setting, solo, unlike=unlike):
             setting.add(finding)
@@ -246,7 +246,7 @@ async def check_fuzz(setting: Setting, task: Task, *, most: int) -> list[Played]
     """Empty, huge and malformed turns, each followed by an ordinary one.
 
     Returns:
-        What those turns earned by themselves.
+        What those turns earned by themselves, and what was shown after them.
     """
     kinds = (("E202", "empty", EMPTY), ("E203", "huge", HUGE), ("E204", "malformed", MALFORMED))
     earned: list[Played] = []
@@ -256,9 +256,14 @@ async def check_fuzz(setting: Setting, task: Task, *, most: int) -> list[Played]
             with suppress(Failed):
                 episode = await Episode.begin(setting, stack, task)
                 await episode.step(action, code=code)
-                script = EpisodeScript(task=0, turns=(action.text,))
-                score = episode.score
-                earned.append(Played(script=script, lines=(), total=episode.total, score=score))
+                played = Played(
+                    script=EpisodeScript(task=0, turns=(action.text,)),
+                    lines=(),
+                    total=episode.total,
+                    score=episode.score,
+                    shown=tuple(episode.shown),
+                )
+                earned.append(played)
                 if not episode.done:
                     await episode.step(Action(text="42", raw_text="42", turn=1), code=code)
 

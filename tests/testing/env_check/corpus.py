@@ -184,6 +184,7 @@ PAIRS = [
          "tasks": "def tasks(split='train'):\n    return [Task(id=str(i), prompt=f'{i} + 30', label=30 + i, metadata={'options': [29, 30, 31, 32, 33]}) for i in range(4)]"}),
     Pair("task_dumped", "E504", {"prompt": "str(vars(task) if hasattr(task, '__dict__') else task)"}, {"prompt": "f'[{task.id}] {task.prompt}'"}),
     Pair("label_in_feedback", "E504", {"feedback": "f'Wrong, expected {self.label}.'"}, {"feedback": "'Too low.' if len(action.text) < 2 else 'Try again.'", "more": "environment_feedback=f'It was {self.label}.'"}),
+    Pair("label_after_nothing", "E504", {"feedback": "'Try again.' if action.text.strip() else f'Say a word like {self.label}.'"}, {"feedback": "'Try again.' if action.text.strip() else 'Say a word.'"}),
     Pair("label_in_tool", "E504", look_up("return f'no {thing}; the answer is {self.label}'"), look_up("return str(STOCK.get(thing, 'no such thing'))")),
     Pair("label_in_error", "E504", look_up("raise ToolError(f'{thing} is unknown to {vars(self)}')"), look_up("raise ToolError(f'{thing!r} is unknown')")),
     Pair("test_shown", "E504", {"tasks": "def tasks(split='train'):\n    return [Task(id='a', prompt='Write f', label='x', metadata={'hidden_tests': ['assert f(2, 3) == 5']})]", "feedback": "f'Failed: {self.task.metadata[\"hidden_tests\"][0]}'"},
