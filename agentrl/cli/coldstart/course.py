@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class ColdStart:
 
     def _run(self, console: Console) -> int:
         self._adopt()
-        say = lambda text: console.print(text, markup=False, soft_wrap=True)  # noqa: E731
+        say = partial(console.print, markup=False, soft_wrap=True)
         say(f"coldstart {self.out}; the same command goes on with it")
         self._solutions(console)
         before = self._measured(console, "before", model=None)
