@@ -131,7 +131,7 @@ class Http:
             EngineRefused: no connection came about, so nothing was asked.
             EngineError: the connection broke or the time was up; the server may have acted.
         """
-        what = f"{method} {self.url}{path.partition('?')[0]}"
+        what = f"{method} {self.url}{path}"
         pool = self._pool()
         pool.users += 1
         try:
@@ -180,7 +180,7 @@ class Http:
         """
         body = None if content is None else orjson.dumps(content)
         answer = await self.send(method, path, body, limit_s=limit_s, wait=wait)
-        return accept(answer, f"{method} {self.url}{path.partition('?')[0]}")
+        return accept(answer, f"{method} {self.url}{path}")
 
     async def close(self) -> None:
         """Close every connection. Idempotent."""

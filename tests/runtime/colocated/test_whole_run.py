@@ -112,6 +112,7 @@ async def test_a_wake_that_goes_wrong_is_named_and_the_run_goes_on(
     """Fails if a run hangs, ends, or says nothing where its server does not wake up."""
     book, server = device
     monkeypatch.setattr(colocation, "SharedDevice", partial(SharedDevice, limit_s=0.5))
+    caplog.set_level("WARNING", "aiohttp.access")  # names each path, too
     hung, wakes = asyncio.Event(), 0
 
     async def before(path: str) -> None:
