@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from agentrl.batch.records import MicroBatch, PackedBatch
 from agentrl.batch.tensors import TensorBatch, to_tensors
 from agentrl.config.schema import TrainSection
-from agentrl.machine.allocator import keep_freed_memory
+from agentrl.machine.allocator import keep_freed_memory, return_freed_memory
 from agentrl.models.parts import device_of
 from agentrl.models.proof import ModelProof
 from agentrl.train.backends.agreement import check_same_weights, go_on_together
@@ -112,6 +112,8 @@ class LockstepBackend(ABC):
         self._model, self._train, self._ranks = model, train, ranks
         self._whole: nn.Module = Whole(model)
         self._device, self.dtype = device_of(model), first.dtype
+        if self._device.type == "cpu":
+            return_freed_memory()
         self._checkpointing = gradient_checkpointing
         self._adapted = has_adapters(model)
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -179,8 +181,7 @@ class LockstepBackend(ABC):
     def backward(self, loss: Tensor) -> None:
         """See `TrainBackend`; all ranks call."""
         if self._device.type == "cpu":
-            # Not when the run starts: blocks kept of what its checks gather would be most of the
-            # memory of a rank.
+            # Not when the run starts, see there.
             keep_freed_memory()
         go_on_together(self.gather)
         with self._ranks.naming("summing gradients in a backward pass"):

@@ -199,10 +199,12 @@ def test_a_rank_reads_any_numbers_of_a_weight(tmp_path):
         assert torch.equal(torch.cat(found), whole.detach().flatten().float()), name
 
 
-def keeping(address: str, rank: int, size: int, folder: Path) -> tuple[int, int]:
-    """Times that glibc was asked to keep freed blocks: by a start with its checks, and by then."""
-    asked: list[int] = []
-    kept, lockstep.keep_freed_memory = lockstep.keep_freed_memory, lambda: asked.append(1)
+def keeping(address: str, rank: int, size: int, folder: Path) -> tuple[list[str], list[str]]:
+    """What glibc was asked about freed blocks: by a start with its checks, and with a pass."""
+    asked: list[str] = []
+    own = lockstep.keep_freed_memory, lockstep.return_freed_memory
+    lockstep.keep_freed_memory = lambda: asked.append("keep")
+    lockstep.return_freed_memory = lambda: asked.append("return")
     ranks = joined(address, rank, size)
     try:
         backend = make_backend(
@@ -212,20 +214,20 @@ def keeping(address: str, rank: int, size: int, folder: Path) -> tuple[int, int]
             ranks=ranks,
         )
         assert backend.proof is not None
-        before = len(asked)
+        start = list(asked)
         with backend.running():
             found = backend.log_probs(backend.to_tensors(padding_micro_batch()))
             backend.backward(found.log_probs_R.sum())
-        return before, len(asked)
+        return start, asked
     finally:
-        lockstep.keep_freed_memory = kept
+        lockstep.keep_freed_memory, lockstep.return_freed_memory = own
         ranks.close()
 
 
 def test_blocks_that_a_start_has_freed_are_given_back(crew, tmp_path):
     """Fails if what its checks gather stays: with it a rank of 850M took 4.06 GiB, not 2.41."""
     make(tmp_path, "llama")
-    assert crew.run(2, keeping, tmp_path) == [(0, 1), (0, 1)]
+    assert crew.run(2, keeping, tmp_path) == [(["return"], ["return", "keep"])] * 2
 
 
 LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}
