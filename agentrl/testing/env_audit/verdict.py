@@ -45,7 +45,7 @@ class PropertyName(StrEnum):
     """Processor, memory and tokens of a rollout."""
 
 
-class Verdict(StrEnum):
+class PropertyVerdict(StrEnum):
     """Outcome for one property."""
 
     HOLDS = "holds"
@@ -59,7 +59,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class AuditEvidence:
     """One thing that was done, what was seen, and how to see it again."""
 
     task: str
@@ -75,18 +75,18 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Property:
+class AuditedProperty:
     """One property of the certificate."""
 
     name: PropertyName
     """Which one."""
-    verdict: Verdict
+    verdict: PropertyVerdict
     """Whether it holds."""
     sentence: str
     """One plain sentence: what was seen, in words and numbers."""
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     """What was measured; a unit stands at the end of a name, as in `cpu_s`."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[AuditEvidence, ...] = ()
     """What supports the verdict; at least one for one that fails."""
     seconds: float = 0.0
     """Wall time that the check took."""
@@ -135,5 +135,5 @@ class AuditSubject:
     """The shell command that plays it, without `--task` and turns."""
 
 
-Check = Callable[[AuditSubject, AuditBudget], Awaitable[Property]]
-"""`async def check(subject, budget) -> Property`."""
+AuditCheck = Callable[[AuditSubject, AuditBudget], Awaitable[AuditedProperty]]
+"""`async def check(subject, budget) -> AuditedProperty`."""
