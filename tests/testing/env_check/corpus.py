@@ -219,6 +219,7 @@ PAIRS = [
     Pair("cancel_swallowed", "E210", {"step": "try:\n    await asyncio.sleep(0.05)\nexcept BaseException:\n    pass", "turns": "1"}, {"step": "try:\n    await asyncio.sleep(0.05)\nexcept Exception:\n    pass", "turns": "1"}),
     # What stays.
     Pair("file_stays", "E408", {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)"}, {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)", "close": "if hasattr(self, 'path'): Path(self.path).unlink(missing_ok=True)"}),
+    Pair("folder_in_a_cycle", "E408", {"reset": "self.folder, self.me = tempfile.mkdtemp(), self"}, {"reset": "self.folder, self.me = tempfile.TemporaryDirectory(), self"}),
     Pair("folder_stays", "E408", {"reset": "self.folder = tempfile.mkdtemp()"}, {"reset": "self.folder = tempfile.TemporaryDirectory()", "close": "if hasattr(self, 'folder'): self.folder.cleanup()"}),
     Pair("file_open", "E409", {"reset": "self.file = open(__file__)"}, {"reset": "self.text = Path(__file__).read_text()"}),
     Pair("socket_open", "E409", {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))"}, {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))", "close": "if hasattr(self, 'socket'): self.socket.close()"}),
