@@ -14,10 +14,10 @@ ARGS   ?=
 train: $(VENV)/.train  ## learn a real multi-turn code task on this machine
 	$(BIN)/agentrl train $(CONFIG) $(ARGS)
 
-test: $(VENV)/.test  ## run the tests this machine has the parts for; slow files when their reach changed
+test: $(VENV)/.test  ## run the tests this machine has the parts for; slow files when their reach changed (.ci/passed.txt)
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python .ci/tests.py $(ARGS)
 
-test-all: $(VENV)/.test  ## run every test, and record which slow files passed (.ci/passed.txt)
+test-all: $(VENV)/.test  ## run every test, and leave out none
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python .ci/tests.py --all $(ARGS)
 
 fleet: $(VENV)/.fleet  ## install what runs many processes: vLLM for CPUs, Ray, DeepSpeed

@@ -8,6 +8,10 @@ of a folder belong to the modules in it. A test file that reaches more names it 
 all files of the project. Source is searched as text, so that a name too many is found rather than
 one too few; docstrings and comments are left out.
 
+Left out is what changes no test: which modules a fork server imports beforehand (`PRELOAD`; who
+uses one names it), the scripts that choose and record, and what `pyproject.toml` tells tools that
+check source.
+
 The digest of a reach holds names and contents of its files, and is equal on every machine.
 """
 
@@ -26,6 +30,8 @@ from pathlib import Path, PurePosixPath
 RECORD = ".ci/passed.txt"
 ALWAYS = ("Makefile", "pyproject.toml", ".gitignore")
 """Files that every reach holds, besides those of `.ci`."""
+CHOOSING = (RECORD, ".ci/reach.py", ".ci/record.py", ".ci/newcomer.py")
+"""Files of `.ci` that choose tests or begin others, and change none."""
 ROOTS = {"envs": "agentrl_envs", "tools": "agentrl_tools", "sandboxes": "agentrl_sandboxes"}
 """Folders that hold one package of ours each."""
 SHIPPED = ("agentrl/", *(f"{folder}/" for folder in ROOTS))
@@ -35,6 +41,11 @@ NOT_IMPORTED = {("distribution.py", "agentrl.cli")}
 """Names that a file of this name compares with others and never imports."""
 SUFFIXES = r"py|ya?ml|jinja|js|css|html|txt|jsonl?|toml|md|gz|parquet|svg|conf|sh|csv"
 
+_CHECKERS = re.compile(
+    r"^\[+tool\.(?:ruff|pyright|importlinter|typos)\b.*\n(?:[^\[\n].*\n|\n)*", re.MULTILINE
+)
+"""Sections of `pyproject.toml` about checks of source."""
+_PRELOAD = re.compile(r"^PRELOAD = \[[^\]]*\]", re.MULTILINE)
 _NAMING = (".yaml", ".yml", ".txt", ".jinja", ".sh", ".toml")
 """Data whose text may name modules and files."""
 _TOKENS = re.compile(
@@ -158,9 +169,12 @@ class Project:
             return ""
 
     def content_hash(self, file: str) -> str:
-        """SHA-256 of the contents."""
+        """SHA-256 of the contents, of `pyproject.toml` without what checks source."""
         if file not in self._hashes:
-            self._hashes[file] = hashlib.sha256((self.root / file).read_bytes()).hexdigest()
+            content = (self.root / file).read_bytes()
+            if file == "pyproject.toml":
+                content = _CHECKERS.sub("", content.decode()).encode()
+            self._hashes[file] = hashlib.sha256(content).hexdigest()
         return self._hashes[file]
 
     @cached_property
@@ -183,12 +197,12 @@ class Project:
         """Files whose change could change what the tests of this file find."""
         named = self.slow_files.get(test, [])
         if "." in named:
-            return self._known - {RECORD}
+            return self._known - {*CHOOSING}
         always = {file for file in self.files if file in ALWAYS or file.startswith(".ci/")}
         found = {*always, *self._closure([test, *self._conftests(test)])}
         for name in named:
             found |= self._closure(self._all_of(name))
-        return frozenset(found - {RECORD})
+        return frozenset(found - {*CHOOSING})
 
     def digest(self, test: str) -> str:
         """Digest of names and contents of the files in reach."""
@@ -254,6 +268,7 @@ class Project:
             found: set[str] = set()
             if file.endswith(".py"):
                 source = without_prose(self.text(file))
+                source = _PRELOAD.sub("", source) if file.startswith("tests/") else source
                 found |= self._imports(file, source)
                 found |= self._strings(file, source)
                 found |= set(self._data.get(PurePosixPath(file).parent.as_posix(), []))

@@ -1,14 +1,16 @@
 """The record of slow test files that passed, and the choice of files that need not run.
 
 A line of the record is a file, the digest of its reach (`reach.py`) when it passed, and seconds.
-Only `make test-all` writes it. A file that it does not hold, or with another digest, runs.
+Every run writes down which files wholly passed, whatever became of others: no test of them failed,
+was skipped or left out by an argument, and each phase that could hold one ran to its end. A file
+that the record does not hold, or with another digest, runs.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,6 +19,17 @@ import reach
 
 _SELECTS = re.compile(r"-[km].*|--(lf|last-failed|ff|nf|sw|stepwise|deselect|ignore|co).*")
 """Options of pytest that choose among tests."""
+_HARMLESS = re.compile(r"-[qv]+|-n\d+|--(durations|tb)=.*")
+"""Options of pytest with which every test runs."""
+_ENDS = re.compile(r"-x|--(exitfirst|maxfail).*")
+"""Options of pytest that may end it before the last test."""
+_PHASES = {
+    r"mark\.docker": "docker",
+    r"mark\.fleet|vllm_server": "servers",
+    r"mark\.ray": "ray",
+    r"mark\.families": "families",
+}
+"""What puts a test into a phase other than the plain one (`tests.py`, `tests/conftest.py`)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class FileResult:
     """Tests that failed."""
     skipped: int = 0
     seconds: float = 0.0
+    phases: set[str] = field(default_factory=set)
+    """Phases that its tests ran in."""
 
 
 def read(root: Path) -> dict[str, Passed]:
@@ -103,11 +118,14 @@ def chooses(arguments: Iterable[str]) -> bool:
     )
 
 
-def names_only_paths(arguments: Sequence[str]) -> bool:
+def leaves_none_out(arguments: Sequence[str]) -> bool:
     """Whether the arguments leave no test of a file out, so that its passing may be recorded."""
     options = os.environ.get("PYTEST_ADDOPTS", "").split()
-    free = all(Path(word).exists() and "::" not in word for word in arguments)
-    return free and not any(_SELECTS.fullmatch(word) for word in options)
+    free = all(
+        _HARMLESS.fullmatch(word) or (Path(word).exists() and "::" not in word)
+        for word in arguments
+    )
+    return free and not any(_SELECTS.fullmatch(w) or _ENDS.fullmatch(w) for w in options)
 
 
 def results(reports: Iterable[Path]) -> dict[str, FileResult]:
@@ -119,6 +137,7 @@ def results(reports: Iterable[Path]) -> dict[str, FileResult]:
         for case in ElementTree.parse(report).iter("testcase"):
             result = found.setdefault(case.get("file", ""), FileResult())
             result.tests += 1
+            result.phases.add(report.stem)
             result.seconds += float(case.get("time", 0))
             result.bad += case.find("failure") is not None or case.find("error") is not None
             skip = case.find("skipped")
@@ -127,20 +146,22 @@ def results(reports: Iterable[Path]) -> dict[str, FileResult]:
 
 
 def update(
-    root: Path, before: Mapping[str, str], ran: Mapping[str, FileResult], *, whole: bool
-) -> str:
-    """Write what passed and what failed; returns a sentence about it.
+    root: Path, before: Mapping[str, str], ran: Mapping[str, FileResult], unfinished: Set[str]
+) -> list[str]:
+    """Write what passed and what failed; returns a sentence about it, and each line written.
 
     Args:
         root: folder of the project.
         before: digests of all slow files before the tests began.
         ran: results of this run.
-        whole: whether each file that ran has run to its end. Without it, only failures count.
+        unfinished: phases that have no result for some of their tests; only failures count of files
+            that could have tests there.
     """
     project = reach.Project(root)
     old = read(root)
     record = {file: old[file] for file in before if file in old}
-    noted, removed, moved = 0, 0, 0
+    noted: list[str] = []
+    removed, moved = 0, 0
     for file, result in ran.items():
         if file not in before:
             continue
@@ -148,10 +169,23 @@ def update(
             removed += record.pop(file, None) is not None
         elif file not in project.slow_files or project.digest(file) != before[file]:
             moved += 1
-        elif whole and result.tests and not result.skipped:
+        elif not result.skipped and not unfinished & _phases(project.text(file), result):
             record[file] = Passed(before[file], round(result.seconds))
-            noted += 1
-    lines = [f"{file} {p.digest} {p.seconds}\n" for file, p in sorted(record.items())]
-    (root / reach.RECORD).write_text("".join(lines), encoding="utf-8")
+            noted.append(file)
+    lines = {file: f"{file} {p.digest} {p.seconds}\n" for file, p in sorted(record.items())}
+    if noted or removed:
+        (root / reach.RECORD).write_text("".join(lines.values()), encoding="utf-8")
     left = f"; {moved} changed while they ran" if moved else ""
-    return f"{reach.RECORD}: {noted} slow test files written, {removed} removed{left}"
+    said = f"{reach.RECORD}: {len(noted)} slow test files written, {removed} removed{left}"
+    return [said, *(lines[file].rstrip() for file in sorted(noted))]
+
+
+def _phases(source: str, result: FileResult) -> set[str]:
+    """Phases that tests of a file may belong to: those they ran in, and those its marks name.
+
+    One phase alone is sure where a marker of the module names it and no other mark stands there.
+    """
+    named = {phase for word, phase in _PHASES.items() if re.search(word, source)}
+    module = re.search(r"^pytestmark = (\[[^\]]*\]|.*)", source, re.MULTILINE)
+    whole = {phase for word, phase in _PHASES.items() if module and re.search(word, module[1])}
+    return named | result.phases | (set() if len(whole) == 1 and named == whole else {"plain"})

@@ -3,8 +3,9 @@
     python .ci/tests.py [--all] [ARGUMENT OF PYTEST ...]
 
 Files marked slow as a whole run only when something in their reach changed since they last passed
-(`record.py`), or when the arguments name them. With `--all` everything runs, and what passed is
-recorded. How many files are left out, and why, is printed at the start and at the end.
+(`record.py`), or when the arguments name them; with `--all` everything runs. Which of them passed
+is recorded, and in CI printed too. How many files are left out, and why, is printed at the start
+and at the end.
 
 Each test runs once, and those that failed are named at the end: a test that fails under load is
 wrong, and a second try would hide it.
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     everything = "--all" in arguments
     arguments = [word for word in arguments if word != "--all"]
     root = Path.cwd()
-    before = digests(root) if everything else {}
+    before = digests(root)
     choice = record.Choice() if everything else record.choose(root, arguments)
     began = time.monotonic()
     print(
@@ -152,17 +153,21 @@ def main(arguments: Sequence[str]) -> int:
         phases, interrupted = run_stages([*choice.options(), *arguments], Path(folder))
         counts = {phase.name: phase.counts for phase in phases}
         failed = {phase.name: phase.failed for phase in phases}
-        sentence = choice.sentence()
-        if everything:
-            whole = not interrupted and all(phase.ran_to_its_end for phase in phases)
-            whole = whole and record.names_only_paths(arguments)
+        sentences = [choice.sentence()]
+        if before:
+            complete = record.leaves_none_out(arguments)
+            ended = {phase.name for phase in phases if complete and phase.ran_to_its_end}
             ran = record.results(phase.report for phase in phases)
-            sentence = record.update(root, before, ran, whole=whole)
+            said, *lines = record.update(root, before, ran, PHASES.keys() - ended)
+            sentences.append(said)
+            if os.environ.get("CI"):
+                # A checkout of CI is thrown away; what it found can be copied from here.
+                print(*lines, sep="\n")
     seconds = time.monotonic() - began
     for name, tests in failed.items():
         for test in tests:
             print(f"agentrl: failed among the {name} tests: {test}")
-    return conclude(phases, counts, seconds, sentence, interrupted=interrupted)
+    return conclude(phases, counts, seconds, sentences, interrupted=interrupted)
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -198,14 +203,14 @@ def conclude(
     phases: Sequence[Phase],
     counts: dict[str, Counter[str]],
     seconds: float,
-    sentence: str,
+    sentences: Sequence[str],
     *,
     interrupted: bool,
 ) -> int:
     """Print the closing lines; returns the exit status."""
     parts = [f"{p.name} {counts[p.name]['passed']} in {clock(p.seconds)}" for p in phases]
     print(f"agentrl: passed: {', '.join(parts)}; all in {clock(seconds)}")
-    if sentence:
+    for sentence in filter(None, sentences):
         print(f"agentrl: {sentence}")
     total = sum(counts.values(), Counter[str]())
     words = [f"{total[word]} {word}" for word in ("passed", "failed", "skipped")]

@@ -20,12 +20,12 @@ def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "pytest.ini").write_text(INI)
     if source:
         (folder / "test_some.py").write_text(f"import pytest, time, pathlib\n{source}")
-    # Without the workers of the plain phase, which take a second.
-    options = ["-q", "-p", "xdist", "-n", "0", "-p", "no:cacheprovider"]
+    options = {"PYTEST_ADDOPTS": "-p xdist -p no:cacheprovider"}
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *options, *arguments],
+        # Without the workers of the plain phase, which take a second.
+        [sys.executable, str(SCRIPT), "-q", "-n0", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **options},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -114,6 +114,7 @@ def slow_project(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(source)
+    (folder / ".ci").mkdir()
 
 
 SLOW = "import pytest\npytestmark = [pytest.mark.slow]\n"
@@ -125,63 +126,74 @@ def run(folder: Path, *arguments: str, source: str = "") -> str:
     return text
 
 
-def test_files_that_passed_are_left_out_until_their_reach_changes(tmp_path: Path) -> None:
+def record_of(folder: Path) -> Path:
+    return folder / ".ci" / "passed.txt"
+
+
+def test_files_that_passed_are_left_out_until_their_reach_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails if a failed or skipped file is recorded, or a changed or named file is left out."""
+    monkeypatch.setenv("CI", "true")
     slow_project(tmp_path)
-    (tmp_path / ".ci").mkdir()
     first = run(tmp_path)
     assert closing_lines(first)[1] == "agentrl: 2 passed, 1 failed, 1 skipped"
-    assert not (tmp_path / ".ci" / "passed.txt").exists()
-
-    record_all(tmp_path)
-    (line,) = (tmp_path / ".ci" / "passed.txt").read_text().splitlines()
+    assert ".ci/passed.txt: 1 slow test files written, 0 removed" in first
+    (line,) = record_of(tmp_path).read_text().splitlines()
     assert line.startswith("tests/test_slow.py ")
+    assert f"\n{line}\n" in first
 
     again = run(tmp_path)
     assert closing_lines(again)[1] == "agentrl: 1 passed, 1 failed, 1 skipped"
     assert again.count("agentrl: left out 1 slow test files (0 minutes), since nothing") == 2
     assert "0 run since something did, 2 since .ci/passed.txt does not hold them" in again
-    assert closing_lines(run(tmp_path, "tests/test_slow.py"))[1].startswith("agentrl: 1 passed, 0")
+    assert record_of(tmp_path).read_text() == f"{line}\n"
+    named = run(tmp_path, "tests/test_slow.py", "tests/test_wrong.py")
+    assert closing_lines(named)[1].startswith("agentrl: 1 passed, 1")
 
     (tmp_path / "tests" / "needed.py").write_text("changed = 1")
     changed = run(tmp_path)
     assert closing_lines(changed)[1] == "agentrl: 2 passed, 1 failed, 1 skipped"
     assert "1 run since something did" in changed
-
-
-def record_all(folder: Path, *paths: str) -> str:
-    """Run as `make test-all` does."""
-    command = [sys.executable, str(SCRIPT), "--all", *paths]
-    options = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-q -p xdist"}
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | options, capture_output=True, text=True
-    ).stdout
+    assert record_of(tmp_path).read_text() != f"{line}\n"
 
 
 def test_a_file_that_fails_loses_its_line_and_others_keep_theirs(tmp_path: Path) -> None:
     slow_project(tmp_path)
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / "pytest.ini").write_text(INI)
     digest = "0" * 32
-    record = tmp_path / ".ci" / "passed.txt"
+    record = record_of(tmp_path)
     record.write_text(f"tests/test_slow.py {digest} 5\ntests/test_wrong.py {digest} 5\n<<<<<<<\n")
-    text = record_all(tmp_path, "tests/test_wrong.py")
+    text = run(tmp_path, "tests/test_wrong.py")
     assert ".ci/passed.txt: 0 slow test files written, 1 removed" in text
     assert record.read_text() == f"tests/test_slow.py {digest} 5\n"
     # A part of a file that passes is no file that passed.
     for words in (["tests/test_slow.py::test_slow"], ["tests/test_slow.py", "-k", "slow"]):
-        assert "1 passed" in record_all(tmp_path, *words)
+        assert "1 passed" in run(tmp_path, *words)
         assert record.read_text() == f"tests/test_slow.py {digest} 5\n"
+
+
+def test_a_phase_that_did_not_end_spoils_only_what_could_have_tests_there(tmp_path: Path) -> None:
+    """Fails if Ctrl-C among the Ray tests loses what passed before, or records a file of which one
+    test never ran."""
+    slow_project(tmp_path)
+    for name, source in {
+        "docker": "pytestmark = [pytest.mark.docker, pytest.mark.slow]\ndef test_docker(): pass\n",
+        "part": f"{SLOW}def test_here(): pass\n@pytest.mark.ray\ndef test_there(): pass\n",
+        "ray": f"{SLOW.replace('[', '[pytest.mark.ray, ')}def test_it(): raise KeyboardInterrupt\n",
+    }.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(f"import pytest\n{source}")
+    text = run(tmp_path, "--all")
+    assert ".ci/passed.txt: 2 slow test files written" in text
+    files = [line.split()[0] for line in record_of(tmp_path).read_text().splitlines()]
+    assert files == ["tests/test_docker.py", "tests/test_slow.py"]
 
 
 def test_the_record_never_leaves_a_run_without_tests(tmp_path: Path) -> None:
     slow_project(tmp_path)
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / "pytest.ini").write_text(INI)
     for name in ("quick", "wrong", "without"):
         (tmp_path / "tests" / f"test_{name}.py").unlink()
-    record_all(tmp_path)
-    assert (tmp_path / ".ci" / "passed.txt").read_text()
+    run(tmp_path)
+    assert record_of(tmp_path).read_text()
     assert closing_lines(run(tmp_path))[1] == "agentrl: 1 passed, 0 failed, 0 skipped"
 
 

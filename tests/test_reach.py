@@ -33,7 +33,7 @@ FILES = {
         '"""\n'
         "from agentrl.quoted import x\n'''\n"
     ),
-    "tests/part/fakes.py": "import late",
+    "tests/part/fakes.py": "PRELOAD = [\n    'agentrl.warm',\n]\nimport late",
     "tests/part/table.json": "{}",
     "tests/part/late.py": "CONFIG = 'configs/a.yaml'",
     "tests/conftest.py": "pytest_plugins = ['tests.shared']",
@@ -50,6 +50,7 @@ FILES = {
     "agentrl/quoted.py": "",
     "agentrl/server.py": "",
     "agentrl/unrelated.py": "",
+    "agentrl/warm.py": "",
     "agentrl/named/deep/one.py": "",
     "envs/agentrl_envs/__init__.py": "",
     "envs/agentrl_envs/code/__init__.py": "",
@@ -60,7 +61,8 @@ FILES = {
     "configs/b.yaml": "",
     ".ci/constraints.txt": "",
     ".ci/passed.txt": "",
-    "pyproject.toml": "",
+    ".ci/newcomer.py": "",
+    "pyproject.toml": "[project]\n[tool.ruff]\na = [\n    'b',\n]\n\n[tool.pytest]\n",
     "Makefile": "",
 }
 REACHED = [
@@ -99,6 +101,15 @@ def test_a_digest_changes_with_what_is_reached_and_nothing_else(project: Path, f
     with (project / file).open("a") as text:
         text.write("\n")
     assert (digest(project) != before) == (file in REACHED)
+
+
+def test_of_pyproject_what_checks_source_is_left_out(project: Path) -> None:
+    before = digest(project)
+    file = project / "pyproject.toml"
+    file.write_text(file.read_text().replace("'b',", "'b', 'c',"))
+    assert digest(project) == before
+    file.write_text(file.read_text().replace("[tool.pytest]", "[tool.pytest]\nx = 1"))
+    assert digest(project) != before
 
 
 def test_a_shared_fixture_counts_for_those_who_name_it(project: Path) -> None:
@@ -147,6 +158,10 @@ def test_real_files_reach_what_they_run() -> None:
     assert "agentrl/inspect/static/views/charts/csv.js" in page
     assert "configs/swe_docker.yaml" in found.reach("tests/envs/swe/test_readers.py")
     assert "agentrl/runtime/launch.py" not in found.reach("tests/sandboxes/test_conformance.py")
+    # What crews of processes import beforehand is not what they are for.
+    trained = found.reach("tests/train/prove/test_planted_losses.py")
+    assert "agentrl/train/trainer.py" in trained
+    assert not [file for file in trained if file.startswith(("agentrl/cli/", "agentrl/inspect/"))]
 
 
 def test_nothing_of_ci_is_imported_by_name() -> None:

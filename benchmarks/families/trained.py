@@ -19,7 +19,7 @@ class TrainedFamily:
     """`chat.template` of its chat models: `raw` where there are none, `auto` where no test of ours
     has it."""
     parser: str = "none"
-    """`chat.tool_parser` that reads its calls, or several with commas; `none` where there is none."""
+    """`chat.tool_parser` of its calls, or several with commas; `none` where there is none."""
 
 
 TRAINED = {

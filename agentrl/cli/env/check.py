@@ -46,7 +46,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
     """Fuzz an environment. Exit status 0 if nothing is wrong, 1 with findings, 2 if it cannot be
-    loaded.
+    loaded or nothing could be played.
 
     It plays its own tasks, their solutions, wrong answers and calls of each tool, here and in
     other processes; tasks are found as for a run file without `dataset`.
@@ -61,9 +61,12 @@ def check(
         typer.echo(json.dumps([*first, *rows], indent=2))
     else:
         origin = "" if found.dataset is None else f"; tasks of {found.dataset.source}"
-        _print(found.env.target, findings, f"{tried.text(seed)}{origin}", note)
-    if findings:
-        raise typer.Exit(1)
+        verdict = f"Found {len(findings)} problem(s)" if findings else "Nothing found"
+        if not (findings or tried.tasks):
+            verdict = "Nothing was checked"
+        _print(found.env.target, findings, f"{verdict} ({tried.text(seed)}{origin})", note)
+    if findings or not tried.tasks:
+        raise typer.Exit(1 if findings else 2)
 
 
 _FIX = f"Write {WHERE}, or name yours with --dataset."
@@ -146,7 +149,7 @@ def _as_dict(finding: Finding) -> dict[str, str]:
     return {"code": finding.name, "message": finding.detail, "fix": finding.fix}
 
 
-def _print(target: str, findings: Sequence[Finding], tried: str, note: str) -> None:
+def _print(target: str, findings: Sequence[Finding], verdict: str, note: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if note:
         console.print(Text(f"{note}\n    {_FIX}", style="yellow"))
@@ -155,5 +158,5 @@ def _print(target: str, findings: Sequence[Finding], tried: str, note: str) -> N
             Text.assemble(f"{target}: ", (finding.name, "bold red"), f" {finding.detail}")
         )
         console.print(Text(f"    {finding.fix}", style="dim"))
-    verdict = "Nothing found" if not findings else f"Found {len(findings)} problem(s)"
-    console.print(Text(f"{verdict} ({tried})", style="bold red" if findings else "bold green"))
+    is_sound = verdict.startswith("Nothing found")
+    console.print(Text(verdict, style="bold green" if is_sound else "bold red"))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentrl.env import AgentInstance, Solution, turns_of
+from agentrl.errors import EnvError
+from agentrl.plugins.user_code import hangs_in, user_call
 from agentrl.types import Task
+
+SOLUTION_S = 60.0
+"""Seconds that one solution may take: more than a rollout gives to a step, as none waits for it."""
 
 
 async def solution_of(env: AgentInstance, task: Task) -> Solution | None:
@@ -18,9 +24,19 @@ async def solution_of(env: AgentInstance, task: Task) -> Solution | None:
     function of its module; either may be a coroutine function.
 
     Raises:
-        EnvError: it gave what is no solution.
+        EnvError: it gave what is no solution, or nothing within `SOLUTION_S`.
         Exception: whatever the user's code raises.
     """
+    try:
+        async with asyncio.timeout(SOLUTION_S) as limit:
+            return await user_call(_asked, env, task, limit_s=SOLUTION_S)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise EnvError(f"gave nothing within {SOLUTION_S:g} s{hangs_in(error)}") from None
+
+
+async def _asked(env: AgentInstance, task: Task) -> Solution | None:
     for give in _givers(env):
         found = give(task)
         if inspect.isawaitable(found):

@@ -183,10 +183,14 @@ class Grading:
         return False
 
     async def _play(self, index: int, right: Played, text: str) -> Played | None:
-        before = right.script.turns[:-1] if isinstance(right.script.turns[-1], str) else ()
+        task = self._tasks[index]
+        *before, last = right.script.turns
+        label = label_text(task)
+        if label is None or label not in str(last):
+            before = []  # what was done may be paid by rights, whatever is said after it
         script = EpisodeScript(task=index, turns=(*before, text))
         quiet = replace(self._setting, add=lambda finding: None)  # other phases look for errors
-        return await Episode.played(quiet, self._tasks[index], script)
+        return await Episode.played(quiet, task, script)
 
 
 def _pays_alike(one: Played, right: Played) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ class _MadeFiles:
             self._paths = None
 
     def files(self) -> list[str]:
+        if any(os.path.lexists(path) for path in self._paths or ()):
+            gc.collect()  # a temporary folder in a reference cycle is deleted with it
         return [path for path in self._paths or () if os.path.lexists(path)]
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:

@@ -53,6 +53,15 @@ def test_check_reports_findings_like_a_linter(tmp_path, capsys):
     assert run(*words, "--args", "reward=0.5") == 0
 
 
+def test_a_check_that_played_nothing_is_no_clean_one(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(FAULTY.replace("=task.prompt", "=task.metadata['room']"))
+    assert run("env", "check", f"{file}:Faulty", "--sandbox", "none") == 2
+    out = capsys.readouterr().out
+    assert "so nothing was checked: reset raised KeyError: 'room'" in out
+    assert "Nothing was checked (0 tasks" in out
+
+
 def test_check_finds_the_one_class_of_a_peer_without_its_name(tmp_path, capsys):
     file = tmp_path / "again.py"
     file.write_text(

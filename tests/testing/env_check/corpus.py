@@ -77,6 +77,16 @@ ADD = (
     'async def add(self, a: int, b: int) -> str:\n    """Add two numbers."""\n    return str(a + b)'
 )
 ADDS = {"tools": "FunctionTool(self.add),", "methods": ADD}
+PUT = {
+    "tools": "FunctionTool(self.put),",
+    "methods": (
+        'async def put(self, number: int) -> str:\n    """Put a number."""\n'
+        "    self.held = number\n    return 'done'\n\n"
+        "def solution(self, task):\n    arguments = {'number': task.label}\n"
+        "    return [ToolCall(id='', name='put', arguments=arguments, raw=''), 'Done.']"
+    ),
+    "step": "if action.tool_calls and not action.last: return StepResult()",
+}
 LOOK = {
     "top": "STOCK = {'apple': 3, 'pear': 5}",
     "tools": "FunctionTool(self.look_up),",
@@ -171,6 +181,8 @@ PAIRS = [
     Pair("prompt_paid", "E503", {"methods": "def solution(self, task):\n    return f'{task.prompt} {task.label}'", "right": "action.text.startswith(self.task.prompt)"},
          {"methods": "def solution(self, task):\n    return f'{task.prompt} {task.label}'", "right": "action.text == f'{self.task.prompt} {self.label}'"}),
     Pair("label_ignored", "E503", {"methods": SOLVED, "right": "action.text.strip().isdigit()"}, {"right": "len(action.text) > 10", "score": "None", "reward": "min(1.0, len(action.text) / 100)"}),
+    Pair("empty_paid_before_a_call", "E503", {**PUT, "right": "getattr(self, 'held', int(self.label)) == int(self.label)"},
+         {**PUT, "right": "getattr(self, 'held', None) == int(self.label)"}),
     Pair("score_against_pay", "E505", {"reward": "right", "score": "0.0"}, {"reward": "right - 1.0", "score": "right"}),
     Pair("words_counted", "E502", {"right": "len(action.text.split()) == int(self.label)", "methods": "def solution(self, task):\n    return 'a ' * 3"},
          {"right": "len(action.text.split()) == int(self.label)", "methods": "def solution(self, task):\n    return 'a ' * int(task.label)", "feedback": "f'Use {self.label} words.'",
@@ -207,6 +219,7 @@ PAIRS = [
     Pair("cancel_swallowed", "E210", {"step": "try:\n    await asyncio.sleep(0.05)\nexcept BaseException:\n    pass", "turns": "1"}, {"step": "try:\n    await asyncio.sleep(0.05)\nexcept Exception:\n    pass", "turns": "1"}),
     # What stays.
     Pair("file_stays", "E408", {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)"}, {"reset": "handle, self.path = tempfile.mkstemp()\nos.close(handle)", "close": "if hasattr(self, 'path'): Path(self.path).unlink(missing_ok=True)"}),
+    Pair("folder_in_a_cycle", "E408", {"reset": "self.folder, self.me = tempfile.mkdtemp(), self"}, {"reset": "self.folder, self.me = tempfile.TemporaryDirectory(), self"}),
     Pair("folder_stays", "E408", {"reset": "self.folder = tempfile.mkdtemp()"}, {"reset": "self.folder = tempfile.TemporaryDirectory()", "close": "if hasattr(self, 'folder'): self.folder.cleanup()"}),
     Pair("file_open", "E409", {"reset": "self.file = open(__file__)"}, {"reset": "self.text = Path(__file__).read_text()"}),
     Pair("socket_open", "E409", {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))"}, {"reset": "self.socket = socket.socket()\nself.socket.bind(('127.0.0.1', 0))", "close": "if hasattr(self, 'socket'): self.socket.close()"}),

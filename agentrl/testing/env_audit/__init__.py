@@ -1,0 +1,1 @@
+"""The certificate behind `agentrl env audit`."""
